@@ -1,0 +1,5 @@
+"""unmask: masked diffusion language models."""
+
+from .version import __version__
+
+__all__ = ["__version__"]

@@ -1,0 +1,1 @@
+"""Networks from tokens to hidden states to logits. They know no loss and no schedule."""

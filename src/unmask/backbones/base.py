@@ -1,0 +1,45 @@
+"""The seam of every network: tokens -> hidden states (`forward`), chosen rows -> logits (`head`)."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+from torch import Tensor, nn
+
+from ..ops.attention import Attn
+from ..types import Vocab
+
+
+class Backbone(nn.Module, ABC):
+    """A network without a method. It takes what it supports and refuses the rest with a sentence."""
+
+    vocab: Vocab
+    hidden_dim: int
+
+    @abstractmethod
+    def forward(
+        self,
+        tokens: Tensor | None = None,
+        *,
+        inputs: Tensor | None = None,
+        types: Tensor | None = None,
+        cond: Tensor | None = None,
+        attn: Attn | None = None,
+        cache: Any = None,
+    ) -> tuple[Tensor, Any]:
+        """(B, L) tokens to (B, L, hidden) states, final norm applied, and the new cache (or None)."""
+
+    @abstractmethod
+    def head(self, rows: Tensor) -> Tensor:
+        """(N, hidden) to (N, V) logits."""
+
+    @abstractmethod
+    def condition(self, sigma: Tensor, label: Tensor | None = None) -> Tensor | None:
+        """(B,) noise levels to the conditioning vectors that `forward` takes as `cond`."""
+
+    def refuse(self, **given: Any) -> None:
+        """Raise for arguments that this backbone has no use for."""
+        for name, value in given.items():
+            if value is not None:
+                raise ValueError(f"the {type(self).__name__} backbone takes no {name!r}")

@@ -1,0 +1,127 @@
+"""The diffusion transformer of the paper (appendix D.4; SYSTEMS 3.2): rotary positions, adaLN, untied output.
+
+Parameter names are those of the published checkpoints. The network without time conditioning still has the adaLN
+layers and is told sigma = 0, as the published one is.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..ops.attention import Attn, attention, rotary_table, rotate
+from ..types import Vocab
+from .base import Backbone
+from .layers import Embedding, LayerNorm, TimestepEmbedder
+
+
+class Block(nn.Module):
+    """Attention and MLP, each with adaLN before and a gate after."""
+
+    def __init__(self, dim: int, n_heads: int, cond_dim: int, mlp_ratio: int, dropout: float) -> None:
+        super().__init__()
+        self.n_heads, self.dropout = n_heads, dropout
+        self.norm1 = LayerNorm(dim)
+        self.attn_qkv = nn.Linear(dim, 3 * dim, bias=False)
+        self.attn_out = nn.Linear(dim, dim, bias=False)
+        self.norm2 = LayerNorm(dim)
+        self.mlp = nn.Sequential(
+            nn.Linear(dim, mlp_ratio * dim), nn.GELU(approximate="tanh"), nn.Linear(mlp_ratio * dim, dim)
+        )
+        self.adaLN_modulation = nn.Linear(cond_dim, 6 * dim)
+        nn.init.zeros_(self.adaLN_modulation.weight)
+        nn.init.zeros_(self.adaLN_modulation.bias)
+
+    def forward(self, x: Tensor, cond: Tensor, rotary: tuple[Tensor, Tensor], attn: Attn) -> Tensor:
+        """(B, L, dim) to (B, L, dim); cond is (1 or B, cond_dim)."""
+        shift1, scale1, gate1, shift2, scale2, gate2 = self.adaLN_modulation(cond)[:, None].chunk(6, dim=-1)
+        x = self._add(x, gate1, self._attend(self.norm1(x, shift1, scale1), rotary, attn))
+        return self._add(x, gate2, self.mlp(self.norm2(x, shift2, scale2)))
+
+    def _attend(self, h: Tensor, rotary: tuple[Tensor, Tensor], attn: Attn) -> Tensor:
+        batch, length, dim = h.shape
+        qkv = self.attn_qkv(h).view(batch, length, 3, self.n_heads, -1)
+        cos, sin = rotary  # (1 or B, L, 1, D), float32
+        qk = rotate(qkv[:, :, :2], cos[:, :, None], sin[:, :, None]).to(qkv.dtype)
+        q, k = qk.transpose(1, 3).unbind(2)  # (B, H, L, D)
+        v = qkv[:, :, 2].transpose(1, 2)
+        return self.attn_out(attention(q, k, v, attn).transpose(1, 2).reshape(batch, length, dim))
+
+    def _add(self, x: Tensor, gate: Tensor, branch: Tensor) -> Tensor:
+        return torch.addcmul(x, gate.float(), F.dropout(branch, self.dropout, self.training).float())
+
+
+class OutputLayer(nn.Module):
+    """Final adaLN norm, and the projection to the vocabulary (zero at the start: every token equally likely)."""
+
+    def __init__(self, dim: int, vocab_size: int, cond_dim: int) -> None:
+        super().__init__()
+        self.norm_final = LayerNorm(dim)
+        self.linear = nn.Linear(dim, vocab_size)
+        self.adaLN_modulation = nn.Linear(cond_dim, 2 * dim)
+        for parameter in (*self.linear.parameters(), *self.adaLN_modulation.parameters()):
+            nn.init.zeros_(parameter)
+
+
+class DiT(Backbone):
+    """Tokens to hidden states; `head` for the rows whose logits are wanted."""
+
+    def __init__(
+        self,
+        vocab: Vocab,
+        hidden_dim: int = 768,
+        n_blocks: int = 12,
+        n_heads: int = 12,
+        cond_dim: int = 128,
+        mlp_ratio: int = 4,
+        dropout: float = 0.1,
+        time_conditioning: bool = False,
+    ) -> None:
+        super().__init__()
+        self.vocab, self.hidden_dim, self.head_dim = vocab, hidden_dim, hidden_dim // n_heads
+        self.time_conditioning = time_conditioning
+        self.vocab_embed = Embedding(vocab.size, hidden_dim)
+        self.sigma_map = TimestepEmbedder(cond_dim)
+        self.blocks = nn.ModuleList(Block(hidden_dim, n_heads, cond_dim, mlp_ratio, dropout) for _ in range(n_blocks))
+        self.output_layer = OutputLayer(hidden_dim, vocab.size, cond_dim)
+
+    def condition(self, sigma: Tensor, label: Tensor | None = None) -> Tensor:
+        """(B,) sigma to (B, cond_dim), or (1, cond_dim) where the network does not know the time."""
+        self.refuse(label=label)
+        if not self.time_conditioning:
+            sigma = sigma.new_zeros(1)
+        return F.silu(self.sigma_map(sigma))
+
+    def forward(
+        self,
+        tokens: Tensor | None = None,
+        *,
+        inputs: Tensor | None = None,
+        types: Tensor | None = None,
+        cond: Tensor | None = None,
+        attn: Attn | None = None,
+        cache: Any = None,
+    ) -> tuple[Tensor, None]:
+        """(B, L) tokens, or (B, L, hidden) inputs, to (B, L, hidden)."""
+        self.refuse(types=types, cache=cache)
+        if (tokens is None) == (inputs is None):
+            raise ValueError("give the DiT backbone either tokens or inputs")
+        x = self.vocab_embed(tokens) if inputs is None else inputs
+        assert cond is not None, "the DiT needs cond = backbone.condition(sigma)"
+        attn = attn or Attn()
+        positions = torch.arange(x.shape[1], device=x.device) if attn.positions is None else attn.positions
+        cos, sin = rotary_table(positions, self.head_dim)
+        shape = (-1, x.shape[1], 1, self.head_dim)
+        rotary = (cos.view(shape), sin.view(shape))
+        for block in self.blocks:
+            x = block(x, cond, rotary, attn)
+        out = self.output_layer
+        shift, scale = out.adaLN_modulation(cond)[:, None].chunk(2, dim=-1)
+        return out.norm_final(x, shift, scale), None
+
+    def head(self, rows: Tensor) -> Tensor:
+        """(N, hidden) to (N, V) logits."""
+        return self.output_layer.linear(rows)

@@ -1,0 +1,34 @@
+"""Nats: what one look at the process says about -log p(x) (paper sections 3.3 and 3.4, appendices A.2 and B).
+
+All take nll = -log x̃(x) and mass = sum of x̃ of masked positions (DESIGN: x̃ is x̂ with the mass on [MASK] folded away).
+For SUBS mass = 1 and every bound is a weighted cross-entropy; the general forms also hold for D3PM.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .schedule import Draw
+
+
+def continuous(nll: Tensor, mass: Tensor, rate: Tensor) -> Tensor:
+    """Rate · [-log x̃(x) + Σx̃ - 1], the integrand of eq. 10; rate = -alpha'/(1 - alpha)."""
+    return rate * (nll + mass - 1)
+
+
+def discrete(nll: Tensor, mass: Tensor, u: Tensor, steps: Tensor) -> Tensor:
+    """T · [-u log x̃(x) + (1 - u) log((1 - u)/(1 - u Σx̃))]: T times the KL of one step.
+
+    At u = 1 (the step to s = 0) the second term is exactly 0: it is left out there instead of computed as 0 · log 0.
+    """
+    inner = u < 1
+    v = torch.where(inner, u, 0.5)
+    stay = (1 - v) * (torch.log1p(-v) - torch.log1p(-v * mass))
+    return steps * (u * nll + torch.where(inner, stay, 0.0))
+
+
+def nats(draw: Draw, nll: Tensor, mass: Tensor) -> Tensor:
+    """The bound's value for masked positions; `draw` is looked up a position (`Draw.rows`)."""
+    step = discrete(nll, mass, draw.u, draw.scale)
+    return torch.where(draw.finite, step, continuous(nll, mass, draw.scale))

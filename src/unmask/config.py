@@ -1,0 +1,262 @@
+"""The schema of a run, checked by pydantic, and the only place where a string becomes a setting.
+
+A config is plain data: YAML in, YAML out, `a.b=c` overrides. Nothing in it is ever executed. Unknown keys are
+errors that name the nearest known one.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    ValidationError,
+    model_validator,
+)
+
+from .types import UserError
+
+
+class Section(BaseModel):
+    """A part of the config: frozen, and closed to unknown keys."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
+
+
+class DataConfig(Section):
+    """Which text, which tokens, how they become rows."""
+
+    source: str = Field("python-docs", min_length=1)  # a name, a file, a folder, or a data set on the Hub
+    subset: str | None = None  # configuration of a Hub data set
+    field: str = "text"  # column of .jsonl, .parquet and Hub data sets
+    document: Literal["auto", "line", "paragraph", "file"] = "auto"  # what one document of a .txt file is
+    tokenizer: str = Field("bpe", min_length=1)  # bytes, chars, bpe, a tokenizer.json, or a Hub name
+    vocab_size: PositiveInt = 4096  # of a bpe that is trained here
+    length: int = Field(128, ge=2)
+    layout: Literal["wrap", "pad"] = "wrap"  # concatenate and cut, or one document a row
+    eos_between: bool = True  # wrap: an end-of-text token after every document
+    block_ends: bool = False  # first and last token of every row are BOS and EOS (the paper's OWT and LM1B)
+    attend_pads: bool = False  # pad: the paper lets attention see padding and noises it; we do not by default
+    valid_fraction: float = Field(0.05, ge=0, lt=1)  # where the source has no split of its own
+    test_fraction: float = Field(0.05, ge=0, lt=1)
+    split_seed: int = 0
+    cache: str | None = None  # default: $UNMASK_CACHE, else ~/.cache/unmask
+
+    @model_validator(mode="after")
+    def _fits(self) -> DataConfig:
+        if self.valid_fraction + self.test_fraction >= 1:
+            raise ValueError("valid_fraction + test_fraction leave nothing to train on; make them smaller")
+        if self.block_ends and self.length < 3:
+            raise ValueError("block_ends takes two tokens of every row; give data.length of at least 3")
+        return self
+
+
+class ModelConfig(Section):
+    """The network."""
+
+    method: Literal["mdlm"] = "mdlm"
+    backbone: Literal["dit"] = "dit"
+    hidden_dim: PositiveInt = 768
+    n_blocks: PositiveInt = 12
+    n_heads: PositiveInt = 12
+    cond_dim: PositiveInt = 128
+    mlp_ratio: PositiveInt = 4
+    dropout: float = Field(0.1, ge=0, lt=1)
+    time_conditioning: bool = False
+
+    @model_validator(mode="after")
+    def _heads(self) -> ModelConfig:
+        if self.hidden_dim % self.n_heads or (self.hidden_dim // self.n_heads) % 2:
+            raise ValueError(
+                f"hidden_dim={self.hidden_dim} must be an even multiple of n_heads={self.n_heads} "
+                "(rotary positions turn pairs of channels)"
+            )
+        return self
+
+
+class ScheduleConfig(Section):
+    """alpha(t), the signal kept at time t."""
+
+    name: Literal["log-linear", "cosine", "cosine-squared", "linear", "geometric", "polynomial"] = "log-linear"
+    eps: float = Field(1e-3, ge=0, lt=1)  # alpha(1) of log-linear, cosine, cosine-squared and polynomial
+    sigma_min: PositiveFloat = 1e-3  # geometric
+    sigma_max: PositiveFloat = 20.0  # geometric and linear
+    power: PositiveFloat = 2.0  # polynomial
+
+
+class ObjectiveConfig(Section):
+    """Which bound is minimised and reported."""
+
+    bound: Literal["continuous", "discrete"] = "continuous"
+    steps: PositiveInt | None = None  # T of the discrete bound
+    cutoff: float = Field(1e-3, gt=0, lt=1)  # continuous: below this mask rate the rest is revealed in one step
+
+    @model_validator(mode="after")
+    def _steps(self) -> ObjectiveConfig:
+        if (self.bound == "discrete") != (self.steps is not None):
+            raise ValueError("objective.steps belongs to objective.bound=discrete, and that bound needs it")
+        return self
+
+
+class TrainConfig(Section):
+    """Optimisation, checkpoints and the machine."""
+
+    steps: PositiveInt = 1000
+    batch_size: PositiveInt = 64  # global: over all processes and accumulation steps
+    micro_batch_size: PositiveInt | None = None  # rows a process takes through the network at once
+    lr: PositiveFloat = 3e-4
+    warmup: NonNegativeInt = 100
+    decay: Literal["constant", "cosine", "linear"] = "constant"
+    final_lr: float = Field(0.0, ge=0, le=1)  # where the decay ends, as a fraction of lr
+    betas: tuple[float, float] = (0.9, 0.999)
+    adam_eps: PositiveFloat = 1e-8
+    weight_decay: NonNegativeFloat = 0.0
+    clip: PositiveFloat | None = 1.0
+    ema: float = Field(0.9999, ge=0, lt=1)  # 0 switches it off
+    precision: Literal["float32", "bf16"] = "float32"
+    compile: bool = False
+    device: str = "auto"
+    strategy: Literal["ddp", "fsdp"] = "ddp"
+    log_every: PositiveInt = 10
+    checkpoint_every: PositiveInt = 500
+    keep_last: PositiveInt = 2
+    sinks: list[Literal["tensorboard", "trackio", "wandb"]] = []
+
+    @model_validator(mode="after")
+    def _betas(self) -> TrainConfig:
+        if not all(0 <= b < 1 for b in self.betas):
+            raise ValueError("betas must lie in [0, 1)")
+        return self
+
+
+class EvalConfig(Section):
+    """Evaluation, during training and after it."""
+
+    every: NonNegativeInt = 500  # training steps between evaluations; 0 = only at the end
+    split: str = "valid"
+    batch_size: PositiveInt = 32
+    draws: PositiveInt = 4
+    rows: PositiveInt | None = None  # at most this many rows of the split, evenly spaced; None = all
+    seed: int = 0
+
+
+class SampleConfig(Section):
+    """Samples that are written during training."""
+
+    every: NonNegativeInt = 0  # training steps between samples; 0 = none
+    n: PositiveInt = 2
+    length: PositiveInt | None = None  # default: data.length
+    steps: PositiveInt = 128
+
+
+class Config(Section):
+    """A complete run."""
+
+    seed: int = 0
+    data: DataConfig = DataConfig()
+    model: ModelConfig = ModelConfig()
+    schedule: ScheduleConfig = ScheduleConfig()
+    objective: ObjectiveConfig = ObjectiveConfig()
+    train: TrainConfig = TrainConfig()
+    eval: EvalConfig = EvalConfig()
+    sample: SampleConfig = SampleConfig()
+
+    def to_yaml(self) -> str:
+        """The config as YAML, complete."""
+        return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False)
+
+    def override(self, assignments: Iterable[str]) -> Config:
+        """A copy with `a.b=c` assignments applied; values are read as YAML."""
+        tree = self.model_dump(mode="json")
+        for assignment in assignments:
+            _assign(tree, assignment)
+        return parse(tree)
+
+
+def parse(tree: Mapping[str, Any]) -> Config:
+    """A validated config from plain data, or one sentence that says what is wrong."""
+    try:
+        return Config.model_validate(tree)
+    except ValidationError as error:
+        raise UserError("; ".join(_sentence(e) for e in error.errors())) from None
+
+
+def load_yaml(path: str | Path) -> Config:
+    """Read a config from a YAML file."""
+    try:
+        tree = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"config file {path} does not exist") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UserError(f"config file {path} is not YAML: {str(error).splitlines()[0]}") from None
+    if not isinstance(tree, dict):
+        raise UserError(f"config file {path} must hold a mapping of sections (data, model, train, ...)")
+    return parse(tree)
+
+
+def known_keys(model: type[BaseModel] = Config, prefix: str = "") -> list[str]:
+    """Every dotted key of the schema."""
+    keys: list[str] = []
+    for name, info in model.model_fields.items():
+        annotation = info.annotation
+        if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+            keys += known_keys(annotation, f"{prefix}{name}.")
+        else:
+            keys.append(prefix + name)
+    return keys
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """' (did you mean X?)' or nothing."""
+    options = list(known)
+    close = difflib.get_close_matches(word, options, n=1, cutoff=0.5)
+    if not close:  # a wrong section with the right last name
+        close = [k for k in options if k.rsplit(".", 1)[-1] == word.rsplit(".", 1)[-1]][:1]
+    return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+def _assign(tree: dict[str, Any], assignment: str) -> None:
+    key, sep, text = assignment.partition("=")
+    if not sep or not key:
+        raise UserError(f"{assignment!r} is not an override; write key=value, for example train.steps=100")
+    known = known_keys()
+    if key not in known:
+        raise UserError(f"unknown config key {key!r}{nearest(key, known)}")
+    *sections, last = key.split(".")
+    for section in sections:
+        tree = tree[section]
+    tree[last] = _value(text)
+
+
+def _value(text: str) -> Any:
+    try:
+        value = yaml.safe_load(text) if text else ""
+    except yaml.YAMLError:
+        return text
+    if isinstance(value, str):  # YAML reads 3e-4 as a string
+        try:
+            return float(value)
+        except ValueError:
+            return text
+    return value
+
+
+def _sentence(error: Any) -> str:
+    where = ".".join(str(part) for part in error["loc"])
+    if error["type"] == "extra_forbidden":
+        return f"unknown config key {where!r}{nearest(where, known_keys())}"
+    message = error["msg"].removeprefix("Value error, ")
+    if error["type"] == "value_error":
+        return f"{where}: {message}" if where else message
+    message = message[0].lower() + message[1:]
+    return f"{where}={error['input']!r} is not valid: {message}"

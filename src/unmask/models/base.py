@@ -1,0 +1,60 @@
+"""What every method answers. Trainer, evaluator, server and command line see only this."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..backbones.base import Backbone
+from ..keys import Keys
+from ..samplers import Choice, Plan
+from ..types import Batch, State, TokenNats, Vocab
+
+
+class LanguageModel(nn.Module, ABC):
+    """A backbone with a likelihood, a loss and a way to write into masked positions."""
+
+    backbone: Backbone
+
+    @property
+    def vocab(self) -> Vocab:
+        """The vocabulary of the backbone."""
+        return self.backbone.vocab
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return next(self.parameters()).device
+
+    @abstractmethod
+    def nats(self, batch: Batch, keys: Keys) -> TokenNats:
+        """An unbiased draw of a bound on -log p, spread over the scored tokens."""
+
+    def loss(self, batch: Batch, keys: Keys) -> tuple[Tensor, Tensor]:
+        """(sum to minimise, weight it is a sum over)."""
+        scored = self.nats(batch, keys)
+        return scored.nats.sum(), scored.weight.sum()
+
+    def forward(self, batch: Batch, keys: Keys) -> tuple[Tensor, Tensor]:
+        """The loss: what DDP and FSDP wrap."""
+        return self.loss(batch, keys)
+
+    @abstractmethod
+    def generate(
+        self,
+        canvases: Sequence[Tensor],
+        plan: Plan,
+        keys: Sequence[Keys],
+        *,
+        choice: Choice = Choice(),
+        batch_size: int = 16,
+    ) -> Iterator[State]:
+        """Write into the positions that hold [MASK]; the others never change. One stream of keys a canvas."""
+
+    @abstractmethod
+    def describe(self) -> dict[str, Any]:
+        """The law of its likelihood, for protocols."""

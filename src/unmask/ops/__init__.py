@@ -1,0 +1,1 @@
+"""Kernels: a reference and a fast path with one signature, chosen once."""

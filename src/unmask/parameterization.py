@@ -1,0 +1,50 @@
+"""From the network's logits to log x̂, the predicted clean token (paper section 3.2.3)."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .masking import fold
+
+
+class Parameterization(ABC):
+    """What the logits of a masked position mean."""
+
+    carry_over: bool  # unmasked positions are copied: they cost nothing and never change
+
+    @abstractmethod
+    def log_x(self, logits: Tensor, mask: int) -> Tensor:
+        """Log x̂ (N, V) in float32 from logits of masked positions."""
+
+    @abstractmethod
+    def target(self, logits: Tensor, tokens: Tensor, alpha_t: Tensor, mask: int) -> tuple[Tensor, Tensor]:
+        """(-log x̃(token), sum of x̃) for each row: all that the bounds need."""
+
+
+@dataclass(frozen=True)
+class Mean(Parameterization):
+    """x̂ = softmax(logits). With both switches on it is SUBS; with both off it is D3PM's."""
+
+    zero_mask: bool = True
+    carry_over: bool = True
+
+    def log_x(self, logits: Tensor, mask: int) -> Tensor:
+        """Log x̂ (N, V) in float32 from logits of masked positions."""
+        logits = logits.float()
+        if self.zero_mask:
+            column = torch.tensor([mask], device=logits.device)
+            logits = logits.index_fill(-1, column, float("-inf"))
+        return torch.log_softmax(logits, dim=-1)
+
+    def target(self, logits: Tensor, tokens: Tensor, alpha_t: Tensor, mask: int) -> tuple[Tensor, Tensor]:
+        """(-log x̃(token), sum of x̃) for each row."""
+        log_x = self.log_x(logits, mask)
+        at_token = log_x.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
+        if self.zero_mask:
+            return -at_token, torch.ones_like(at_token)
+        folded, mass = fold(at_token, log_x[..., mask], 0.0, alpha_t)
+        return -folded, mass

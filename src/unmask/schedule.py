@@ -1,0 +1,244 @@
+"""Noise schedules alpha(t), and the draw of times for the two bounds (paper sections 3.1 and 3.5, appendix E.1).
+
+`alpha` is always the signal kept: q(z_t|x) = Cat(alpha_t x + (1 - alpha_t) prior), from about 1 at t = 0 to about 0 at
+t = 1. Times and alphas are float64: they are a handful of numbers a row, and 1 - alpha must not lose its digits.
+
+Schedules may be cut: alpha(1) > 0 keeps sigma = -log alpha finite, alpha(0) < 1 comes with the geometric one. The
+process that is trained, scored and sampled always starts from all masks and ends with none, so a position is still
+unmasked at time t with chance `keep(t) = (alpha_t - alpha_1) / (1 - alpha_1)`. Both bounds and both samplers are exact
+for that process; the rate -keep'/(1 - keep) equals -alpha'/(1 - alpha), so the loss of the paper is unchanged.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor
+
+from .keys import Keys
+
+
+class Schedule(ABC):
+    """A strictly decreasing alpha on [0, 1] with its derivative and inverse."""
+
+    @abstractmethod
+    def alpha(self, t: Tensor) -> Tensor:
+        """Signal kept at time t."""
+
+    @abstractmethod
+    def dalpha(self, t: Tensor) -> Tensor:
+        """D alpha / d t."""
+
+    @abstractmethod
+    def inverse(self, alpha: Tensor) -> Tensor:
+        """The time at which alpha is reached."""
+
+    def sigma(self, t: Tensor) -> Tensor:
+        """Total noise -log alpha: what a time-conditioned network is told."""
+        return -torch.log(self.alpha(t))
+
+    def rate(self, t: Tensor) -> Tensor:
+        """-alpha'/(1 - alpha): the weight of the continuous bound (eq. 10)."""
+        return -self.dalpha(t) / (1 - self.alpha(t))
+
+    def keep(self, t: Tensor) -> Tensor:
+        """Chance that a position is unmasked at time t when the process ends in all masks."""
+        end = self.alpha(torch.ones((), dtype=torch.float64, device=t.device))
+        return ((self.alpha(t) - end) / (1 - end)).clamp(0, 1)
+
+
+@dataclass(frozen=True)
+class Polynomial(Schedule):
+    """alpha = 1 - (1 - eps) t^power. Power 1 is the log-linear schedule of the paper (sigma = -log(1 - t))."""
+
+    power: float = 1.0
+    eps: float = 1e-3
+
+    def alpha(self, t: Tensor) -> Tensor:
+        """Signal kept at time t."""
+        return 1 - (1 - self.eps) * t**self.power
+
+    def dalpha(self, t: Tensor) -> Tensor:
+        """D alpha / d t."""
+        return -(1 - self.eps) * self.power * t ** (self.power - 1)
+
+    def inverse(self, alpha: Tensor) -> Tensor:
+        """The time at which alpha is reached."""
+        return ((1 - alpha) / (1 - self.eps)) ** (1 / self.power)
+
+
+@dataclass(frozen=True)
+class Cosine(Schedule):
+    """alpha = eps + (1 - eps) cos^power(pi t / 2), power 1 or 2 (the paper prints 1 - t for t: a misprint)."""
+
+    power: int = 1
+    eps: float = 1e-3
+
+    def alpha(self, t: Tensor) -> Tensor:
+        """Signal kept at time t."""
+        return self.eps + (1 - self.eps) * torch.cos(math.pi / 2 * t) ** self.power
+
+    def dalpha(self, t: Tensor) -> Tensor:
+        """D alpha / d t."""
+        angle = math.pi / 2 * t
+        slope = self.power * torch.cos(angle) ** (self.power - 1) * torch.sin(angle)
+        return -(1 - self.eps) * math.pi / 2 * slope
+
+    def inverse(self, alpha: Tensor) -> Tensor:
+        """The time at which alpha is reached."""
+        cosine = ((alpha - self.eps) / (1 - self.eps)).clamp(0, 1) ** (1 / self.power)
+        return torch.acos(cosine) * 2 / math.pi
+
+
+class SigmaSchedule(Schedule):
+    """A schedule given by its total noise: forms that keep their digits where alpha is close to 1 or underflows."""
+
+    @abstractmethod
+    def sigma(self, t: Tensor) -> Tensor:
+        """Total noise -log alpha."""
+
+    @abstractmethod
+    def dsigma(self, t: Tensor) -> Tensor:
+        """D sigma / d t."""
+
+    def alpha(self, t: Tensor) -> Tensor:
+        """Signal kept at time t."""
+        return torch.exp(-self.sigma(t))
+
+    def dalpha(self, t: Tensor) -> Tensor:
+        """D alpha / d t."""
+        return -self.dsigma(t) * torch.exp(-self.sigma(t))
+
+    def rate(self, t: Tensor) -> Tensor:
+        """sigma'/(e^sigma - 1) = -alpha'/(1 - alpha)."""
+        return self.dsigma(t) / torch.expm1(self.sigma(t))
+
+
+@dataclass(frozen=True)
+class Linear(SigmaSchedule):
+    """sigma = sigma_max t (the paper takes sigma_max = 1e8)."""
+
+    sigma_max: float = 20.0
+
+    def sigma(self, t: Tensor) -> Tensor:
+        """Total noise -log alpha."""
+        return self.sigma_max * t
+
+    def dsigma(self, t: Tensor) -> Tensor:
+        """D sigma / d t."""
+        return torch.full_like(t, self.sigma_max)
+
+    def inverse(self, alpha: Tensor) -> Tensor:
+        """The time at which alpha is reached."""
+        return -torch.log(alpha) / self.sigma_max
+
+
+@dataclass(frozen=True)
+class Geometric(SigmaSchedule):
+    """sigma = sigma_min^(1 - t) sigma_max^t. Both ends are cut."""
+
+    sigma_min: float = 1e-3
+    sigma_max: float = 20.0
+
+    def sigma(self, t: Tensor) -> Tensor:
+        """Total noise -log alpha."""
+        return self.sigma_min ** (1 - t) * self.sigma_max**t
+
+    def dsigma(self, t: Tensor) -> Tensor:
+        """D sigma / d t."""
+        return math.log(self.sigma_max / self.sigma_min) * self.sigma(t)
+
+    def inverse(self, alpha: Tensor) -> Tensor:
+        """The time at which alpha is reached."""
+        return torch.log(-torch.log(alpha) / self.sigma_min) / math.log(self.sigma_max / self.sigma_min)
+
+
+def reveal_chance(alpha_s: Tensor, alpha_t: Tensor) -> Tensor:
+    """U = (alpha_s - alpha_t)/(1 - alpha_t): chance that a masked position is revealed in t -> s."""
+    return (alpha_s - alpha_t) / (1 - alpha_t)
+
+
+def strata(index: Tensor, total: int, keys: Keys) -> Tensor:
+    """One uniform a row, one row a stratum of the *global* batch or data set, independent jitter (appendix D.3).
+
+    Which row gets which stratum is drawn anew for every step or draw: otherwise the first rows of a data set would
+    only ever be seen at small times.
+    """
+    place = torch.from_numpy(keys.permute("strata", index, total)).double()
+    return (place + keys.uniform("time", index)) / total  # (B,) float64
+
+
+@dataclass(frozen=True)
+class Draw:
+    """Where the process is looked at, a row each, and what that says about the whole bound."""
+
+    t: Tensor  # (B,) the time of z
+    keep: Tensor  # (B,) chance that a position of z is unmasked
+    finite: Tensor  # (B,) bool: the step that starts here is a finite one; else infinitesimal
+    u: Tensor  # (B,) reveal chance of a finite step
+    scale: Tensor  # (B,) 1 / chance of this step being drawn; of an infinitesimal one, rate / density of t
+
+    def rows(self, row: Tensor) -> Draw:
+        """The same, looked up for positions of these rows, on their device."""
+        return Draw(*(getattr(self, f.name).to(row.device)[row] for f in fields(self)))
+
+
+class Law(ABC):
+    """Which steps the reverse process takes: continuous time, or T steps."""
+
+    @abstractmethod
+    def draw(self, uniform: Tensor, schedule: Schedule) -> Draw:
+        """Turn uniforms (B,) into times with their weights."""
+
+    @abstractmethod
+    def describe(self) -> dict[str, object]:
+        """For the protocol of a reported number."""
+
+
+@dataclass(frozen=True)
+class ContinuousTime(Law):
+    """T -> infinity. What is masked at mask rate `cutoff` is revealed in one last step.
+
+    Without a cut-off the variance of the estimator is infinite (weight 1/t, chance t). Leaving [0, cutoff] out, as
+    public code does, is not a bound any more; a last step in its place is. For the log-linear schedule it amounts to
+    t = max(uniform, cutoff) with weight 1/t.
+    """
+
+    cutoff: float = 1e-3
+
+    def draw(self, uniform: Tensor, schedule: Schedule) -> Draw:
+        """Times on [t_low, 1] in proportion to 1 - p, and the last step with chance p, its own mask rate."""
+        one = torch.ones((), dtype=torch.float64)
+        t_low = schedule.inverse(torch.minimum(one - self.cutoff, schedule.alpha(0 * one)))
+        last = 1 - schedule.keep(t_low)
+        ended = uniform < last
+        t = torch.where(ended, t_low, t_low + (uniform - last) / (1 - last) * (1 - t_low))
+        scale = torch.where(ended, 1 / last, schedule.rate(t) * (1 - t_low) / (1 - last))
+        return Draw(t, schedule.keep(t), ended, ended.double(), scale)
+
+    def describe(self) -> dict[str, object]:
+        """For the protocol of a reported number."""
+        return {"bound": "continuous", "cutoff_mask_rate": self.cutoff}
+
+
+@dataclass(frozen=True)
+class DiscreteTime(Law):
+    """T steps of equal length in t; the last one, s = 0, reveals all that is left (alpha_0 = 1)."""
+
+    steps: int
+
+    def draw(self, uniform: Tensor, schedule: Schedule) -> Draw:
+        """One of the T steps, each with chance 1/T."""
+        i = torch.floor(uniform * self.steps).clamp(max=self.steps - 1)
+        s, t = i / self.steps, (i + 1) / self.steps
+        alpha_s = torch.where(i == 0, torch.ones_like(s), schedule.alpha(s))
+        u = reveal_chance(alpha_s, schedule.alpha(t))
+        every = torch.ones_like(t, dtype=torch.bool)
+        return Draw(t, schedule.keep(t), every, u, torch.full_like(t, float(self.steps)))
+
+    def describe(self) -> dict[str, object]:
+        """For the protocol of a reported number."""
+        return {"bound": "discrete", "steps": self.steps}

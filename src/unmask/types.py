@@ -1,0 +1,139 @@
+"""Small frozen records that every room shares. Nothing here computes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class UserError(ValueError):
+    """What a user typed or gave us is wrong: one sentence with the problem and the fix, exit code 2."""
+
+
+@dataclass(frozen=True)
+class Vocab:
+    """Size of the vocabulary ([MASK] included) and the ids with a meaning of their own."""
+
+    size: int
+    mask: int
+    pad: int | None = None
+    bos: int | None = None
+    eos: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("mask", "pad", "bos", "eos"):
+            token = getattr(self, name)
+            if token is not None and not 0 <= token < self.size:
+                raise UserError(f"the {name} id {token} is outside a vocabulary of {self.size} tokens")
+        if self.mask in (self.pad, self.bos, self.eos):
+            raise UserError(f"the mask id {self.mask} is also the pad, bos or eos id; it needs an id of its own")
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Rows of tokens. `index` and `total` place each row in the global batch (training) or data set (evaluation).
+
+    Random streams and time strata depend on (index, total) only, so a batch may be cut over processes and
+    accumulation steps in any way without changing a number.
+    """
+
+    tokens: Tensor  # (B, L) int64
+    index: Tensor  # (B,) int64, global
+    total: int
+    scored: Tensor | None = None  # (B, L) bool: counts in the likelihood; None = all
+    present: Tensor | None = None  # (B, L) bool: may be attended to; None = all
+    label: Tensor | None = None  # (B,) int64
+
+    def to(self, device: torch.device | str) -> Batch:
+        """The same batch on a device (the index stays on the CPU, where the random streams are)."""
+        moved: dict[str, Any] = {"tokens": self.tokens.to(device, non_blocking=True)}
+        for name in ("scored", "present", "label"):
+            value = getattr(self, name)
+            moved[name] = None if value is None else value.to(device, non_blocking=True)
+        return replace(self, **moved)
+
+    def weight(self) -> Tensor:
+        """(B, L) bool: the positions that count."""
+        return torch.ones_like(self.tokens, dtype=torch.bool) if self.scored is None else self.scored
+
+    def __len__(self) -> int:
+        return self.tokens.shape[0]
+
+
+@dataclass(frozen=True)
+class TokenNats:
+    """A bound on -log p(token) for each scored token; `weight` is 1 where a token counts, else 0."""
+
+    nats: Tensor  # (B, L) float32
+    weight: Tensor  # (B, L) bool
+
+
+@dataclass(frozen=True)
+class State:
+    """One event of a generation: which positions of which sequence were written, with what, at what time."""
+
+    row: int  # which canvas
+    step: int  # the step of its plan, 0 .. T
+    t: float  # the time before the step
+    positions: Tensor  # (k,) int64: newly written
+    tokens: Tensor  # (k,) int64
+    probs: Tensor  # (k,) float32: what the network gave the written tokens
+    canvas: Tensor  # (L,) int64: after the step
+    calls: int  # network calls for this sequence so far
+    done: bool
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A finished sequence."""
+
+    ids: list[int]
+    text: str
+    seed: int
+    network_calls: int
+    index: int = 0
+
+
+@dataclass(frozen=True)
+class Likelihood:
+    """A likelihood with its law, its two standard errors and its protocol. Nats are totals, errors per token."""
+
+    nats: float
+    tokens: int
+    bytes: float | None
+    stderr_nats: float | None  # Monte Carlo alone, per token; None with one draw
+    stderr_data: float | None  # over texts, per token; None with one text
+    protocol: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def nats_per_token(self) -> float:
+        """Mean bound per token."""
+        return self.nats / self.tokens
+
+    def as_dict(self) -> dict[str, Any]:
+        """The figures under the names that scripts rely on."""
+        from math import exp, log
+
+        per_token = self.nats_per_token
+        return {
+            "perplexity": exp(per_token) if per_token < 700 else float("inf"),
+            "nats_per_token": per_token,
+            "bits_per_token": per_token / log(2),
+            "bits_per_byte": self.nats / log(2) / self.bytes if self.bytes else None,
+            "stderr_nats": self.stderr_nats,
+            "stderr_data": self.stderr_data,
+            "tokens": self.tokens,
+            "protocol": self.protocol,
+        }
+
+    @property
+    def perplexity(self) -> float:
+        """exp(nats per token)."""
+        return float(self.as_dict()["perplexity"])
+
+
+Progress = Callable[[int, int], None]  # (done, total)
