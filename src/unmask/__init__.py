@@ -1,5 +1,35 @@
-"""unmask: masked diffusion language models."""
+"""unmask: masked diffusion language models. Train, evaluate, sample and infill.
+
+import unmask
+lm = unmask.load("runs/demo")
+lm.sample(4, length=128, steps=64, seed=0)
+lm.infill("The {{3}} sat on the {{1}}.", n=4)
+lm.score(["a sentence", "another"])
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
 
 from .version import __version__
 
-__all__ = ["__version__"]
+if TYPE_CHECKING:
+    from .hub import load
+    from .lm import LM
+    from .recipes import recipe
+    from .types import UserError
+
+__all__ = ["LM", "UserError", "__version__", "load", "recipe"]
+
+_ROOMS = {"load": "hub", "LM": "lm", "recipe": "recipes", "UserError": "types"}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a room when it is first used: `unmask --help` need not wait for torch."""
+    if name in _ROOMS:
+        import importlib
+
+        value = getattr(importlib.import_module(f".{_ROOMS[name]}", __name__), name)
+        globals()[name] = value
+        return value
+    raise AttributeError(f"module 'unmask' has no attribute {name!r}")

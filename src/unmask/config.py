@@ -204,6 +204,18 @@ def load_yaml(path: str | Path) -> Config:
     return parse(tree)
 
 
+def differences(old: Config, new: Config) -> list[tuple[str, Any, Any]]:
+    """(key, old value, new value) of every setting in which two configs differ."""
+    a, b = old.model_dump(mode="json"), new.model_dump(mode="json")
+
+    def value(tree: Any, key: str) -> Any:
+        for part in key.split("."):
+            tree = tree[part]
+        return tree
+
+    return [(k, value(a, k), value(b, k)) for k in known_keys() if value(a, k) != value(b, k)]
+
+
 def known_keys(model: type[BaseModel] = Config, prefix: str = "") -> list[str]:
     """Every dotted key of the schema."""
     keys: list[str] = []

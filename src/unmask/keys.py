@@ -28,6 +28,10 @@ class Keys:
         """The same family at another step or draw."""
         return Keys(self.seed, step)
 
+    def fork(self, purpose: str) -> Keys:
+        """Another family, independent of this one."""
+        return Keys(self.torch_seed("fork/" + purpose), self.step)
+
     def digest(self, purpose: str, index: int = 0) -> tuple[int, int]:
         """Two 64-bit words that name the stream."""
         name = struct.pack("<qqq", self.seed, self.step, index) + purpose.encode()

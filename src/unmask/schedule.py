@@ -183,7 +183,10 @@ class Draw:
 
     def rows(self, row: Tensor) -> Draw:
         """The same, looked up for positions of these rows, on their device."""
-        return Draw(*(getattr(self, f.name).to(row.device)[row] for f in fields(self)))
+        values = [getattr(self, f.name) for f in fields(self)]
+        if row.device.type == "mps":  # has no float64
+            values = [v.float() if v.is_floating_point() else v for v in values]
+        return Draw(*(v.to(row.device)[row] for v in values))
 
 
 class Law(ABC):

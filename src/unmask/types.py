@@ -108,6 +108,9 @@ class Likelihood:
     stderr_nats: float | None  # Monte Carlo alone, per token; None with one draw
     stderr_data: float | None  # over texts, per token; None with one text
     protocol: dict[str, Any] = field(default_factory=dict)
+    pieces: list[str] | None = None  # of one text: its tokens as text ...
+    token_nats: list[float] | None = None  # ... and the bound of each
+    texts: list[Likelihood] = field(default_factory=list)  # of several texts: each alone
 
     @property
     def nats_per_token(self) -> float:

@@ -1,0 +1,91 @@
+"""What the commands do, as functions: between the command line and the library."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from . import build
+from .config import Config
+from .data.pack import prepare
+from .dist import world as join_world
+from .evaluate import evaluate
+from .hub import load
+from .models.masked import MaskedDiffusion
+from .terminal import Watcher, progress_bar
+from .types import Likelihood, Sample, UserError
+
+
+def evaluate_model(
+    path: str,
+    *,
+    data: str | None,
+    split: str,
+    bound: str | None,
+    steps: int | None,
+    draws: int,
+    schedule: str | None,
+    batch_size: int,
+    rows: int | None,
+    seed: int,
+    which: str,
+    weights: str,
+    device: str,
+) -> Likelihood:
+    """The bound of a saved model on a data set."""
+    with join_world(device) as world:
+        lm = load(path, which=which, weights=weights, device=str(world.device))
+        config = _with_law(lm.config, bound, steps, schedule)
+        if data is not None:
+            config = config.override([]).model_copy(update={"data": config.data.model_copy(update={"source": data})})
+        assert isinstance(lm.model, MaskedDiffusion)
+        model = lm.model.under(build.schedule(config.schedule), build.law(config.objective))
+        with world.first():
+            split_rows = prepare(config.data, lm.tokenizer, splits=(split,)).split(split)
+        with progress_bar("evaluating", quiet=not world.main) as progress:
+            return evaluate(
+                model, split_rows, draws=draws, batch_size=batch_size, seed=seed, limit=rows, world=world,
+                attend_pads=config.data.attend_pads, progress=progress,
+                protocol={"model": path, "checkpoint": which, "weights": weights, "split": split},
+            )  # fmt: skip
+
+
+def _with_law(config: Config, bound: str | None, steps: int | None, schedule: str | None) -> Config:
+    """The config under the bound and schedule that were asked for."""
+    changes = [f"schedule.name={schedule}"] if schedule else []
+    if steps is not None and bound is None:
+        bound = "discrete"
+    if bound is not None:
+        if bound == "continuous" and steps is not None:
+            raise UserError("--steps belongs to --bound discrete")
+        changes += [f"objective.bound={bound}", f"objective.steps={'null' if steps is None else steps}"]
+    return config.override(changes)
+
+
+def write_samples(
+    path: str,
+    *,
+    n: int,
+    length: int | None,
+    prompt: str | None,
+    infill: str | None,
+    watch: bool,
+    which: str,
+    weights: str,
+    device: str,
+    how: dict[str, Any],
+) -> tuple[list[Sample], dict[str, Any]]:
+    """Samples of a saved model, and the protocol they were drawn by."""
+    if n < 1:
+        raise UserError(f"-n {n} must be at least 1")
+    lm = load(path, which=which, weights=weights, device=device)
+    canvas = lm.gap_canvas(infill) if infill is not None else lm.prompt_canvas(prompt or "", length)
+    protocol = {
+        "model": path, "checkpoint": which, "weights": weights, "dtype": "float32", "length": len(canvas.ids),
+        "device": str(lm.model.device), "torch": torch.__version__, "law": "T-step ancestral", **how,
+    }  # fmt: skip
+    if not watch:
+        return lm.write([canvas] * n, **how), protocol
+    with Watcher(lm.tokenizer, [canvas.ids] * n) as watcher:
+        return lm.write([canvas] * n, watch=watcher, **how), protocol

@@ -1,0 +1,247 @@
+"""From files to pieces of text, streaming: no reader holds more than one document or one megabyte.
+
+A document is what gets an end-of-text token: a line, a paragraph or a whole .txt file, a row of a .jsonl or
+.parquet file. A piece is a document, or a part of a long one, and is the unit of tokenization and of the split into
+train, valid and test. Documents are cut where a cut does not change how byte-level BPE and WordPiece tokenize them:
+before the single whitespace character in front of a word.
+"""
+
+from __future__ import annotations
+
+import codecs
+import gzip
+import io
+import json
+import re
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any, NamedTuple, cast
+
+from ..config import nearest
+from ..types import UserError
+
+PIECE = 1 << 16  # characters: no piece is longer
+FILE_PIECES = 256  # a file that is one document is cut into about this many pieces, so that it can be split
+SMALLEST_PIECE = 256  # characters
+CHUNK = 1 << 20  # bytes read at once
+
+Fragment = tuple[str, bool]  # some text; whether the document ends after it
+
+_BOUNDARIES = tuple(
+    re.compile(pattern)
+    for pattern in (
+        r"\n(?=\n\S)()",  # between paragraphs: the next piece starts with one newline
+        r"()\n(?=\S)",  # between lines
+        r"()[ \t](?=\S)",  # between words
+    )
+)
+
+
+class Piece(NamedTuple):
+    """A document or a part of one; `ends` says that what follows in its split is another document."""
+
+    text: str
+    ends: bool = True
+
+
+def format_of(path: Path) -> str | None:
+    """'txt', 'jsonl' or 'parquet', from the name of the file; None for anything else."""
+    name = path.name.lower()
+    kind = name.removesuffix(".gz").rpartition(".")[2]
+    if kind == "parquet":
+        return None if name.endswith(".gz") else "parquet"
+    return kind if kind in ("txt", "jsonl") and "." in name else None
+
+
+def read(path: Path, document: str, field: str, piece: int) -> Iterator[Piece]:
+    """The pieces of one file; `document` is line, paragraph or file, `piece` the size for whole-file documents."""
+    kind = format_of(path)
+    if kind == "jsonl":
+        return cut(rows(read_jsonl(path, field)))
+    if kind == "parquet":
+        return cut(rows(read_parquet(path, field)))
+    fragments: dict[str, Callable[[Iterable[str]], Iterator[Fragment]]]
+    fragments = {"line": by_line, "paragraph": by_paragraph, "file": by_file}
+    return cut(fragments[document](read_text(path)), piece if document == "file" else PIECE)
+
+
+def cut(fragments: Iterable[Fragment], size: int = PIECE) -> Iterator[Piece]:
+    """Join fragments into documents, cut at `size` characters; documents without a visible character are dropped."""
+    buffer, start = "", 0
+    continued = False  # whether a piece of this document is out already
+    for text, ends in fragments:
+        buffer, start = buffer[start:] + text, 0
+        while len(buffer) - start > size:
+            stop = _boundary(buffer, start, size)
+            yield Piece(buffer[start:stop], False)
+            start, continued = stop, True
+        if ends:
+            rest = buffer[start:]
+            if continued or (rest and not rest.isspace()):
+                yield Piece(rest, True)
+            buffer, start, continued = "", 0, False
+
+
+def _boundary(text: str, start: int, size: int) -> int:
+    """The best place to cut in the second half of text[start:start + size]."""
+    for pattern in _BOUNDARIES:
+        stop = None
+        for match in pattern.finditer(text, start + size // 2, start + size):
+            stop = match.start(1)
+        if stop is not None and stop > start:
+            return stop
+    return start + size
+
+
+def by_file(chunks: Iterable[str]) -> Iterator[Fragment]:
+    """The whole file is one document."""
+    for chunk in chunks:
+        yield chunk, False
+    yield "", True
+
+
+def by_line(chunks: Iterable[str]) -> Iterator[Fragment]:
+    """Every line is a document."""
+    for chunk in chunks:
+        *lines, rest = chunk.split("\n")
+        for line in lines:
+            yield line, True
+        yield rest, False
+    yield "", True
+
+
+def by_paragraph(chunks: Iterable[str]) -> Iterator[Fragment]:
+    """Documents are separated by blank lines; newlines inside a paragraph stay."""
+    blank, first = True, True  # of the current line; of the current paragraph
+    held = ""  # whitespace of a line that may turn out to be blank
+    for text, ends_line in by_line(chunks):
+        if text and not text.isspace():
+            yield (held if blank else "") + text, False
+            blank, held = False, ""
+        elif blank:
+            held += text
+        else:
+            yield text, False
+        if ends_line:
+            if blank and not first:
+                yield "", True
+            first = blank
+            blank, held = True, "" if first else "\n"
+    if not first:
+        yield "", True
+
+
+def rows(texts: Iterable[str]) -> Iterator[Fragment]:
+    """Every text is a document."""
+    for text in texts:
+        yield storable(text), True
+
+
+def storable(text: str) -> str:
+    """JSON may hold half a surrogate pair, which UTF-8 cannot: it becomes U+FFFD."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[IO[bytes]]:
+    """The bytes of a file, unzipped if need be; what the disk or gzip complains about is the user's to know."""
+    try:
+        with gzip.open(path, "rb") if path.suffix.lower() == ".gz" else path.open("rb") as file:
+            yield cast(IO[bytes], file)
+    except (EOFError, gzip.BadGzipFile, zlib.error):
+        raise UserError(f"{path} is damaged: it is not a complete gzip file") from None
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {(error.strerror or str(error)).lower()}") from None
+
+
+def read_text(path: Path) -> Iterator[str]:
+    """The text of a UTF-8 file in chunks; line ends become newlines, a byte-order mark is dropped."""
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    newlines = io.IncrementalNewlineDecoder(None, translate=True)
+    position = 0
+    with _opened(path) as file:
+        while True:
+            data = file.read(CHUNK)
+            pending = len(decoder.getstate()[0])
+            try:
+                text = decoder.decode(data, final=not data)
+            except UnicodeDecodeError as error:
+                raise _not_utf8(path, position - pending + error.start) from None
+            if position == 0:
+                text = text.removeprefix("\ufeff")
+            position += len(data)
+            if text := newlines.decode(text, final=not data):
+                yield text
+            if not data:
+                return
+
+
+def read_jsonl(path: Path, field: str) -> Iterator[str]:
+    """The strings in one field of a JSON-lines file."""
+    position = 0
+    with _opened(path) as file:
+        for number, line in enumerate(file, 1):
+            try:
+                text = line.decode("utf-8-sig" if number == 1 else "utf-8")
+            except UnicodeDecodeError as error:
+                raise _not_utf8(path, position + error.start) from None
+            position += len(line)
+            if text.isspace() or not text:
+                continue
+            try:
+                row = json.loads(text)
+            except (ValueError, RecursionError):
+                raise UserError(f"line {number} of {path} is not JSON; every line must be an object") from None
+            if (value := text_value(row, field, f"line {number} of {path}")) is not None:
+                yield value
+
+
+def read_parquet(path: Path, field: str) -> Iterator[str]:
+    """The strings in one column of a Parquet file."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        with pq.ParquetFile(path, memory_map=True) as file:
+            check_field(field, file.schema_arrow.names, str(path))
+            number = 0
+            for batch in file.iter_batches(batch_size=256, columns=[field]):
+                for value in batch.column(0).to_pylist():
+                    number += 1
+                    text = text_value({field: value}, field, f"row {number} of {path}")
+                    if text is not None:
+                        yield text
+    except (pa.ArrowException, OSError) as error:
+        reason = str(error).splitlines()[0]
+        raise UserError(f"{path} cannot be read as a Parquet file: {reason}") from None
+
+
+def check_field(field: str, known: Iterable[str], where: str) -> None:
+    """One sentence when a column does not exist."""
+    names = list(known)
+    if field not in names:
+        listed = ", ".join(map(repr, names[:12]))
+        raise UserError(f"{where} has no field {field!r}{nearest(field, names)}; set data.field to one of {listed}")
+
+
+def text_value(row: Any, field: str, where: str) -> str | None:
+    """The text in a row of a table, None where it has none."""
+    if not isinstance(row, dict):
+        raise UserError(f"{where} is not a JSON object with a field {field!r}")
+    check_field(field, row, where)
+    value = row[field]
+    if value is not None and not isinstance(value, str):
+        raise UserError(
+            f"field {field!r} in {where} is {type(value).__name__}, not text; set data.field to a text field"
+        )
+    return value
+
+
+def _not_utf8(path: Path, offset: int) -> UserError:
+    return UserError(f"{path} is not UTF-8 text: bad byte at offset {offset}; convert the file to UTF-8")

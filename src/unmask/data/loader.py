@@ -1,0 +1,54 @@
+"""Which rows make up a batch, as arithmetic: any step, any slice of the global batch, no state to save.
+
+Slot j of step k is sample number n = k * batch_size + j. Its epoch is n // len(rows), and its row is the image of
+n % len(rows) under the permutation named (seed, epoch). So every epoch visits every row once, processes take
+disjoint slots of the same batch, and resuming is calling with another step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+import torch
+
+from ..keys import Keys
+from ..types import Batch
+from .pack import Rows
+
+
+def train_rows(total: int, seed: int, step: int, batch_size: int, slots: Iterable[int]) -> np.ndarray:
+    """The row in each slot of the global batch of a step, for a data set of `total` rows."""
+    samples = np.array([step * batch_size + int(slot) for slot in slots], dtype=np.int64)
+    epochs, places = samples // total, samples % total
+    chosen = np.empty_like(samples)
+    for epoch in np.unique(epochs):
+        here = epochs == epoch
+        chosen[here] = Keys(seed, int(epoch)).permute("data/order", places[here], total)
+    return chosen
+
+
+def train_batch(rows: Rows, attend_pads: bool, seed: int, step: int, batch_size: int, slots: Iterable[int]) -> Batch:
+    """Some slots of the global batch of a training step; `index` is the slot, `total` the size of the batch."""
+    slots = list(slots)
+    assert all(0 <= slot < batch_size for slot in slots), "slot outside the global batch"
+    chosen = train_rows(len(rows), seed, step, batch_size, slots)
+    return _batch(rows, attend_pads, chosen, np.array(slots, dtype=np.int64), batch_size)
+
+
+def eval_batch(rows: Rows, indices: Iterable[int], attend_pads: bool = False) -> Batch:
+    """Some rows of a split; `index` is the row, `total` the size of the split."""
+    chosen = np.array([int(i) for i in indices], dtype=np.int64)
+    return _batch(rows, attend_pads, chosen, chosen, len(rows))
+
+
+def _batch(rows: Rows, attend_pads: bool, chosen: np.ndarray, index: np.ndarray, total: int) -> Batch:
+    tokens, counts = rows.rows(chosen)
+    scored = None if counts is None else torch.from_numpy(counts)
+    return Batch(
+        tokens=torch.from_numpy(tokens),
+        index=torch.from_numpy(index),
+        total=total,
+        scored=scored,
+        present=None if attend_pads else scored,
+    )

@@ -1,0 +1,299 @@
+"""Documents to rows: tokenize once into a memory-mapped cache, then view it as rows of any length.
+
+Two conventions, both of the paper. `wrap`: all documents in one stream, EOS after each (`data.eos_between`), cut into
+blocks; with `data.block_ends` a row is BOS, L - 2 tokens of the stream, EOS. Only the last partial block of a split is
+dropped. `pad`: a row is one document, cut at L and padded; padding does not count in the likelihood.
+
+The cache holds, for each split, SPLIT.bin (the tokens, uint16 or uint32), for `pad` SPLIT.idx (uint64, where each
+document ends) and SPLIT.json (counts, sizes, checksums), which is written last. Its folder is named by a hash of the
+corpus' content, the tokenizer and every setting that changes these bytes; the row length is not one of them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import tempfile
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from filelock import FileLock
+
+from ..config import DataConfig
+from ..types import Progress, UserError
+from .cache import cache_folder, content_key, read_json, write_json, writing
+from .corpora import Corpus, open_corpus
+from .documents import Piece
+from .rows import Rows
+from .tokenizers import BPE_SAMPLE, Tokenizer, make_tokenizer
+
+FORMAT = 1
+BATCH = 1 << 20  # characters tokenized at once
+WHOLE = 64 << 20  # bytes: larger files are checked by size, head and tail
+STALE = 86_400.0  # seconds after which an unfinished file has no owner any more
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A corpus in tokens, with the tokenizer that made them."""
+
+    spec: DataConfig
+    tokenizer: Tokenizer
+    corpus: Corpus = field(repr=False)
+    fingerprint: str  # the name of the cache folder
+    folder: Path
+
+    def split(self, name: str) -> Rows:
+        """The rows of a split, or one sentence why there are none."""
+        self.corpus.check(name)
+        facts = _intact(self.folder, name)
+        if facts is None:  # asked for later than the others, or damaged since
+            _build(self, [name], None)
+            facts = _intact(self.folder, name)
+            assert facts is not None, "a split that was just written can be read"
+        return _rows(self, name, facts)
+
+
+def prepare(
+    spec: DataConfig,
+    tokenizer: Tokenizer | None = None,
+    splits: Iterable[str] = ("train", "valid", "test"),
+    progress: Progress | None = None,
+) -> Prepared:
+    """Tokenize the splits that the corpus has, or find them in the cache.
+
+    Any number of processes may call this at once: one of them does the work. `progress` is told bytes of text done and
+    the size of the source (0 if unknown).
+    """
+    corpus = open_corpus(spec)
+    cache = cache_folder(spec)
+    if tokenizer is None:
+        tokenizer = _tokenizer(spec, corpus, cache)
+    _check_specials(spec, tokenizer)
+    key = content_key(
+        FORMAT, corpus.fingerprint, tokenizer.digest, spec.layout, spec.eos_between if spec.layout == "wrap" else None
+    )
+    prepared = Prepared(spec, tokenizer, corpus, key, cache / key)
+    _build(prepared, [split for split in splits if split in corpus.splits], progress)
+    return prepared
+
+
+def _tokenizer(spec: DataConfig, corpus: Corpus, cache: Path) -> Tokenizer:
+    """Tokenizers that are made from the corpus are kept: training one takes longer than reading it."""
+    if spec.tokenizer not in ("chars", "bpe"):
+        return make_tokenizer(spec, lambda: ())
+    size = [spec.vocab_size, BPE_SAMPLE] if spec.tokenizer == "bpe" else None
+    folder = cache / "tokenizers" / content_key(FORMAT, corpus.fingerprint, spec.tokenizer, size)
+    with suppress(UserError):  # not there, or damaged
+        return Tokenizer.load(folder)
+    with writing(cache):
+        folder.mkdir(parents=True, exist_ok=True)
+        with FileLock(folder / ".lock"):
+            with suppress(UserError):  # somebody else made it meanwhile
+                return Tokenizer.load(folder)
+            made = make_tokenizer(spec, lambda: (piece.text for piece in corpus.documents("train")))
+            made.save(folder)
+            return made
+
+
+def _check_specials(spec: DataConfig, tokenizer: Tokenizer) -> None:
+    vocab = tokenizer.vocab
+    if spec.layout == "wrap" and spec.eos_between and vocab.eos is None:
+        raise UserError(f"tokenizer {tokenizer.name!r} has no end-of-text token; set data.eos_between=false")
+    if spec.block_ends and (vocab.bos is None or vocab.eos is None):
+        raise UserError(f"tokenizer {tokenizer.name!r} has no end-of-text token; set data.block_ends=false")
+    if spec.layout == "pad" and vocab.pad is None and vocab.eos is None:
+        raise UserError(f"tokenizer {tokenizer.name!r} has no token to pad with; set data.layout=wrap")
+
+
+def _rows(prepared: Prepared, name: str, facts: dict[str, Any]) -> Rows:
+    spec, vocab = prepared.spec, prepared.tokenizer.vocab
+    ends = _map(prepared.folder / f"{name}.idx", np.dtype("<u8")) if spec.layout == "pad" else None
+    about = {
+        "source": spec.source,
+        "split": name,
+        "layout": spec.layout,
+        "eos_between": spec.eos_between if spec.layout == "wrap" else None,
+        "tokenizer": prepared.tokenizer.name,
+        "tokenizer_digest": prepared.tokenizer.digest[:16],
+        "corpus": prepared.corpus.fingerprint[:16],
+        **{count: facts[count] for count in ("tokens", "documents", "bytes")},
+    }
+    rows = Rows(
+        stream=_map(prepared.folder / f"{name}.bin", np.dtype(facts["dtype"])),
+        ends=ends,
+        facts=about,
+        length=spec.length,
+        frame=_frame(prepared),
+        pad=vocab.pad if vocab.pad is not None else vocab.eos,
+    )
+    if not rows.documents:
+        fix = f"give a larger data.{name}_fraction or more text" if prepared.corpus.division else "give it some text"
+        raise UserError(f"split {name!r} of {spec.source} is empty; {fix}")
+    if not len(rows):
+        raise UserError(
+            f"split {name!r} of {spec.source} has {rows.tokens} tokens, shorter than one block of "
+            f"data.length={spec.length}; make data.length smaller or give more text"
+        )
+    return rows
+
+
+def _frame(prepared: Prepared) -> tuple[int, int] | None:
+    vocab = prepared.tokenizer.vocab
+    if not prepared.spec.block_ends or vocab.bos is None or vocab.eos is None:
+        return None
+    return vocab.bos, vocab.eos
+
+
+def _map(path: Path, dtype: np.dtype[Any]) -> np.ndarray:
+    if path.stat().st_size == 0:  # an empty file cannot be mapped
+        return np.empty(0, dtype=dtype)
+    return np.memmap(path, dtype=dtype, mode="r")
+
+
+def _intact(folder: Path, split: str) -> dict[str, Any] | None:
+    """The facts of a cached split if its files are what they should be."""
+    facts = read_json(folder / f"{split}.json")
+    if facts is None:
+        return None
+    try:
+        sound = facts["format"] == FORMAT and all(
+            _checksum(folder / name) == recorded for name, recorded in facts["files"].items()
+        )
+    except (KeyError, AttributeError, OSError):
+        sound = False
+    return facts if sound else None
+
+
+def _checksum(path: Path) -> list[Any]:
+    """Size and hash, of everything or, for large files, of head and tail."""
+    size = path.stat().st_size
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        if size <= WHOLE:
+            digest.update(file.read())
+        else:
+            digest.update(file.read(1 << 20))
+            file.seek(-(1 << 20), 2)
+            digest.update(file.read())
+    return [size, digest.hexdigest()]
+
+
+def _build(prepared: Prepared, splits: list[str], progress: Progress | None) -> None:
+    """Write the splits that are missing or damaged; other processes that want the same wait for it."""
+    folder = prepared.folder
+    if all(_intact(folder, split) for split in splits):
+        return
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        with FileLock(folder / ".lock"):
+            missing = [split for split in splits if not _intact(folder, split)]
+            for split in missing:
+                if (folder / f"{split}.json").exists():
+                    log.warning("the cached split %s was damaged and is made again", folder / split)
+            if missing:
+                _clear(folder)
+                _write(prepared, missing, progress)
+
+
+def _clear(folder: Path) -> None:
+    """Remove what killed processes left behind (not what a process elsewhere may still be writing)."""
+    for path in folder.glob(".*.part"):
+        if time.time() - path.stat().st_mtime > STALE:
+            path.unlink(missing_ok=True)
+
+
+def _write(prepared: Prepared, splits: list[str], progress: Progress | None) -> None:
+    """One pass over the corpus, or over the parts of it that were asked for."""
+    size, done = prepared.corpus.size, 0
+    writers = {split: _Writer(prepared, split) for split in splits}
+    try:
+        for batch in _batches(prepared.corpus.pieces(splits)):
+            arrays = prepared.tokenizer.arrays([piece.text for _, piece in batch])
+            for (split, piece), ids in zip(batch, arrays, strict=True):
+                done += writers[split].add(piece, ids)
+            if progress is not None:
+                progress(min(done, size) if size else done, size)
+        for writer in writers.values():
+            writer.commit()
+    finally:
+        for writer in writers.values():
+            writer.close()
+    if progress is not None:
+        progress(size or done, size or done)
+
+
+def _batches(pieces: Iterable[tuple[str, Piece]]) -> Iterator[list[tuple[str, Piece]]]:
+    batch: list[tuple[str, Piece]] = []
+    size = 0
+    for found in pieces:
+        batch.append(found)
+        size += len(found[1].text) + 64  # very short documents have a cost of their own
+        if size >= BATCH:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+class _Writer:
+    """One split on its way to disk: everything goes to temporary files until it is complete."""
+
+    def __init__(self, prepared: Prepared, split: str) -> None:
+        vocab = prepared.tokenizer.vocab
+        self.folder, self.split = prepared.folder, split
+        self.pad = prepared.spec.layout == "pad"
+        self.eos = vocab.eos if prepared.spec.eos_between and not self.pad else None
+        self.dtype = np.dtype("<u2" if vocab.size <= 1 << 16 else "<u4")
+        self.names = [f"{split}.bin", *([f"{split}.idx"] if self.pad else [])]
+        self.files = [self._temporary(name) for name in self.names]
+        self.tokens = self.documents = self.bytes = 0
+        self.fresh = True  # nothing of the current document is out
+
+    def _temporary(self, name: str) -> BinaryIO:
+        handle, path = tempfile.mkstemp(dir=self.folder, prefix=f".{name}.", suffix=".part")
+        os.close(handle)
+        return Path(path).open("wb")
+
+    def add(self, piece: Piece, ids: np.ndarray) -> int:
+        """Append one piece; gives its size in bytes."""
+        size = len(piece.text.encode())
+        if self.eos is not None and piece.ends:
+            ids = np.append(ids, self.eos)
+        self.files[0].write(ids.astype(self.dtype).tobytes())
+        self.tokens += len(ids)
+        self.bytes += size
+        self.fresh = self.fresh and not len(ids)
+        if piece.ends:
+            if not (self.pad and self.fresh):  # a tokenizer may make nothing of a document: no row for it
+                self.documents += 1
+                if self.pad:
+                    self.files[1].write(np.array([self.tokens], dtype="<u8").tobytes())
+            self.fresh = True
+        return size
+
+    def commit(self) -> None:
+        """Give the files their names; the record comes last, so that a split is there completely or not at all."""
+        checksums = {}
+        (self.folder / f"{self.split}.json").unlink(missing_ok=True)
+        for file, name in zip(self.files, self.names, strict=True):
+            file.close()
+            Path(file.name).replace(self.folder / name)
+            checksums[name] = _checksum(self.folder / name)
+        counts = {"tokens": self.tokens, "documents": self.documents, "bytes": self.bytes}
+        record = {"format": FORMAT, "dtype": self.dtype.str, "files": checksums, **counts}
+        write_json(self.folder / f"{self.split}.json", record)
+
+    def close(self) -> None:
+        """Leave no temporary file behind."""
+        for file in self.files:
+            file.close()
+            Path(file.name).unlink(missing_ok=True)

@@ -1,0 +1,85 @@
+"""A split as rows of tokens: a view on the memory-mapped stream that `pack` writes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """One split as rows of `length` tokens. Nothing is read before it is asked for."""
+
+    stream: np.ndarray = field(repr=False)  # (tokens,) uint16 or uint32
+    ends: np.ndarray | None = field(repr=False)  # pad: (documents,) uint64
+    facts: dict[str, Any]  # counts and settings, for protocols
+    length: int
+    frame: tuple[int, int] | None = None  # BOS and EOS at the ends of every row (block_ends)
+    pad: int | None = None  # what fills a row of the pad layout
+
+    @property
+    def room(self) -> int:
+        """Tokens of text in a row."""
+        return self.length if self.frame is None else self.length - 2
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of the split, EOS between documents included."""
+        return int(self.stream.size)
+
+    @property
+    def documents(self) -> int:
+        """Documents of the split."""
+        return int(self.facts["documents"])
+
+    def __len__(self) -> int:
+        return self.tokens // self.room if self.ends is None else int(self.ends.size)
+
+    def rows(self, indices: np.ndarray | Iterable[int]) -> tuple[np.ndarray, np.ndarray | None]:
+        """(n, L) int64 tokens, and (n, L) bool where they count (None = everywhere)."""
+        chosen = np.asarray(list(indices) if not isinstance(indices, np.ndarray) else indices, dtype=np.int64)
+        assert ((chosen >= 0) & (chosen < len(self))).all(), "row outside the split"
+        return self._wrapped(chosen) if self.ends is None else self._padded(chosen)
+
+    def _wrapped(self, chosen: np.ndarray) -> tuple[np.ndarray, None]:
+        blocks = self.stream[: len(self) * self.room].reshape(len(self), self.room)
+        if self.frame is None:
+            return blocks[chosen].astype(np.int64), None
+        tokens = np.empty((len(chosen), self.length), dtype=np.int64)
+        tokens[:, 0], tokens[:, -1] = self.frame
+        tokens[:, 1:-1] = blocks[chosen]
+        return tokens, None
+
+    def _padded(self, chosen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        assert self.ends is not None and self.pad is not None
+        tokens = np.full((len(chosen), self.length), self.pad, dtype=np.int64)
+        scored = np.zeros((len(chosen), self.length), dtype=bool)
+        for row, i in enumerate(chosen):
+            start = int(self.ends[i - 1]) if i else 0
+            text = self.stream[start : min(int(self.ends[i]), start + self.room)]
+            whole = text if self.frame is None else np.concatenate([self.frame[:1], text, self.frame[1:]])
+            tokens[row, : len(whole)] = whole
+            scored[row, : len(whole)] = True
+        return tokens, scored
+
+    @cached_property
+    def bytes_per_token(self) -> float:
+        """Bytes of source text for each token that counts (where documents are cut, at the average rate)."""
+        rate = self.facts["bytes"] / self.tokens
+        if self.ends is None:
+            return float(rate * self.room / self.length)
+        kept, scored, before = 0, 0, 0
+        for at in range(0, len(self), 1 << 20):
+            part = self.ends[at : at + (1 << 20)].astype(np.int64)
+            lengths = np.minimum(np.diff(part, prepend=before), self.room)
+            kept, before = kept + int(lengths.sum()), int(part[-1])
+            scored += int(lengths.sum()) + (0 if self.frame is None else 2 * len(lengths))
+        return float(rate * kept / scored)
+
+    def describe(self) -> dict[str, Any]:
+        """What a reported number should carry: the text, the tokens and the convention."""
+        return {**self.facts, "length": self.length, "block_ends": self.frame is not None, "rows": len(self)}

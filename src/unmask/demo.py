@@ -1,0 +1,54 @@
+"""The job of `make demo`: train on Python's documentation, and show figures, samples and a filled gap."""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+
+from . import checkpoint
+from .data.pack import prepare
+from .evaluate import baselines, evaluate
+from .hub import load
+from .recipes import recipe
+from .train import train
+
+GAP = "The {{4}} statement is used to {{6}} in a function."
+
+
+def run(out: str, overrides: list[str]) -> None:
+    """Train (or continue), then report. Everything but the figures goes to standard error."""
+    config = recipe("demo").override(overrides)
+    started = time.monotonic()
+    print("A masked diffusion language model learns Python's own documentation.", file=sys.stderr)
+    result = train(config, out)
+    if not result.finished:
+        sys.exit(130)
+    lm = load(out)
+    data = prepare(lm.config.data, lm.tokenizer, splits=("train", "valid"))
+    valid = data.split("valid")
+    likelihood = evaluate(lm.model, valid, draws=config.eval.draws, batch_size=config.eval.batch_size)
+    simple = baselines(data.split("train"), valid, lm.tokenizer.vocab.size)
+    parameters = sum(p.numel() for p in lm.model.parameters())
+    error = (likelihood.stderr_nats or 0.0) * likelihood.perplexity
+    step = checkpoint.resolve(out).name
+    print(
+        f"\n{parameters:,} parameters, {step}, {result.seconds:.0f} s of training, "
+        f"{result.tokens_per_second:,.0f} tokens/s"
+    )
+    print(f"\nPerplexity on {likelihood.tokens:,} held-out tokens ({valid.documents} documents), lower is better:")
+    print(f"  uniform model              {math.exp(simple['uniform']):8.1f}")
+    print(f"  unigram model              {math.exp(simple['unigram']):8.1f}")
+    print(f"  masked diffusion (bound)   {likelihood.perplexity:8.1f} ± {error:.1f}")
+    print("  protocol:", ", ".join(f"{k}={v}" for k, v in likelihood.protocol.items()))
+    print("\nFour samples (128 steps, top-p 0.9):")
+    for sample in lm.write_samples(4, seed=0, top_p=0.9):
+        print(f"\n[seed {sample.seed}, {sample.network_calls} network calls]\n{sample.text}")
+    print(f"\nA filled gap: {GAP}")
+    for text in lm.infill(GAP, n=3, seed=0, temperature=0.7):
+        print(f"  {text}")
+    print(f"\n{time.monotonic() - started:.0f} s in all. What to try next, in this environment (. .venv/bin/activate):")
+    print(f"  unmask sample {out} --watch                      see the masks become words")
+    print(f"  unmask sample {out} --prompt 'The object' -n 2   continue a text")
+    print(f"  unmask eval {out} --split test --draws 8         the held-out test set")
+    print("  unmask train tiny data.source=YOUR.txt --out runs/mine")

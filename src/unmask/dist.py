@@ -1,0 +1,129 @@
+"""Processes: who am I, sums over everybody, and the two ways to spread a model (DDP, FSDP2).
+
+One process without torchrun is the same code with a world of size 1.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from .types import UserError
+
+
+@dataclass(frozen=True)
+class World:
+    """One process among all."""
+
+    rank: int
+    size: int
+    device: torch.device
+
+    @property
+    def main(self) -> bool:
+        """The one that writes and prints."""
+        return self.rank == 0
+
+    def slots(self, total: int) -> range:
+        """The contiguous share of range(total) that is this process's."""
+        share, extra = divmod(total, self.size)
+        start = self.rank * share + min(self.rank, extra)
+        return range(start, start + share + (self.rank < extra))
+
+    def sum(self, value: Tensor) -> Tensor:
+        """Sum over all processes (float64 stays float64)."""
+        if self.size > 1:
+            value = value.to(self.device)
+            dist.all_reduce(value)
+        return value
+
+    def barrier(self) -> None:
+        """Wait for everybody."""
+        if self.size > 1:
+            dist.barrier()
+
+    def first(self) -> _First:
+        """`with world.first():` - the main process goes through before the others (to fill a shared cache)."""
+        return _First(self)
+
+
+class _First:
+    def __init__(self, world: World) -> None:
+        self.world = world
+
+    def __enter__(self) -> None:
+        if not self.world.main:
+            self.world.barrier()
+
+    def __exit__(self, *error: object) -> None:
+        if self.world.main and error[0] is None:
+            self.world.barrier()
+
+
+def pick_device(name: str, local_rank: int = 0) -> torch.device:
+    """'auto' takes CUDA, then Apple's GPU, then the CPU; anything else is torch's own device name."""
+    if name == "auto":
+        if torch.cuda.is_available():
+            return torch.device("cuda", local_rank)
+        return torch.device("mps") if torch.backends.mps.is_available() else torch.device("cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise UserError(f"unknown device {name!r}; use auto, cpu, cuda or cuda:0") from None
+    if device.type == "cuda":
+        if not torch.cuda.is_available():
+            raise UserError("device cuda was asked for, but torch sees no CUDA device here; use device=cpu")
+        return device if device.index is not None else torch.device("cuda", local_rank)
+    return device
+
+
+@contextmanager
+def world(device: str = "auto") -> Iterator[World]:
+    """Join the processes that torchrun started, or be alone."""
+    size = int(os.environ.get("WORLD_SIZE", "1"))
+    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    place = pick_device(device, local_rank)
+    if size == 1:
+        yield World(0, 1, place)
+        return
+    if place.type == "cuda":
+        torch.cuda.set_device(place)
+    dist.init_process_group("nccl" if place.type == "cuda" else "gloo")
+    try:
+        yield World(dist.get_rank(), dist.get_world_size(), place)
+    finally:
+        dist.destroy_process_group()
+
+
+def spread(model: nn.Module, strategy: str, here: World) -> nn.Module:
+    """The module to call in training: the model itself, or in DDP, or sharded in place by FSDP2."""
+    if strategy == "fsdp":
+        return shard(model, here)
+    if here.size == 1:
+        return model
+    ids = [here.device.index] if here.device.type == "cuda" else None
+    return nn.parallel.DistributedDataParallel(model, device_ids=ids, gradient_as_bucket_view=True)
+
+
+def shard(model: nn.Module, here: World) -> nn.Module:
+    """FSDP2: each block a unit, then the rest. Methods other than forward that touch weights are registered."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
+
+    if not dist.is_initialized():
+        raise UserError("train.strategy=fsdp needs torchrun: torchrun --nproc-per-node N -m unmask train ...")
+    mesh = init_device_mesh(here.device.type, (here.size,))
+    backbone = model.backbone
+    assert isinstance(backbone, nn.Module)
+    for block in backbone.blocks:  # type: ignore[union-attr]
+        fully_shard(block, mesh=mesh)
+    fully_shard(backbone, mesh=mesh)
+    for name in ("head", "condition"):
+        register_fsdp_forward_method(backbone, name)
+    return model

@@ -1,0 +1,133 @@
+"""Likelihood with error bars (paper appendix D.1): everything that says perplexity.
+
+Each (row, draw) has its own time stratum and mask, keyed by row index and draw, so the result for a seed does not
+depend on batch size or number of processes. Two errors are kept apart: the Monte Carlo error of the bound, from
+independent draws over the whole set, and the error over texts, with the Monte Carlo part taken out.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from .data.loader import eval_batch
+from .data.pack import Rows
+from .dist import World
+from .keys import Keys
+from .models.base import LanguageModel
+from .types import Batch, Likelihood, Progress, UserError
+
+
+def draw_nats(model: LanguageModel, batch: Batch, draws: int, keys: Keys) -> tuple[np.ndarray, np.ndarray]:
+    """(nats (B, draws), tokens (B,)) of a batch, float64."""
+    device = model.device
+    nats = np.empty((len(batch), draws))
+    with torch.no_grad():
+        for draw in range(draws):
+            scored = model.nats(batch.to(device), keys.at(draw))
+            nats[:, draw] = scored.nats.double().sum(-1).cpu().numpy()
+    return nats, batch.weight().sum(-1).double().cpu().numpy()
+
+
+def eval_keys(seed: int) -> Keys:
+    """The streams of evaluation, apart from those of training."""
+    return Keys(seed).fork("eval")
+
+
+def evaluate(
+    model: LanguageModel,
+    rows: Rows,
+    *,
+    draws: int = 4,
+    batch_size: int = 32,
+    seed: int = 0,
+    limit: int | None = None,
+    world: World | None = None,
+    attend_pads: bool = False,
+    progress: Progress | None = None,
+    protocol: dict[str, Any] | None = None,
+) -> Likelihood:
+    """The model's bound on a split, in nats per token with both standard errors."""
+    if draws < 1 or batch_size < 1:
+        raise UserError(f"draws={draws} and batch_size={batch_size} must be at least 1")
+    chosen = pick_rows(len(rows), limit)
+    world = world or World(0, 1, model.device)
+    mine = list(world.slots(len(chosen)))
+    nats, tokens = np.zeros((len(chosen), draws)), np.zeros(len(chosen))
+    was_training = model.training
+    model.eval()
+    for start in range(0, len(mine), batch_size):
+        part = mine[start : start + batch_size]
+        batch = eval_batch(rows, chosen[part], attend_pads)
+        batch = replace(batch, index=torch.tensor(part), total=len(chosen))
+        nats[part], tokens[part] = draw_nats(model, batch, draws, eval_keys(seed))
+        if progress:
+            progress(min(start + batch_size, len(mine)), len(mine))
+    model.train(was_training)
+    both = world.sum(torch.from_numpy(np.column_stack((nats, tokens)))).cpu().numpy()
+    facts = {
+        **rows.describe(),
+        **model.describe(),
+        "rows": len(chosen),
+        "draws": draws,
+        "seed": seed,
+        "dtype": str(next(model.parameters()).dtype).removeprefix("torch."),
+        "estimator": "one time a row and draw, strata over the data set",
+        **(protocol or {}),
+    }
+    return summarise(both[:, :-1], both[:, -1], rows.bytes_per_token, facts)
+
+
+def pick_rows(available: int, limit: int | None) -> np.ndarray:
+    """All rows, or `limit` of them evenly spaced."""
+    if limit is None or limit >= available:
+        return np.arange(available)
+    return (np.arange(limit) * available) // limit
+
+
+def summarise(
+    nats: np.ndarray, tokens: np.ndarray, bytes_per_token: float | None, protocol: dict[str, Any]
+) -> Likelihood:
+    """From nats a (row, draw) and tokens a row to a likelihood with its errors per token."""
+    n, draws = nats.shape
+    total = tokens.sum()
+    mean = nats.mean(1)
+    rate = mean.sum() / total
+    monte_carlo = nats.sum(0).std(ddof=1) / math.sqrt(draws) / total if draws > 1 else None
+    over_texts = None
+    if n > 1:
+        spread = ((mean - rate * tokens) ** 2).sum() * n / (n - 1)
+        if draws > 1:  # what the spread owes to the draws, not to the texts
+            spread -= nats.var(1, ddof=1).sum() / draws
+        over_texts = math.sqrt(spread) / total if spread > 0 else None  # None: drowned in the Monte Carlo error
+    return Likelihood(
+        nats=float(mean.sum()),
+        tokens=int(total),
+        bytes=None if bytes_per_token is None else float(total * bytes_per_token),
+        stderr_nats=None if monte_carlo is None else float(monte_carlo),
+        stderr_data=over_texts,
+        protocol=protocol,
+    )
+
+
+def count_tokens(rows: Rows, size: int) -> np.ndarray:
+    """How often each token is scored in a split."""
+    counts = np.zeros(size, dtype=np.int64)
+    for start in range(0, len(rows), 1024):
+        tokens, scored = rows.rows(np.arange(start, min(start + 1024, len(rows))))
+        counts += np.bincount(tokens[scored] if scored is not None else tokens.ravel(), minlength=size)
+    return counts
+
+
+def baselines(train: Rows, rows: Rows, size: int) -> dict[str, float]:
+    """Nats per token of two models without context: uniform, and the unigram (add-one) model of the train split.
+
+    Both share the V - 1 tokens that are not [MASK].
+    """
+    seen, scored = count_tokens(train, size) + 1.0, count_tokens(rows, size)
+    log_p = np.log(seen) - math.log(seen.sum() - 1)
+    return {"uniform": math.log(size - 1), "unigram": float(-(scored * log_p).sum() / scored.sum())}

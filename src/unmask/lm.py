@@ -1,0 +1,215 @@
+"""What a user holds: a model with its tokenizer. Sample, infill, score."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .config import Config
+from .data.tokenizers import Tokenizer
+from .evaluate import eval_keys, summarise
+from .keys import Keys
+from .models.base import LanguageModel
+from .samplers import Ancestral, Choice, Plan, RevealPlan
+from .types import Batch, Likelihood, Sample, State, UserError
+
+PLANS: dict[str, Callable[[int], Plan]] = {"plan": RevealPlan, "ancestral": Ancestral}
+GAP = re.compile(r"\{\{(.*?)\}\}", re.DOTALL)
+Watch = Callable[[State], None]
+
+
+@dataclass(frozen=True)
+class Canvas:
+    """Tokens with masks to be written, and how the result is read as text: given strings stay as they were typed."""
+
+    ids: Tensor  # (L,)
+    parts: list[str | slice]  # given text, or the positions of a gap
+
+
+@dataclass
+class LM:
+    """A language model with its tokenizer and the config it was trained with."""
+
+    model: LanguageModel
+    tokenizer: Tokenizer
+    config: Config
+
+    @property
+    def length(self) -> int:
+        """The longest sequence that the model was trained on."""
+        return self.config.data.length
+
+    # -- writing -----------------------------------------------------------------------------------------------------
+
+    def sample(self, n: int = 1, **how: Any) -> list[str]:
+        """N texts; `how` as in `write_samples`."""
+        return [sample.text for sample in self.write_samples(n, **how)]
+
+    def infill(self, text: str, n: int = 1, **how: Any) -> list[str]:
+        """N ways to fill the gaps of a text: {{3}} is a gap of three tokens; `how` as in `write`."""
+        return [sample.text for sample in self.write([self.gap_canvas(text)] * n, **how)]
+
+    def write_samples(
+        self, n: int = 1, *, length: int | None = None, prompt: str | None = None, **how: Any
+    ) -> list[Sample]:
+        """N samples of `length` tokens that begin with the prompt; `how` as in `write`."""
+        if n < 1:
+            raise UserError(f"n={n} must be at least 1")
+        return self.write([self.prompt_canvas(prompt or "", length)] * n, **how)
+
+    def write(
+        self,
+        canvases: Sequence[Canvas],
+        *,
+        steps: int = 128,
+        seed: int = 0,
+        temperature: float = 1.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        sampler: str = "plan",
+        batch_size: int = 16,
+        watch: Watch | None = None,
+    ) -> list[Sample]:
+        """Fill every canvas. Sample i has the seed `seed + i`: alone with that seed it comes out the same."""
+        if sampler not in PLANS:
+            raise UserError(f"unknown sampler {sampler!r}; choose one of {', '.join(PLANS)}")
+        if batch_size < 1:
+            raise UserError(f"batch_size={batch_size} must be at least 1")
+        plan, choice = PLANS[sampler](steps), Choice(temperature, top_k, top_p)
+        was_training = self.model.training
+        self.model.eval()
+        keys = [Keys(seed + i).fork("sample") for i in range(len(canvases))]
+        done: dict[int, State] = {}
+        ids = [canvas.ids for canvas in canvases]
+        for state in self.model.generate(ids, plan, keys, choice=choice, batch_size=batch_size):
+            if watch:
+                watch(state)
+            if state.done:
+                done[state.row] = state
+        self.model.train(was_training)
+        return [
+            Sample(done[i].canvas.tolist(), self.text(canvas, done[i].canvas), seed + i, done[i].calls, i)
+            for i, canvas in enumerate(canvases)
+        ]
+
+    def prompt_canvas(self, prompt: str, length: int | None = None) -> Canvas:
+        """The prompt and masks up to `length` tokens; rows that were trained with block ends get them."""
+        length = self.length if length is None else length
+        if not 1 <= length <= self.length:
+            raise UserError(f"length={length} must be between 1 and {self.length}, the length the model was trained on")
+        vocab, given = self.tokenizer.vocab, self.tokenizer.encode(prompt) if prompt else []
+        first = [vocab.bos] if self.config.data.block_ends and vocab.bos is not None else []
+        given = first + given
+        if len(given) >= length:
+            raise UserError(
+                f"the prompt has {len(given)} tokens, which leaves nothing to write in length={length}; "
+                f"shorten it{' or raise the length' if length < self.length else ''}"
+            )
+        ids = torch.full((length,), vocab.mask, dtype=torch.int64)
+        ids[: len(given)] = torch.tensor(given, dtype=torch.int64)
+        return Canvas(ids, [prompt, slice(len(given), length)])
+
+    def gap_canvas(self, text: str) -> Canvas:
+        """A text with gaps {{k}} of k tokens."""
+        ids: list[int] = []
+        parts: list[str | slice] = []
+        if self.config.data.block_ends and self.tokenizer.vocab.bos is not None:
+            ids.append(self.tokenizer.vocab.bos)
+        for i, piece in enumerate(GAP.split(text)):
+            if i % 2 == 0:
+                ids += self.tokenizer.encode(piece) if piece else []
+                parts.append(piece)
+                continue
+            if not piece.strip().isdigit() or int(piece) < 1:
+                raise UserError(f"{{{{{piece}}}}} is not a gap; write {{{{3}}}} for a gap of 3 tokens (at least 1)")
+            parts.append(slice(len(ids), len(ids) + int(piece)))
+            if len(ids) + int(piece) > self.length:
+                raise UserError(
+                    f"the text with its gaps is longer than the {self.length} tokens the model was trained on"
+                )
+            ids += [self.tokenizer.vocab.mask] * int(piece)
+        if len(parts) == 1:
+            raise UserError("there is no gap to fill; mark one with {{3}} for three tokens")
+        if len(ids) > self.length:
+            raise UserError(
+                f"the text with its gaps has {len(ids)} tokens, more than the {self.length} the model was trained on"
+            )
+        return Canvas(torch.tensor(ids, dtype=torch.int64), parts)
+
+    def text(self, canvas: Canvas, ids: Tensor) -> str:
+        """Given strings as typed, gaps decoded; an end of text inside a gap reads as a line break."""
+        return "".join(p if isinstance(p, str) else self._read(ids[p].tolist()) for p in canvas.parts)
+
+    def _read(self, ids: list[int]) -> str:
+        documents: list[list[int]] = [[]]
+        for token in ids:
+            if token in (self.tokenizer.vocab.eos, self.tokenizer.vocab.bos):
+                documents.append([])
+            else:
+                documents[-1].append(token)
+        return "\n".join(self.tokenizer.decode(document) for document in documents if document)
+
+    # -- reading -----------------------------------------------------------------------------------------------------
+
+    def score(self, texts: str | Sequence[str], *, draws: int = 16, seed: int = 0, batch_size: int = 32) -> Likelihood:
+        """The bound on -log p of texts: together, each alone (`.texts`), and of each token (`.token_nats`).
+
+        A text longer than the model is scored in blocks of its length, each without the others as context.
+        """
+        texts = [texts] if isinstance(texts, str) else list(texts)
+        if not texts or draws < 1:
+            raise UserError("give at least one text and one draw to score")
+        blocks: list[tuple[int, list[int]]] = []
+        for number, text in enumerate(texts):
+            ids = self.tokenizer.encode(text)
+            if not ids:
+                raise UserError(f"text {number + 1} to score is empty; give it at least one token")
+            blocks += [(number, ids[i : i + self.length]) for i in range(0, len(ids), self.length)]
+        nats = self._block_nats([ids for _, ids in blocks], draws, seed, batch_size)
+        protocol = {**self.model.describe(), "draws": draws, "seed": seed, "block_length": self.length}
+        scored = []
+        for number, text in enumerate(texts):
+            own = [i for i, (owner, _) in enumerate(blocks) if owner == number]
+            tokens = [token for i in own for token in blocks[i][1]]
+            per_token = np.concatenate([nats[i] for i in own], axis=1)  # (draws, tokens)
+            size = len(text.encode())
+            scored.append(_text_likelihood(per_token, size, self.tokenizer.pieces(tokens), protocol))
+        total = np.stack([np.array([n.sum(1) for n in nats]).reshape(len(blocks), draws)])[0]
+        whole = summarise(total, np.array([len(ids) for _, ids in blocks], dtype=float), None, protocol)
+        size = sum(len(text.encode()) for text in texts)
+        return Likelihood(whole.nats, whole.tokens, size, whole.stderr_nats, whole.stderr_data, protocol, texts=scored)
+
+    def _block_nats(self, blocks: list[list[int]], draws: int, seed: int, batch_size: int) -> list[np.ndarray]:
+        """(draws, tokens) nats of every block."""
+        was_training = self.model.training
+        self.model.eval()
+        vocab, device = self.tokenizer.vocab, self.model.device
+        filler = vocab.mask if vocab.pad is None else vocab.pad
+        result: list[np.ndarray] = []
+        for start in range(0, len(blocks), batch_size):
+            part = blocks[start : start + batch_size]
+            width = max(map(len, part))
+            tokens = torch.tensor([ids + [filler] * (width - len(ids)) for ids in part])
+            real = torch.arange(width) < torch.tensor([len(ids) for ids in part])[:, None]
+            index = torch.arange(start, start + len(part))
+            batch = Batch(tokens, index, len(blocks), scored=real, present=None if real.all() else real).to(device)
+            with torch.no_grad():
+                keys = eval_keys(seed)
+                drawn = [self.model.nats(batch, keys.at(d)).nats.double().cpu().numpy() for d in range(draws)]
+            result += [np.stack([d[row, : len(ids)] for d in drawn]) for row, ids in enumerate(part)]
+        self.model.train(was_training)
+        return result
+
+
+def _text_likelihood(nats: np.ndarray, size: int, pieces: list[str], protocol: dict[str, Any]) -> Likelihood:
+    """One text from its nats (draws, tokens)."""
+    draws, tokens = nats.shape
+    error = float(nats.sum(1).std(ddof=1) / np.sqrt(draws) / tokens) if draws > 1 else None
+    mean = nats.mean(0)
+    return Likelihood(float(mean.sum()), tokens, size, error, None, protocol, pieces, mean.tolist())

@@ -1,0 +1,81 @@
+"""What a terminal shows while something runs: progress bars, and masks that become words."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.panel import Panel
+from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
+from rich.text import Text
+from torch import Tensor
+
+from .data.tokenizers import Tokenizer
+from .types import Progress, State
+
+
+@contextmanager
+def progress_bar(what: str, quiet: bool = False) -> Iterator[Progress]:
+    """A bar on a terminal, a line every ten seconds elsewhere; always on standard error."""
+    console = Console(stderr=True)
+    if quiet:
+        yield lambda done, total: None
+    elif console.is_terminal:
+        with Bar(TextColumn(what), BarColumn(), TimeRemainingColumn(), console=console, transient=True) as bar:
+            task = bar.add_task(what, total=None)
+            yield lambda done, total: bar.update(task, completed=done, total=total)
+    else:
+        spoke = [time.monotonic()]
+
+        def line(done: int, total: int) -> None:
+            if time.monotonic() - spoke[0] > 10:
+                spoke[0] = time.monotonic()
+                print(f"{what}: {done}/{total}", file=sys.stderr, flush=True)
+
+        yield line
+
+
+class Watcher:
+    """Canvases on a terminal: grey blocks are masks, green is what was just written, white what stands."""
+
+    def __init__(self, tokenizer: Tokenizer, canvases: Sequence[Tensor], console: Console | None = None) -> None:
+        self.tokenizer, self.mask = tokenizer, tokenizer.vocab.mask
+        self.canvases = [canvas.clone() for canvas in canvases]
+        self.fresh: list[set[int]] = [set() for _ in canvases]
+        self.titles = ["all masked"] * len(canvases)
+        self.console = console or Console(stderr=True)
+        self.live = Live(self.render(), console=self.console, refresh_per_second=20)
+
+    def __enter__(self) -> Watcher:
+        self.live.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.live.stop()
+
+    def __call__(self, state: State) -> None:
+        """Take a state of the generation."""
+        self.canvases[state.row] = state.canvas
+        self.fresh[state.row] = set() if state.done else set(state.positions.tolist())
+        left = int((state.canvas == self.mask).sum())
+        self.titles[state.row] = f"step {state.step + 1}, t = {state.t:.3f}, {state.calls} calls, {left} masks left"
+        self.live.update(self.render())
+
+    def render(self) -> Group:
+        """All canvases as panels."""
+        return Group(*(Panel(self._text(i), title=title) for i, title in enumerate(self.titles)))
+
+    def _text(self, row: int) -> Text:
+        ids = self.canvases[row].tolist()
+        text = Text()
+        for position, (token, piece) in enumerate(zip(ids, self.tokenizer.pieces(ids), strict=True)):
+            if token == self.mask:
+                text.append("░░ ", style="grey50")
+            else:
+                text.append(piece, style="bold green" if position in self.fresh[row] else "")
+        return text

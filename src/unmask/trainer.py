@@ -1,0 +1,192 @@
+"""The training step: optimizer, learning rate, clipping, EMA, and nothing about the method.
+
+Sums are back-propagated and divided once by the all-reduced weight, so accumulation and any number of processes give
+the same step. All randomness is a function of (seed, step, slot in the global batch); dropout, which uses torch's
+global generator, is reseeded from (seed, step, micro-step, rank). So there is no random state to save: resuming is
+arithmetic.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from . import checkpoint
+from .config import Config, TrainConfig
+from .data.loader import train_batch
+from .data.pack import Rows
+from .dist import World, spread
+from .keys import Keys
+from .models.base import LanguageModel
+from .ops.memory import keep_pages
+from .types import UserError
+
+
+def learning_rate(spec: TrainConfig, step: int) -> float:
+    """Linear warm-up, then constant, cosine or linear decay to final_lr; `step` counts from 0."""
+    if step < spec.warmup:
+        return spec.lr * (step + 1) / spec.warmup
+    if spec.decay == "constant":
+        return spec.lr
+    done = (step - spec.warmup) / max(1, spec.steps - spec.warmup)
+    left = 1 - done if spec.decay == "linear" else 0.5 * (1 + math.cos(math.pi * done))
+    return spec.lr * (spec.final_lr + (1 - spec.final_lr) * left)
+
+
+class Ema:
+    """A moving average of the weights, by name; its memory is short at the beginning: min(decay, (1+n)/(10+n))."""
+
+    def __init__(self, model: nn.Module, decay: float) -> None:
+        self.decay = decay
+        self.weights = {name: p.detach().clone() for name, p in model.named_parameters()} if decay else {}
+
+    def update(self, model: nn.Module, n: int) -> None:
+        """Move towards the weights after step n (counted from 0)."""
+        if self.decay:
+            decay = min(self.decay, (1 + n) / (10 + n))
+            own = [checkpoint.local(self.weights[name]) for name, _ in model.named_parameters()]
+            torch._foreach_lerp_(own, [checkpoint.local(p.detach()) for p in model.parameters()], 1 - decay)
+
+    @contextmanager
+    def swapped(self, model: nn.Module) -> Iterator[None]:
+        """The averaged weights in place of the model's, for a while."""
+        self._swap(model)
+        try:
+            yield
+        finally:
+            self._swap(model)
+
+    def _swap(self, model: nn.Module) -> None:
+        for name, p in model.named_parameters():
+            if name in self.weights:
+                own, average = checkpoint.local(p.data), checkpoint.local(self.weights[name])
+                kept = own.clone()
+                own.copy_(average)
+                average.copy_(kept)
+
+
+class Trainer:
+    """A model, its optimizer, its average, and the step that moves them."""
+
+    def __init__(self, config: Config, model: LanguageModel, world: World) -> None:
+        self.config, self.world, self.model = config, world, model.to(world.device)
+        spec = config.train
+        if world.device.type == "cpu":
+            keep_pages()
+        if spec.batch_size < world.size:
+            raise UserError(f"train.batch_size={spec.batch_size} is smaller than the {world.size} processes")
+        self.module = spread(self.model, spec.strategy, world)
+        if spec.compile:
+            self.model.backbone.forward = torch.compile(self.model.backbone.forward)  # type: ignore[method-assign]
+        self.ema = Ema(self.model, spec.ema)
+        self.optimizer = torch.optim.AdamW(
+            self.model.parameters(),
+            lr=spec.lr,
+            betas=spec.betas,
+            eps=spec.adam_eps,
+            weight_decay=spec.weight_decay,
+            fused=True if world.device.type in ("cpu", "cuda") and spec.strategy == "ddp" else None,
+        )
+        self.keys = Keys(config.seed).fork("train")
+
+    def autocast(self) -> Any:
+        """bf16 where the config says so."""
+        if self.config.train.precision == "bf16":
+            return torch.autocast(self.world.device.type, dtype=torch.bfloat16)
+        return nullcontext()
+
+    def micro_slots(self) -> list[range]:
+        """The slots of the global batch that are this process's, cut for accumulation."""
+        mine = self.world.slots(self.config.train.batch_size)
+        size = self.config.train.micro_batch_size or len(mine)
+        return [mine[i : i + size] for i in range(0, len(mine), size)]
+
+    def step(self, rows: Rows, step: int, stop: bool = False) -> tuple[dict[str, float], bool]:
+        """One optimizer step. Returns its figures, and whether any process was asked to stop."""
+        spec, keys = self.config.train, self.keys.at(step)
+        micros = self.micro_slots()
+        total = torch.zeros(3, dtype=torch.float64)
+        self.module.train()
+        for micro, slots in enumerate(micros):
+            batch = train_batch(
+                rows, seed=self.config.seed, step=step, batch_size=spec.batch_size, slots=slots,
+                attend_pads=self.config.data.attend_pads,
+            ).to(self.world.device)  # fmt: skip
+            torch.manual_seed(keys.torch_seed("dropout", micro * self.world.size + self.world.rank))
+            with self._sync(micro == len(micros) - 1):
+                with self.autocast():
+                    loss, weight = self.module(batch, keys)
+                loss.backward()
+            total += torch.tensor([loss.item(), weight.item(), 0.0], dtype=torch.float64)
+        total[2] = float(stop)
+        loss_sum, weight_sum, stops = self.world.sum(total).tolist()
+        norm = self._apply(weight_sum, step)
+        figures = {"loss": loss_sum / weight_sum, "lr": self.optimizer.param_groups[0]["lr"], "grad_norm": norm}
+        return figures | {"tokens": weight_sum}, stops > 0
+
+    def _sync(self, last: bool) -> Any:
+        """Gradients travel between processes only with the last micro-batch."""
+        if isinstance(self.module, nn.parallel.DistributedDataParallel) and not last:
+            return self.module.no_sync()
+        return nullcontext()
+
+    def _apply(self, weight: float, step: int) -> float:
+        """Divide by the weight, clip, move, average."""
+        spec = self.config.train
+        gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
+        # DDP and FSDP average over processes what we want summed.
+        scale = self.world.size / weight
+        norm = float(checkpoint.full(nn.utils.get_total_norm(gradients, foreach=True))) * scale
+        if not math.isfinite(norm):
+            raise FloatingPointError(f"the gradient of step {step} is not finite; lower train.lr or check the data")
+        if spec.clip is not None and norm > spec.clip:
+            scale *= spec.clip / norm
+        torch._foreach_mul_([checkpoint.local(g) for g in gradients], scale)
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate(spec, step)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.ema.update(self.model, step)
+        return norm
+
+    # -- what a checkpoint holds -------------------------------------------------------------------------------------
+
+    def tensors(self) -> dict[str, dict[str, Tensor]]:
+        """All numbers of the run, whole, by file (a collective call under FSDP)."""
+        named = dict(self.model.named_parameters())
+        moments = {}
+        for name, p in named.items():
+            for kind, value in self.optimizer.state.get(p, {}).items():
+                moments[f"{kind}.{name}"] = checkpoint.full(value)
+        weights = {name: checkpoint.full(p.detach()) for name, p in self.model.state_dict().items()}
+        files = {"model.safetensors": weights, "optimizer.safetensors": moments}
+        if self.ema.weights:
+            files["ema.safetensors"] = {name: checkpoint.full(p) for name, p in self.ema.weights.items()}
+        return files
+
+    def restore(self, folder: Path) -> dict[str, Any]:
+        """Take everything back from a checkpoint, strictly; returns its state."""
+        checkpoint.verify(folder)
+        wanted = {"model.safetensors": self.model.state_dict(), "ema.safetensors": self.ema.weights}
+        for name, targets in wanted.items():
+            if targets:
+                checkpoint.assign_all(targets, checkpoint.load_tensors(folder / name), folder / name)
+        moments = checkpoint.load_tensors(folder / "optimizer.safetensors")
+        for name, p in self.model.named_parameters():
+            state = self.optimizer.state[p]
+            for kind in ("step", "exp_avg", "exp_avg_sq"):
+                value = moments.pop(f"{kind}.{name}", None)
+                if value is None:
+                    raise UserError(f"checkpoint file {folder / 'optimizer.safetensors'} lacks {kind}.{name}")
+                if kind == "step":
+                    state[kind] = value.to(self.world.device if self.optimizer.defaults["fused"] else "cpu")
+                else:
+                    state[kind] = torch.zeros_like(p)
+                    checkpoint.assign(state[kind], value)
+        return checkpoint.read_json(folder / "state.json")
