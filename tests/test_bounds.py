@@ -1,12 +1,14 @@
-"""The bounds against enumeration: exact for exact conditionals, equal to brute-force KLs, and never better than a law."""
+"""The bounds against enumeration: exact for exact conditionals, equal to brute-force KLs, never better than a law."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import fields
 
 import numpy as np
 import pytest
 import torch
+
 from oracles import (
     ALPHAS,
     MASK,
@@ -28,7 +30,6 @@ from oracles import (
     random_joint,
     subs,
 )
-
 from unmask import bounds, masking
 from unmask.schedule import ContinuousTime, DiscreteTime, Draw, Schedule
 
@@ -63,28 +64,30 @@ class Costs:
         return -folded, mass
 
     def expected(self, draw: Draw) -> torch.Tensor:
-        """E[nats] (x,) given one draw, by `bounds.nats`."""
+        """E[nats] (n, x) for n draws, by `bounds.nats`."""
+        draw = Draw(*(getattr(draw, f.name)[:, None, None, None] for f in fields(draw)))
         nll, mass = self.target(draw.keep)
         value = bounds.nats(draw, nll, mass)
         return (self.chance(draw.keep) * (value * self.masked).sum(-1)).sum(-1)
 
 
-def one(draw: Draw, i: int) -> Draw:
-    return draw.rows(torch.tensor(i))
+def expected(costs_at, draw: Draw) -> torch.Tensor:
+    """The same for costs that depend on the time; `costs_at(None)` gives those that do not."""
+    if (costs := costs_at(None)) is not None:
+        return costs.expected(draw)
+    return torch.cat([costs_at(float(t)).expected(draw.rows(torch.tensor([i]))) for i, t in enumerate(draw.t)])
 
 
 def expected_continuous(costs_at, schedule: Schedule, law: ContinuousTime, n: int) -> torch.Tensor:
-    """Exact E[nats] over the uniform, finite last step included."""
+    """Exact E[nats] (x,) over the uniform, finite last step included."""
     uniform, weight, last = continuous_nodes(schedule, law, n)
-    draw = law.draw(uniform, schedule)
-    total = sum(weight[i] * costs_at(float(draw.t[i])).expected(one(draw, i)) for i in range(n))
     end = law.draw(torch.zeros(1, dtype=torch.float64), schedule)
-    return total + last * costs_at(float(end.t[0])).expected(one(end, 0))
+    return weight @ expected(costs_at, law.draw(uniform, schedule)) + last * expected(costs_at, end)[0]
 
 
 def expected_discrete(costs_at, schedule: Schedule, steps: int) -> torch.Tensor:
-    draw = DiscreteTime(steps).draw((torch.arange(steps, dtype=torch.float64) + 0.5) / steps, schedule)
-    return sum(costs_at(float(draw.t[i])).expected(one(draw, i)) for i in range(steps)) / steps
+    uniform = (torch.arange(steps, dtype=torch.float64) + 0.5) / steps
+    return expected(costs_at, DiscreteTime(steps).draw(uniform, schedule)).mean(0)
 
 
 def timeless(denoise):
@@ -185,7 +188,9 @@ def test_one_step_is_the_kl_and_the_published_closed_form(alpha_s, alpha_t):
         x, x_mask = math.exp(log_x[2]), math.exp(log_x[MASK])
         q = bayes(MASK, one_hot(2), alpha_s, alpha_t, one_hot(MASK))
         p = bayes(MASK, np.exp(log_x), alpha_s, alpha_t, one_hot(MASK))
-        folded, mass = masking.fold(*torch.from_numpy(log_x)[[2, MASK]], 0.0, torch.tensor(alpha_t, dtype=torch.float64))
+        folded, mass = masking.fold(
+            *torch.from_numpy(log_x)[[2, MASK]], 0.0, torch.tensor(alpha_t, dtype=torch.float64)
+        )
         u = torch.tensor((alpha_s - alpha_t) / (1 - alpha_t), dtype=torch.float64)
         got = float(bounds.discrete(-folded, mass, u, torch.tensor(7.0)))
         assert got == pytest.approx(7 * kl(q, p), rel=1e-9, abs=1e-12)
@@ -237,15 +242,9 @@ def total_probability(nats: torch.Tensor) -> float:
 
 def costs_of(net: TableNet, name: str, log_x=subs):
     denoise = net.denoiser(name, log_x)
-    seen: dict[float, Costs] = {}
-
-    def at(t: float) -> Costs:
-        key = t if net.drift is not None else 0.0
-        if key not in seen:
-            seen[key] = Costs(denoise, min(max(t, 0.0), 1.0))
-        return seen[key]
-
-    return at
+    if net.drift is None:
+        return timeless(denoise)
+    return lambda t: None if t is None else Costs(denoise, min(max(t, 0.0), 1.0))
 
 
 @each_schedule

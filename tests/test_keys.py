@@ -50,7 +50,7 @@ def test_uniforms_are_uniform_within_a_stream_and_across_streams():
     for sample in (within, across, steps):
         assert stats.kstest(sample, "uniform").pvalue > 1e-3
         assert abs(np.corrcoef(sample[1:], sample[:-1])[0, 1]) < 4 / np.sqrt(len(sample))
-        assert 0 <= sample.min() and sample.max() < 1
+        assert sample.min() >= 0 and sample.max() < 1
     assert abs(np.corrcoef(across, steps)[0, 1]) < 4 / np.sqrt(5000)
 
 

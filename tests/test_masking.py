@@ -8,9 +8,9 @@ import math
 import numpy as np
 import pytest
 import torch
-from oracles import MASK, V, bayes, d3pm, kl, noise_matrix, one_hot
 from scipy import stats
 
+from oracles import MASK, V, bayes, d3pm, kl, noise_matrix, one_hot
 from unmask import masking
 from unmask.keys import Keys
 
@@ -211,7 +211,7 @@ def test_categorical_takes_no_rows_at_all():
 @pytest.mark.parametrize("prior", ["mask", "uniform"])
 @pytest.mark.parametrize("steps", [1, 4])
 def test_the_diffusion_loss_of_either_prior_is_brute_force(prior, steps):
-    """Sum over steps of E_q(z_t|x) KL(q(z_s|z_t,x) || q(z_s|z_t,x̂)), s = 0 included, from `masking` and from matrices."""
+    """Sum over steps of E_q(z_t|x) KL(q(z_s|z_t,x) || q(z_s|z_t,x̂)), from `masking` and from matrices."""
     pi, guess, loss, truth = PRIORS[prior], np.array([0.5, 0.05, 0.25, 0.2]), 0.0, 0.0
     for i in range(1, steps + 1):
         alpha_s, alpha_t = 1 - (i - 1) / steps, 1 - i / steps

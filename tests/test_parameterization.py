@@ -7,8 +7,8 @@ import math
 import numpy as np
 import pytest
 import torch
-from oracles import CLEAN, MASK, V, bayes, d3pm, one_hot, subs
 
+from oracles import CLEAN, MASK, V, bayes, d3pm, one_hot, subs
 from unmask.parameterization import Mean
 
 SUBS, LADDER = Mean(), Mean(zero_mask=False)

@@ -9,9 +9,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from oracles import ALPHAS, SCHEDULES, continuous_nodes
 from scipy import stats
 
+from oracles import ALPHAS, SCHEDULES, continuous_nodes
 from unmask.keys import Keys
 from unmask.schedule import (
     ContinuousTime,

@@ -12,7 +12,9 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Mapping
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,44 +26,44 @@ from torch import Tensor
 from .types import UserError
 
 MANIFEST = "manifest.json"
+SHARDS = "shards"
 STEP = re.compile(r"step-(\d{8})")
 
 
-def save(
-    folder: Path,
-    tensors: Mapping[str, Mapping[str, Tensor]],
-    state: Mapping[str, Any],
-    others: Callable[[Path], None] = lambda folder: None,
-) -> None:
-    """Write a checkpoint folder atomically: {file: tensors}, state.json, and what `others` puts there."""
-    temporary = folder.with_name(f".{folder.name}.writing")
+@contextmanager
+def writing(folder: Path) -> Iterator[Path]:
+    """A temporary folder that becomes `folder`, sealed and synced, when the block ends well, and vanishes if not."""
+    temporary = temporary_name(folder)
     shutil.rmtree(temporary, ignore_errors=True)
     try:
         temporary.mkdir(parents=True)
-        others(temporary)
-        for name, named in tensors.items():
-            save_file({k: v.detach().contiguous().cpu() for k, v in named.items()}, temporary / name)
-        (temporary / "state.json").write_text(json.dumps(state, indent=1), encoding="utf-8")
+        yield temporary
         seal(temporary)
         if folder.exists():
             shutil.rmtree(folder)
         os.rename(temporary, folder)
         _sync(folder.parent)
     except (OSError, SafetensorError) as error:
-        shutil.rmtree(temporary, ignore_errors=True)
         raise UserError(
             f"could not write checkpoint {folder} ({error}); earlier checkpoints are untouched, "
             "free some space and run the same command again"
         ) from None
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def temporary_name(folder: Path) -> Path:
+    """Where a checkpoint is written before it gets its name."""
+    return folder.with_name(f".{folder.name}.writing")
 
 
 def seal(folder: Path) -> None:
     """Record size and checksum of every file, and push all of it to the disk."""
-    files = {p.name: _fingerprint(p) for p in sorted(folder.iterdir()) if p.name != MANIFEST}
+    paths = [p for p in sorted(folder.rglob("*")) if p.is_file()]
+    files = {p.relative_to(folder).as_posix(): _fingerprint(p) for p in paths}
     (folder / MANIFEST).write_text(json.dumps({"format": 1, "files": files}, indent=1), encoding="utf-8")
-    for path in folder.iterdir():
+    for path in (folder, *folder.rglob("*")):
         _sync(path)
-    _sync(folder)
 
 
 def verify(folder: Path) -> None:
@@ -81,29 +83,73 @@ def verify(folder: Path) -> None:
             raise UserError(f"checkpoint file {path} is damaged: its checksum does not match{_fix(folder)}")
 
 
-def load_tensors(path: Path) -> dict[str, Tensor]:
-    """Tensors of a safetensors file, or one sentence that names it."""
+# -- tensors, whole or in shards: groups of named tensors -----------------------------------------------------------
+
+Groups = Mapping[str, Mapping[str, Tensor]]
+
+
+def write_whole(folder: Path, groups: Groups) -> None:
+    """One safetensors file a group."""
+    for group, tensors in groups.items():
+        save_file({k: v.detach().contiguous().cpu() for k, v in tensors.items()}, folder / f"{group}.safetensors")
+
+
+def write_shards(folder: Path, groups: Groups) -> None:
+    """Every process writes its part through torch.distributed.checkpoint, as safetensors (a collective call)."""
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
+
+    flat = {f"{group}.{name}": tensor for group, tensors in groups.items() for name, tensor in tensors.items()}
     try:
-        return load_file(path)
+        dcp.save(flat, storage_writer=HuggingFaceStorageWriter(str(folder / SHARDS), save_distributed=True))
+    except dcp.api.CheckpointException as error:
+        first = next(iter(error.failures.values()))[0]
+        raise OSError(str(first)) from None
+
+
+def read_into(folder: Path, group: str, targets: Mapping[str, Tensor]) -> None:
+    """Fill tensors by name, strictly, from a checkpoint of either kind; targets may be sharded."""
+    if (folder / SHARDS).is_dir():
+        _read_shards(folder, group, targets)
+        return
+    path = folder / f"{group}.safetensors"
+    try:
+        values = load_file(path)
     except FileNotFoundError:
-        raise UserError(f"checkpoint file {path} is missing{_fix(path.parent)}") from None
+        raise UserError(f"checkpoint file {path} is missing{_fix(folder)}") from None
     except (SafetensorError, OSError, ValueError) as error:
-        raise UserError(f"checkpoint file {path} is damaged: {error}{_fix(path.parent)}") from None
+        raise UserError(f"checkpoint file {path} is damaged: {error}{_fix(folder)}") from None
+    check_names({name: t.shape for name, t in targets.items()}, {name: t.shape for name, t in values.items()}, path)
+    for name, target in targets.items():
+        assign(target, values[name])
 
 
-def assign_all(targets: Mapping[str, Tensor], values: Mapping[str, Tensor], path: Path) -> None:
-    """Copy tensors over by name, strictly: every one is accounted for, with the right shape."""
-    for what, names in (("lacks", targets.keys() - values.keys()), ("has unknown", values.keys() - targets.keys())):
+def _read_shards(folder: Path, group: str, targets: Mapping[str, Tensor]) -> None:
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+
+    reader = HuggingFaceStorageReader(str(folder / SHARDS))
+    stored = reader.read_metadata().state_dict_metadata
+    own = {n.removeprefix(f"{group}."): m.size for n, m in stored.items() if n.startswith(f"{group}.")}  # type: ignore[union-attr]
+    check_names({name: t.shape for name, t in targets.items()}, own, folder / SHARDS)
+    flat = {f"{group}.{name}": target.detach() for name, target in targets.items()}
+    alone = not any(hasattr(target, "device_mesh") for target in targets.values())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        dcp.load(flat, storage_reader=reader, no_dist=alone)
+
+
+def check_names(wanted: Mapping[str, Any], found: Mapping[str, Any], path: Path) -> None:
+    """Every tensor is accounted for, with the right shape; names and shapes only."""
+    for what, names in (("lacks", wanted.keys() - found.keys()), ("has unknown", found.keys() - wanted.keys())):
         if names:
             some = ", ".join(sorted(names)[:3]) + (", ..." if len(names) > 3 else "")
             raise UserError(f"{path} does not fit this model: it {what} {len(names)} tensor(s): {some}")
-    for name, target in targets.items():
-        if values[name].shape != target.shape:
+    for name, shape in wanted.items():
+        if tuple(found[name]) != tuple(shape):
             raise UserError(
-                f"{path} does not fit this model: {name} has shape {tuple(values[name].shape)}, "
-                f"the model wants {tuple(target.shape)}"
+                f"{path} does not fit this model: {name} has shape {tuple(found[name])}, the model wants {tuple(shape)}"
             )
-        assign(target, values[name])
 
 
 def read_json(path: Path, context: str = "cannot read the checkpoint") -> dict[str, Any]:

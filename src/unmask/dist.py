@@ -127,3 +127,12 @@ def shard(model: nn.Module, here: World) -> nn.Module:
     for name in ("head", "condition"):
         register_fsdp_forward_method(backbone, name)
     return model
+
+
+def settle(model: nn.Module) -> None:
+    """Put gathered weights of an FSDP model back into shards, so that its parameters are what is stored."""
+    from torch.distributed.fsdp import FSDPModule
+
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()

@@ -30,6 +30,6 @@ def load(path: str | Path, *, which: str = "last", weights: str = "ema", device:
     with torch.device("meta"):
         model = build.model(config, tokenizer.vocab)
     model = model.to_empty(device=pick_device(device))
-    name = "ema.safetensors" if weights == "ema" and (folder / "ema.safetensors").exists() else "model.safetensors"
-    checkpoint.assign_all(model.state_dict(), checkpoint.load_tensors(folder / name), folder / name)
+    group = "ema" if weights == "ema" and config.train.ema else "model"
+    checkpoint.read_into(folder, group, dict(model.state_dict()))
     return LM(model.eval(), tokenizer, config)

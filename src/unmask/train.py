@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import time
 from collections.abc import Iterator
@@ -69,8 +70,11 @@ class Run:
         self.best: dict[str, Any] | None = None
         self.valid: Likelihood | None = None
         if found:
-            state = self.trainer.restore(checkpoint.step_folder(out, self.start))
+            folder = checkpoint.step_folder(out, self.start)
+            checkpoint.verify(folder)
+            state = checkpoint.read_json(folder / "state.json")
             self._same_data(state)
+            self.trainer.restore(folder)
             self.best = state["best"]
         if world.main:
             checkpoint.write_atomically(out / "config.yaml", config.to_yaml())
@@ -179,8 +183,11 @@ class Run:
 
     def save(self, step: int) -> None:
         """Write a checkpoint (all processes take part where the model is sharded), then drop old ones."""
-        tensors = self.trainer.tensors()
-        if self.world.main:
+        folder = checkpoint.step_folder(self.out, step)
+        if not self.world.main:
+            self.world.barrier()  # until the folder is there
+            self.trainer.save(checkpoint.temporary_name(folder))
+        else:
             state = {
                 "step": step,
                 "seed": self.config.seed,
@@ -189,7 +196,11 @@ class Run:
                 "processes": self.world.size,
                 "threads": torch.get_num_threads(),
             }
-            checkpoint.save(checkpoint.step_folder(self.out, step), tensors, state, self._describe)
+            with checkpoint.writing(folder) as temporary:
+                self.world.barrier()
+                self.trainer.save(temporary)
+                self._describe(temporary)
+                (temporary / "state.json").write_text(json.dumps(state, indent=1), encoding="utf-8")
             checkpoint.prune(self.out, self.config.train.keep_last, self.best["step"] if self.best else None)
         self.world.barrier()
 

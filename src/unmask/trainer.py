@@ -21,7 +21,7 @@ from . import checkpoint
 from .config import Config, TrainConfig
 from .data.loader import train_batch
 from .data.pack import Rows
-from .dist import World, spread
+from .dist import World, settle, spread
 from .keys import Keys
 from .models.base import LanguageModel
 from .ops.memory import keep_pages
@@ -63,6 +63,7 @@ class Ema:
             self._swap(model)
 
     def _swap(self, model: nn.Module) -> None:
+        settle(model)
         for name, p in model.named_parameters():
             if name in self.weights:
                 own, average = checkpoint.local(p.data), checkpoint.local(self.weights[name])
@@ -157,36 +158,29 @@ class Trainer:
 
     # -- what a checkpoint holds -------------------------------------------------------------------------------------
 
-    def tensors(self) -> dict[str, dict[str, Tensor]]:
-        """All numbers of the run, whole, by file (a collective call under FSDP)."""
-        named = dict(self.model.named_parameters())
-        moments = {}
-        for name, p in named.items():
-            for kind, value in self.optimizer.state.get(p, {}).items():
-                moments[f"{kind}.{name}"] = checkpoint.full(value)
-        weights = {name: checkpoint.full(p.detach()) for name, p in self.model.state_dict().items()}
-        files = {"model.safetensors": weights, "optimizer.safetensors": moments}
-        if self.ema.weights:
-            files["ema.safetensors"] = {name: checkpoint.full(p) for name, p in self.ema.weights.items()}
-        return files
+    def groups(self) -> dict[str, dict[str, Tensor]]:
+        """All numbers of the run by group and name; sharded where the model is."""
+        settle(self.model)
+        moments = {
+            f"{kind}.{name}": value
+            for name, p in self.model.named_parameters()
+            for kind, value in self.optimizer.state.get(p, {}).items()
+        }
+        groups = {"model": dict(self.model.state_dict()), "optimizer": moments}
+        return groups | ({"ema": self.ema.weights} if self.ema.weights else {})
 
-    def restore(self, folder: Path) -> dict[str, Any]:
-        """Take everything back from a checkpoint, strictly; returns its state."""
-        checkpoint.verify(folder)
-        wanted = {"model.safetensors": self.model.state_dict(), "ema.safetensors": self.ema.weights}
-        for name, targets in wanted.items():
-            if targets:
-                checkpoint.assign_all(targets, checkpoint.load_tensors(folder / name), folder / name)
-        moments = checkpoint.load_tensors(folder / "optimizer.safetensors")
-        for name, p in self.model.named_parameters():
-            state = self.optimizer.state[p]
-            for kind in ("step", "exp_avg", "exp_avg_sq"):
-                value = moments.pop(f"{kind}.{name}", None)
-                if value is None:
-                    raise UserError(f"checkpoint file {folder / 'optimizer.safetensors'} lacks {kind}.{name}")
-                if kind == "step":
-                    state[kind] = value.to(self.world.device if self.optimizer.defaults["fused"] else "cpu")
-                else:
-                    state[kind] = torch.zeros_like(p)
-                    checkpoint.assign(state[kind], value)
-        return checkpoint.read_json(folder / "state.json")
+    def save(self, folder: Path) -> None:
+        """Write the numbers into a folder: whole, or each process its shard (all processes call)."""
+        if self.config.train.strategy == "fsdp":
+            checkpoint.write_shards(folder, self.groups())
+        elif self.world.main:
+            checkpoint.write_whole(folder, self.groups())
+
+    def restore(self, folder: Path) -> None:
+        """Take everything back from a checkpoint of either kind, strictly."""
+        for p in self.model.parameters():
+            place = self.world.device if self.optimizer.defaults["fused"] else torch.device("cpu")
+            step = torch.zeros((), dtype=torch.float32, device=place)
+            self.optimizer.state[p] = {"step": step, "exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
+        for group, targets in self.groups().items():
+            checkpoint.read_into(folder, group, targets)
