@@ -4,7 +4,7 @@ import gzip
 import json
 import os
 from collections import Counter
-from itertools import islice
+from itertools import chain, islice
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -65,7 +65,9 @@ def test_documents_end_where_their_next_piece_goes_elsewhere(ends, seed):
     pieces = [Piece(f"{i} ", end) for i, end in enumerate(ends)]
     names = list(islice(Division(0.3, 0.2, seed).names(), len(pieces)))
     divided = list(Division(0.3, 0.2, seed).divide(pieces))
-    assert [(split, piece.text) for split, piece in divided] == [(n, p.text) for n, p in zip(names, pieces, strict=True)]
+    assert [(split, piece.text) for split, piece in divided] == [
+        (n, p.text) for n, p in zip(names, pieces, strict=True)
+    ]
     for i, (_, piece) in enumerate(divided):
         last = i == len(pieces) - 1
         assert piece.ends == (last or ends[i] or names[i] != names[i + 1])
@@ -75,7 +77,7 @@ def test_one_file_is_divided_without_loss(tmp_path, spec):
     corpus = open_corpus(spec(lines(tmp_path / "a.txt", 400), document="line"))
     assert corpus.splits == ("train", "valid", "test")
     parts = {split: texts(corpus, split) for split in corpus.splits}
-    assert sorted(sum(parts.values(), [])) == sorted(f"line {i}" for i in range(400))
+    assert sorted(chain(*parts.values())) == sorted(f"line {i}" for i in range(400))
     assert len(parts["valid"]) == 20
     assert abs(len(parts["test"]) - 20) <= 1
 
@@ -160,7 +162,9 @@ def test_fingerprint_is_of_the_content_not_of_the_path(tmp_path, spec):
     assert print_of(first) == print_of(second)
     second.write_text(first.read_text() + "x")
     assert print_of(first) != print_of(second)
-    assert len({print_of(first, **s) for s in ({}, {"document": "line"}, {"split_seed": 1}, {"test_fraction": 0.1})}) == 4
+    assert (
+        len({print_of(first, **s) for s in ({}, {"document": "line"}, {"split_seed": 1}, {"test_fraction": 0.1})}) == 4
+    )
 
 
 def test_big_files_are_hashed_once_but_never_wrongly(tmp_path, monkeypatch):
@@ -208,7 +212,7 @@ def test_files_that_are_no_corpora(tmp_path, spec):
         with pytest.raises(UserError, match=message):
             open_corpus(spec(tmp_path / name))
     (tmp_path / "empty").mkdir()
-    with pytest.raises(UserError, match="holds no .txt"):
+    with pytest.raises(UserError, match=r"holds no \.txt"):
         open_corpus(spec(tmp_path / "empty"))
 
 
@@ -223,7 +227,7 @@ def test_unusable_cache_folder(tmp_path):
 
 def test_hub_name_without_network(spec, monkeypatch):
     monkeypatch.setattr(online, "reachable", lambda: False)
-    with pytest.raises(UserError, match="'owner/corpus' is no built-in corpus .*Hub cannot be reached"):
+    with pytest.raises(UserError, match=r"'owner/corpus' is no built-in corpus .*Hub cannot be reached"):
         open_corpus(spec("owner/corpus"))
 
 

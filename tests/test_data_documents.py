@@ -69,7 +69,9 @@ def test_text_in_small_chunks_keeps_characters_and_newlines_whole(tmp_path, monk
     assert "".join(read_text(path)) == "a€\nb\nc🙂\n"
 
 
-@pytest.mark.parametrize(("data", "offset"), [(b"abc\xff", 3), (b"abcdefgh\xe2\x82", 8), ("€€€".encode() + b"\xe2(", 9)])
+@pytest.mark.parametrize(
+    ("data", "offset"), [(b"abc\xff", 3), (b"abcdefgh\xe2\x82", 8), ("€€€".encode() + b"\xe2(", 9)]
+)
 def test_not_utf8_names_file_and_offset(tmp_path, monkeypatch, data, offset):
     monkeypatch.setattr(documents, "CHUNK", 4)
     path = tmp_path / "latin.txt"

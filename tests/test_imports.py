@@ -9,7 +9,8 @@ import unmask
 
 ROOT = Path(unmask.__file__).parent
 LEVELS = [
-    {"types", "version"},
+    {"errors", "version"},
+    {"types"},
     {"keys", "config"},  # config is plain data and imports only types, so anything above may read it
     {"schedule", "ops", "data"},
     {"masking", "parameterization", "backbones"},

@@ -314,6 +314,14 @@ def test_ties_and_rows_of_one_token():
         assert law_of(choice, sure) == [0, 1, 0]
 
 
+@pytest.mark.parametrize("temperature", [1e-3, 1e-30, 1e-40, 1e-300])
+def test_a_temperature_near_zero_is_the_most_likely_token(temperature):
+    """Dividing by it overflows float32 long before a user runs out of zeros; NaN would write any token, even [MASK]."""
+    log_x = torch.tensor([[0.2, 0.0, 0.5, 0.3], [0.9, 0.0, 0.05, 0.05]]).log()
+    tokens, _ = Choice(temperature=temperature)(log_x, torch.tensor([0.99, 0.5], dtype=torch.float64))
+    assert tokens.tolist() == [2, 0]
+
+
 @each_plan
 def test_filters_never_change_when_a_position_is_revealed(plan):
     model, keys = model_of(), keys_of(30)

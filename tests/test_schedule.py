@@ -102,7 +102,7 @@ def test_derivative_rate_and_inverse_of_named_schedules(name):
     check_monotone(SCHEDULES[name])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(schedule=any_schedule)
 def test_derivative_rate_and_inverse_of_any_schedule(schedule):
     check_calculus(schedule)

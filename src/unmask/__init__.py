@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any
 from .version import __version__
 
 if TYPE_CHECKING:
+    from .errors import UserError
     from .hub import load
     from .lm import LM
     from .recipes import recipe
-    from .types import UserError
 
 __all__ = ["LM", "UserError", "__version__", "load", "recipe"]
 
-_ROOMS = {"load": "hub", "LM": "lm", "recipe": "recipes", "UserError": "types"}
+_ROOMS = {"load": "hub", "LM": "lm", "recipe": "recipes", "UserError": "errors"}
 
 
 def __getattr__(name: str) -> Any:

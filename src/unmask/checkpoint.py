@@ -66,14 +66,18 @@ def seal(folder: Path) -> None:
         _sync(path)
 
 
-def verify(folder: Path) -> None:
-    """Raise one sentence that names the file if anything is missing, cut short or changed."""
+def verify(folder: Path, only: str | None = None) -> None:
+    """Raise one sentence that names the file if anything (or one file) is missing, cut short or changed."""
     manifest = read_json(folder / MANIFEST, f"checkpoint {folder} is incomplete")
     files = manifest.get("files")
-    if not isinstance(files, dict):
+    if not isinstance(files, dict) or not files:
         raise UserError(f"checkpoint file {folder / MANIFEST} is damaged: it lists no files{_fix(folder)}")
     for name, want in files.items():
         path = folder / name
+        if only not in (None, name):
+            continue
+        if not isinstance(want, dict) or not {"size", "sha256"} <= want.keys():
+            raise UserError(f"checkpoint file {folder / MANIFEST} is damaged: it says nothing of {name}{_fix(folder)}")
         if not path.is_file():
             raise UserError(f"checkpoint file {path} is missing{_fix(folder)}")
         size = path.stat().st_size
@@ -157,7 +161,7 @@ def read_json(path: Path, context: str = "cannot read the checkpoint") -> dict[s
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise UserError(f"{context}: {path} does not exist") from None
+        raise UserError(f"{context}: {path} does not exist{_fix(path.parent)}") from None
     except (json.JSONDecodeError, UnicodeDecodeError):
         raise UserError(f"{context}: {path} is damaged (it is not JSON){_fix(path.parent)}") from None
     if not isinstance(value, dict):
@@ -194,7 +198,7 @@ def prune(run: Path, keep_last: int, best: int | None) -> None:
 def resolve(path: str | Path, which: str = "last") -> Path:
     """The checkpoint folder that a path means: itself, or the last (or best) one of a run."""
     folder = Path(path)
-    if (folder / MANIFEST).is_file():
+    if (folder / MANIFEST).is_file() or (STEP.fullmatch(folder.name) and folder.is_dir()):
         return folder
     found = steps(folder)
     if not found:
@@ -202,6 +206,7 @@ def resolve(path: str | Path, which: str = "last") -> Path:
     last = step_folder(folder, found[-1])
     if which == "last":
         return last
+    verify(last, only="state.json")
     best = read_json(last / "state.json").get("best")
     if not best or best["step"] not in found:
         raise UserError(f"{folder} has no best checkpoint yet; use the last one")
@@ -211,9 +216,13 @@ def resolve(path: str | Path, which: str = "last") -> Path:
 def write_atomically(path: Path, text: str) -> None:
     """Replace a small text file in one step."""
     temporary = path.with_name(f".{path.name}.writing")
-    temporary.write_text(text, encoding="utf-8")
-    _sync(temporary)
-    os.replace(temporary, path)
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        _sync(temporary)
+        os.replace(temporary, path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise UserError(f"could not write {path} ({error.strerror}); checkpoints are untouched") from None
 
 
 def _fix(folder: Path) -> str:

@@ -24,7 +24,7 @@ from pydantic import (
     model_validator,
 )
 
-from .types import UserError
+from .errors import UserError
 
 
 class Section(BaseModel):

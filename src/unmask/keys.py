@@ -34,7 +34,7 @@ class Keys:
 
     def digest(self, purpose: str, index: int = 0) -> tuple[int, int]:
         """Two 64-bit words that name the stream."""
-        name = struct.pack("<qqq", self.seed, self.step, index) + purpose.encode()
+        name = f"{self.seed} {self.step} {index} {purpose}".encode()
         return struct.unpack("<QQ", hashlib.blake2b(name, digest_size=16).digest())
 
     def stream(self, purpose: str, index: int = 0) -> np.random.Generator:

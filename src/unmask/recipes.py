@@ -17,7 +17,7 @@ from .config import (
     load_yaml,
     nearest,
 )
-from .types import UserError
+from .errors import UserError
 
 
 def tiny() -> Config:

@@ -48,7 +48,7 @@ class Choice:
     """How a token is taken from x̂. It never touches the chance of being revealed."""
 
     temperature: float = 1.0  # 0 = the most likely token
-    top_k: int | None = None
+    top_k: int | None = None  # tokens as likely as the k-th are kept too
     top_p: float | None = None  # the smallest set of tokens that holds at least this much (the crossing one included)
 
     def __post_init__(self) -> None:
@@ -66,7 +66,9 @@ class Choice:
 
     def filtered(self, log_x: Tensor) -> Tensor:
         """Log weights after temperature, top-k and top-p, not normalised."""
-        logits = log_x if self.temperature == 1 else log_x / self.temperature
+        logits = log_x
+        if self.temperature != 1:  # the largest becomes 0 first: no temperature is too small
+            logits = (log_x - log_x.amax(-1, keepdim=True)).double() / self.temperature
         if self.top_k is not None and self.top_k < logits.shape[-1]:
             least = logits.topk(self.top_k, dim=-1).values[:, -1:]
             logits = logits.masked_fill(logits < least, float("-inf"))

@@ -5,8 +5,9 @@ t = 1. Times and alphas are float64: they are a handful of numbers a row, and 1 
 
 Schedules may be cut: alpha(1) > 0 keeps sigma = -log alpha finite, alpha(0) < 1 comes with the geometric one. The
 process that is trained, scored and sampled always starts from all masks and ends with none, so a position is still
-unmasked at time t with chance `keep(t) = (alpha_t - alpha_1) / (1 - alpha_1)`. Both bounds and both samplers are exact
-for that process; the rate -keep'/(1 - keep) equals -alpha'/(1 - alpha), so the loss of the paper is unchanged.
+unmasked at time t with chance `keep(t) = (alpha_t - alpha_1) / (1 - alpha_1)`. Bounds and samplers are exact for that
+process; the rate -keep'/(1 - keep) equals -alpha'/(1 - alpha), so the loss of the paper is unchanged. (Where
+alpha(0) < 1, the T-step bound reveals what is left over in its last step, the T-step samplers in one more.)
 """
 
 from __future__ import annotations
@@ -215,7 +216,8 @@ class ContinuousTime(Law):
     def draw(self, uniform: Tensor, schedule: Schedule) -> Draw:
         """Times on [t_low, 1] in proportion to 1 - p, and the last step with chance p, its own mask rate."""
         one = torch.ones((), dtype=torch.float64)
-        t_low = schedule.inverse(torch.minimum(one - self.cutoff, schedule.alpha(0 * one)))
+        alpha_low = 1 - self.cutoff * (1 - schedule.alpha(one))  # where 1 - keep = cutoff
+        t_low = schedule.inverse(torch.minimum(alpha_low, schedule.alpha(0 * one)))
         last = 1 - schedule.keep(t_low)
         ended = uniform < last
         t = torch.where(ended, t_low, t_low + (uniform - last) / (1 - last) * (1 - t_low))

@@ -32,13 +32,20 @@ class Journal:
     def __init__(self, path: Path, resume_at: int) -> None:
         self.path = path
         if path.exists():  # lines of steps that were lost with a kill would appear twice
-            kept = [line for line in path.read_text(encoding="utf-8").splitlines() if _step_of(line) <= resume_at]
+            lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+            kept = [line for line in lines if _step_of(line) <= resume_at]
             write_atomically(path, "".join(line + "\n" for line in kept))
 
     def log(self, figures: Mapping[str, Any], step: int) -> None:
         """Append a line."""
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps({"step": step, **figures}) + "\n")
+        try:
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps({"step": step, **figures}) + "\n")
+        except OSError as error:
+            raise UserError(
+                f"could not write {self.path} ({error.strerror}); checkpoints are untouched, "
+                "free some space and run the same command again"
+            ) from None
 
     def close(self) -> None:
         """Every line is already on its way to the disk."""
@@ -48,7 +55,7 @@ def _step_of(line: str) -> float:
     """The step of a journal line; a line that a kill cut short counts as lost."""
     try:
         return float(json.loads(line)["step"])
-    except (json.JSONDecodeError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError):
         return float("inf")
 
 
@@ -108,7 +115,7 @@ class Display:
     def __init__(self, total: int, start: int, quiet: bool = False, every: float = 10.0) -> None:
         self.total, self.start, self.quiet, self.every = total, start, quiet, every
         self.began = self.spoke = time.monotonic()
-        self.console = Console(stderr=True, highlight=False)
+        self.console = Console(stderr=True, highlight=False, emoji=False)
         self.live: Progress | None = None
         self.figures: dict[str, str] = {}
         if not quiet and self.console.is_terminal:

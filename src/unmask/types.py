@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .errors import UserError
 
-class UserError(ValueError):
-    """What a user typed or gave us is wrong: one sentence with the problem and the fix, exit code 2."""
+__all__ = ["Batch", "Likelihood", "Progress", "Sample", "State", "TokenNats", "UserError", "Vocab"]
 
 
 @dataclass(frozen=True)

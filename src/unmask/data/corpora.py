@@ -108,7 +108,7 @@ class Division:
         held: tuple[str, Piece] | None = None
         for split, piece in zip(self.names(), pieces, strict=False):
             if held is not None:
-                yield held[0], Piece(held[1].text, held[1].ends or held[0] != split)
+                yield held if held[0] == split or held[1].ends else (held[0], Piece(held[1].text, True))
             held = split, piece
         if held is not None:
             yield held[0], Piece(held[1].text, True)
@@ -128,7 +128,9 @@ def _chosen(fraction: float, seed: int, purpose: str) -> Iterator[bool]:
 
 @dataclass(frozen=True)
 class Record:
-    """What is true of one named corpus only."""
+    """What is true of one named corpus only. Whatever changes its text (a revision, a detokenizer) must be part of the
+    `content` that `open` gives to `assemble`, since that names the cache.
+    """
 
     about: str
     open: Callable[[DataConfig], Corpus]

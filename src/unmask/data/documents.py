@@ -30,11 +30,11 @@ CHUNK = 1 << 20  # bytes read at once
 Fragment = tuple[str, bool]  # some text; whether the document ends after it
 
 _BOUNDARIES = tuple(
-    re.compile(pattern)
-    for pattern in (
-        r"\n(?=\n\S)()",  # between paragraphs: the next piece starts with one newline
-        r"()\n(?=\S)",  # between lines
-        r"()[ \t](?=\S)",  # between words
+    re.compile(f"(?s:.*){place}")  # the last such place: the search starts at the end
+    for place in (
+        r"\n(?=\n\S)",  # between paragraphs: the next piece starts with one newline
+        r"(?=\n\S)",  # between lines
+        r"(?=[ \t]\S)",  # between words
     )
 )
 
@@ -87,11 +87,8 @@ def cut(fragments: Iterable[Fragment], size: int = PIECE) -> Iterator[Piece]:
 def _boundary(text: str, start: int, size: int) -> int:
     """The best place to cut in the second half of text[start:start + size]."""
     for pattern in _BOUNDARIES:
-        stop = None
-        for match in pattern.finditer(text, start + size // 2, start + size):
-            stop = match.start(1)
-        if stop is not None and stop > start:
-            return stop
+        if match := pattern.match(text, start + size // 2, start + size):
+            return match.end()
     return start + size
 
 

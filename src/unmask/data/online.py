@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -36,11 +37,11 @@ def reachable() -> bool:
 @contextmanager
 def hub() -> Iterator[bool]:
     """Gives whether the Hub can be reached; if not, its libraries look in their caches only."""
-    import datasets.config
     from huggingface_hub import constants
 
     online = reachable()
-    modules: tuple[Any, ...] = () if online else (constants, datasets.config)
+    loaded = sys.modules.get("datasets.config")  # has a switch of its own, if it is in use at all
+    modules: list[Any] = [] if online else [constants, *([loaded] if loaded else [])]
     before = [module.HF_HUB_OFFLINE for module in modules]
     for module in modules:
         module.HF_HUB_OFFLINE = True

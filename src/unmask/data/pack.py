@@ -218,8 +218,10 @@ def _write(prepared: Prepared, splits: list[str], progress: Progress | None) -> 
     try:
         for batch in _batches(prepared.corpus.pieces(splits)):
             arrays = prepared.tokenizer.arrays([piece.text for _, piece in batch])
-            for (split, piece), ids in zip(batch, arrays, strict=True):
-                done += writers[split].add(piece, ids)
+            for split, writer in writers.items():
+                done += writer.add(
+                    [(piece, ids) for (own, piece), ids in zip(batch, arrays, strict=True) if own == split]
+                )
             if progress is not None:
                 progress(min(done, size) if size else done, size)
         for writer in writers.values():
@@ -256,28 +258,34 @@ class _Writer:
         self.names = [f"{split}.bin", *([f"{split}.idx"] if self.pad else [])]
         self.files = [self._temporary(name) for name in self.names]
         self.tokens = self.documents = self.bytes = 0
-        self.fresh = True  # nothing of the current document is out
+        self.last = 0  # where the last document ended
 
     def _temporary(self, name: str) -> BinaryIO:
         handle, path = tempfile.mkstemp(dir=self.folder, prefix=f".{name}.", suffix=".part")
         os.close(handle)
         return Path(path).open("wb")
 
-    def add(self, piece: Piece, ids: np.ndarray) -> int:
-        """Append one piece; gives its size in bytes."""
-        size = len(piece.text.encode())
-        if self.eos is not None and piece.ends:
-            ids = np.append(ids, self.eos)
-        self.files[0].write(ids.astype(self.dtype).tobytes())
-        self.tokens += len(ids)
+    def add(self, found: list[tuple[Piece, np.ndarray]]) -> int:
+        """Append pieces with their tokens; gives their size in bytes."""
+        between = np.array([] if self.eos is None else [self.eos], dtype=np.uint32)
+        parts: list[np.ndarray] = [between[:0]]
+        ends = []
+        size = 0
+        for piece, ids in found:
+            parts.append(ids)
+            size += len(piece.text) if piece.text.isascii() else len(piece.text.encode())
+            self.tokens += len(ids)
+            if piece.ends:
+                parts.append(between)
+                self.tokens += len(between)
+                if not self.pad or self.tokens > self.last:  # a tokenizer may make nothing of a document: no row for it
+                    ends.append(self.tokens)
+                    self.last = self.tokens
+        self.files[0].write(np.concatenate(parts).astype(self.dtype).tobytes())
+        if self.pad:
+            self.files[1].write(np.array(ends, dtype="<u8").tobytes())
+        self.documents += len(ends)
         self.bytes += size
-        self.fresh = self.fresh and not len(ids)
-        if piece.ends:
-            if not (self.pad and self.fresh):  # a tokenizer may make nothing of a document: no row for it
-                self.documents += 1
-                if self.pad:
-                    self.files[1].write(np.array([self.tokens], dtype="<u8").tobytes())
-            self.fresh = True
         return size
 
     def commit(self) -> None:

@@ -59,6 +59,12 @@ class Tokenizer:
         self.name = name
         self.kind = kind  # bytes, chars, bpe or json
 
+    def __repr__(self) -> str:
+        return f"Tokenizer({self.name!r}, {self.vocab})"
+
+    def __reduce__(self) -> tuple[Any, ...]:  # the library's own pickle forgets encode_special_tokens
+        return _unpickle, (self._backend.to_str(), self.vocab, self.name, self.kind)
+
     def encode(self, text: str) -> list[int]:
         """The ids of a text, without special tokens around it or in it."""
         return self.encode_batch([text])[0]
@@ -158,6 +164,10 @@ class Tokenizer:
         if not agree or _size(backend) != tokenizer.vocab.size:
             raise UserError(f"{folder / _JSON} and {folder / _CONFIG} do not belong together; restore both files")
         return tokenizer
+
+
+def _unpickle(content: str, vocab: Vocab, name: str, kind: str) -> Tokenizer:
+    return Tokenizer(Backend.from_str(content), vocab, name, kind)
 
 
 def make_tokenizer(spec: DataConfig, texts: Callable[[], Iterable[str]]) -> Tokenizer:

@@ -26,6 +26,8 @@ from .base import LanguageModel
 
 LOGITS_AT_ONCE = 2**28  # float32 logits held at a time (1 GiB); beyond it the head runs in recomputed chunks
 
+SIGMA_TOLD = 30.0  # what a network is told saturates here: fewer than 1e-13 of the tokens are left to see
+
 
 class MaskedDiffusion(LanguageModel):
     """A backbone, a schedule, the meaning of its logits, and the law of its bound."""
@@ -50,7 +52,8 @@ class MaskedDiffusion(LanguageModel):
 
     def hidden(self, z: Tensor, t: Tensor, present: Tensor | None = None) -> Tensor:
         """Hidden states (B, L, hidden) of z at times t (B,)."""
-        cond = self.backbone.condition(self.schedule.sigma(t).float().to(z.device))
+        sigma = self.schedule.sigma(t).clamp(max=SIGMA_TOLD)
+        cond = self.backbone.condition(sigma.float().to(z.device))
         valid = None if present is None else present.to(z.device)
         return self.backbone(z, cond=cond, attn=Attn(valid=valid))[0]
 

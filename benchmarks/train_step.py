@@ -1,0 +1,111 @@
+"""How much of the machine does a whole training step use? LM1B size: 12 x 768, V = 30522, L = 128, batch 8, float32.
+
+Useful FLOP/s = (6 x matrix parameters of the backbone x tokens + 6 x head parameters x masked rows + attention) over
+the time of the whole step (masking, dropout, forward, backward, clipping, AdamW and EMA included), as a fraction of
+the machine's own sgemm peak in the same run; and against the same step with full (B, L, V) logits.
+
+    python benchmarks/train_step.py [--steps 20]
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+
+import numpy as np
+import torch
+
+from measure import sgemm_peak
+from unmask import build
+from unmask.config import Config, ModelConfig, TrainConfig
+from unmask.dist import World
+from unmask.keys import Keys
+from unmask.masking import corrupt
+from unmask.models.masked import MaskedDiffusion
+from unmask.schedule import strata
+from unmask.trainer import Trainer
+from unmask.types import Batch, TokenNats, Vocab
+
+LENGTH, BATCH = 128, 8
+
+
+class RandomRows:
+    """Rows of random tokens in place of a data set."""
+
+    def __len__(self) -> int:
+        return 4096
+
+    def rows(self, indices: np.ndarray) -> tuple[np.ndarray, None]:
+        rng = np.random.default_rng(indices[0])
+        return rng.integers(1000, 30_000, (len(indices), LENGTH)), None
+
+
+class FullLogits(MaskedDiffusion):
+    """The textbook step: logits and log-softmax of every position, then the mask."""
+
+    def nats(self, batch: Batch, keys: Keys) -> TokenNats:
+        draw = self.law.draw(strata(batch.index, batch.total, keys), self.schedule)
+        uniform = keys.uniform("mask", batch.index, LENGTH)
+        z = corrupt(batch.tokens, draw.keep[:, None], uniform, self.vocab.mask)
+        log_x = self.log_x(self.hidden(z, draw.t))  # (B, L, V)
+        nll = -log_x.gather(-1, batch.tokens[..., None]).squeeze(-1)
+        nats = torch.where(z == self.vocab.mask, nll * draw.scale[:, None].float(), 0.0)
+        return TokenNats(nats, batch.weight())
+
+
+def masked_rows(model: MaskedDiffusion, keys: Keys) -> int:
+    """How many rows a step masks (the same arithmetic as in the model)."""
+    index = torch.arange(BATCH)
+    keep = model.law.draw(strata(index, BATCH, keys), model.schedule).keep
+    return int((keys.uniform("mask", index, LENGTH) >= keep[:, None]).sum())
+
+
+def useful_flops(model: MaskedDiffusion, rows: int) -> float:
+    """Matrix products of forward and backward that the loss depends on."""
+    blocks = model.backbone.blocks
+    matrices = sum(p.numel() for b in blocks for n, p in b.named_parameters() if p.dim() == 2 and "adaLN" not in n)
+    dim = model.backbone.hidden_dim
+    attention = 3 * len(blocks) * 4 * LENGTH**2 * dim * BATCH  # q kᵀ and p v, forward and twice in backward
+    return 6 * matrices * BATCH * LENGTH + 6 * dim * model.vocab.size * rows + attention
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--steps", type=int, default=20)
+    args = parser.parse_args()
+    config = Config(model=ModelConfig(), train=TrainConfig(batch_size=BATCH, steps=10**6))
+    torch.manual_seed(0)
+    model = build.model(config, Vocab(30_522, 103, 0))
+    assert isinstance(model, MaskedDiffusion)
+    full = FullLogits(model.backbone, model.schedule, model.law)
+    trainer = Trainer(config, model, World(0, 1, torch.device("cpu")))
+    data = RandomRows()
+    times: dict[str, list[float]] = {"rows": [], "full": []}
+    rates: list[float] = []
+    peak = sgemm_peak()
+    for step in range(args.steps + 2):
+        for kind, module in (("rows", model), ("full", full)):
+            trainer.module = module
+            if kind == "full" and step % 4:  # the slow one needs fewer looks
+                continue
+            start = time.perf_counter()
+            trainer.step(data, step)  # type: ignore[arg-type]
+            seconds = time.perf_counter() - start
+            if step >= 2:
+                times[kind].append(seconds)
+                if kind == "rows":
+                    rates.append(useful_flops(model, masked_rows(model, trainer.keys.at(step))) / seconds)
+        if step % 5 == 0:
+            peak = max(peak, sgemm_peak(0.5))
+    rows_time, full_time = statistics.median(times["rows"]), statistics.median(times["full"])
+    rate = statistics.median(rates)
+    print(f"threads {torch.get_num_threads()}, torch {torch.__version__}, {args.steps} steps, medians")
+    print(f"sgemm peak                    {peak / 1e9:8.1f} GFLOP/s")
+    print(f"training step, masked rows    {rows_time:8.2f} s   {BATCH * LENGTH / rows_time:,.0f} tokens/s")
+    print(f"useful FLOP/s                 {rate / 1e9:8.1f} GFLOP/s = {rate / peak:.2f} of peak (target 0.70)")
+    print(f"training step, full logits    {full_time:8.2f} s   {full_time / rows_time:.2f} x the time")
+
+
+if __name__ == "__main__":
+    main()
