@@ -164,8 +164,11 @@ def random_model(config: Config, vocab: Vocab, scale: float = 1.0) -> Any:
     """A model whose every weight is random: a fresh one says nothing but "all tokens alike"."""
     torch.manual_seed(7)
     model = build.model(config, vocab)
-    for p in model.parameters():
-        nn.init.normal_(p, std=scale / p.shape[-1] ** 0.5)
+    for name, p in model.named_parameters():
+        if p.ndim == 2:
+            nn.init.normal_(p, std=scale / p.shape[1] ** 0.5)
+        elif name.endswith("bias"):
+            nn.init.normal_(p, std=0.1)
     return model.eval()
 
 

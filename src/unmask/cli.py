@@ -89,7 +89,7 @@ def evaluate(
     data: Annotated[
         str | None, typer.Option(help="Data set: a name, a file or a folder (default: the model's).")
     ] = None,
-    split: Annotated[str, typer.Option(help="train, valid or test.")] = "valid",
+    split: Annotated[str, typer.Option(help="train, valid, test, or all (the whole of a file).")] = "valid",
     bound: Annotated[str | None, typer.Option(help="continuous or discrete (default: the model's).")] = None,
     steps: Annotated[int | None, typer.Option(help="T of the discrete bound.")] = None,
     draws: Annotated[int, typer.Option(help="Independent Monte Carlo draws; 2 or more give an error bar.")] = 4,

@@ -7,12 +7,11 @@ from typing import Any
 import torch
 
 from . import build
-from .config import Config
+from .config import Config, DataConfig
 from .data.pack import prepare
 from .dist import world as join_world
 from .evaluate import evaluate
 from .hub import load
-from .models.masked import MaskedDiffusion
 from .terminal import Watcher, progress_bar
 from .types import Likelihood, Sample, UserError
 
@@ -37,18 +36,26 @@ def evaluate_model(
     with join_world(device) as world:
         lm = load(path, which=which, weights=weights, device=str(world.device))
         config = _with_law(lm.config, bound, steps, schedule)
-        if data is not None:
-            config = config.override([]).model_copy(update={"data": config.data.model_copy(update={"source": data})})
-        assert isinstance(lm.model, MaskedDiffusion)
-        model = lm.model.under(build.schedule(config.schedule), build.law(config.objective))
+        spec, own = _data(config.data, data, split)
+        model = lm.model
+        if config != lm.config:  # another schedule or bound than the model's own
+            model = model.under(build.schedule(config.schedule), build.law(config.objective))
         with world.first():
-            split_rows = prepare(config.data, lm.tokenizer, splits=(split,)).split(split)
+            split_rows = prepare(spec, lm.tokenizer, splits=(own,)).split(own)
         with progress_bar("evaluating", quiet=not world.main) as progress:
             return evaluate(
                 model, split_rows, draws=draws, batch_size=batch_size, seed=seed, limit=rows, world=world,
                 attend_pads=config.data.attend_pads, progress=progress,
                 protocol={"model": path, "checkpoint": which, "weights": weights, "split": split},
             )  # fmt: skip
+
+
+def _data(spec: DataConfig, source: str | None, split: str) -> tuple[DataConfig, str]:
+    """The data that were asked for, and the name of the split; `all` is a file or folder without any splitting."""
+    changes: dict[str, Any] = {} if source is None else {"source": source, "subset": None}
+    if split == "all":
+        changes |= {"valid_fraction": 0.0, "test_fraction": 0.0}
+    return spec.model_copy(update=changes), "train" if split == "all" else split
 
 
 def _with_law(config: Config, bound: str | None, steps: int | None, schedule: str | None) -> Config:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import (
@@ -25,6 +25,9 @@ from pydantic import (
 )
 
 from .errors import UserError
+
+
+Seed = Annotated[int, Field(ge=-(2**63), lt=2**63)]  # what names a random stream
 
 
 class Section(BaseModel):
@@ -49,7 +52,7 @@ class DataConfig(Section):
     attend_pads: bool = False  # pad: the paper lets attention see padding and noises it; we do not by default
     valid_fraction: float = Field(0.05, ge=0, lt=1)  # where the source has no split of its own
     test_fraction: float = Field(0.05, ge=0, lt=1)
-    split_seed: int = 0
+    split_seed: Seed = 0
     cache: str | None = None  # default: $UNMASK_CACHE, else ~/.cache/unmask
 
     @model_validator(mode="after")
@@ -147,7 +150,7 @@ class EvalConfig(Section):
     batch_size: PositiveInt = 32
     draws: PositiveInt = 4
     rows: PositiveInt | None = None  # at most this many rows of the split, evenly spaced; None = all
-    seed: int = 0
+    seed: Seed = 0
 
 
 class SampleConfig(Section):
@@ -162,7 +165,7 @@ class SampleConfig(Section):
 class Config(Section):
     """A complete run."""
 
-    seed: int = 0
+    seed: Seed = 0
     data: DataConfig = DataConfig()
     model: ModelConfig = ModelConfig()
     schedule: ScheduleConfig = ScheduleConfig()
@@ -197,6 +200,8 @@ def load_yaml(path: str | Path) -> Config:
         tree = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UserError(f"config file {path} does not exist") from None
+    except OSError as error:
+        raise UserError(f"config file {path} cannot be read: {(error.strerror or str(error)).lower()}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise UserError(f"config file {path} is not YAML: {str(error).splitlines()[0]}") from None
     if not isinstance(tree, dict):
@@ -216,14 +221,14 @@ def differences(old: Config, new: Config) -> list[tuple[str, Any, Any]]:
     return [(k, value(a, k), value(b, k)) for k in known_keys() if value(a, k) != value(b, k)]
 
 
-def known_keys(model: type[BaseModel] = Config, prefix: str = "") -> list[str]:
-    """Every dotted key of the schema."""
+def known_keys(model: type[BaseModel] = Config, prefix: str = "", texts: bool = False) -> list[str]:
+    """Every dotted key of the schema, or of its free texts only."""
     keys: list[str] = []
     for name, info in model.model_fields.items():
         annotation = info.annotation
         if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-            keys += known_keys(annotation, f"{prefix}{name}.")
-        else:
+            keys += known_keys(annotation, f"{prefix}{name}.", texts)
+        elif not texts or annotation in (str, str | None):
             keys.append(prefix + name)
     return keys
 
@@ -238,7 +243,7 @@ def nearest(word: str, known: Iterable[str]) -> str:
 
 
 def _assign(tree: dict[str, Any], assignment: str) -> None:
-    key, sep, text = assignment.partition("=")
+    key, sep, text = assignment.partition("=")  # a value may hold more of them
     if not sep or not key:
         raise UserError(f"{assignment!r} is not an override; write key=value, for example train.steps=100")
     known = known_keys()
@@ -247,7 +252,12 @@ def _assign(tree: dict[str, Any], assignment: str) -> None:
     *sections, last = key.split(".")
     for section in sections:
         tree = tree[section]
-    tree[last] = _value(text)
+    tree[last] = _text(text) if key in known_keys(texts=True) else _value(text)
+
+
+def _text(text: str) -> str | None:
+    """The value of a setting that is text: names and paths stay as typed, even if YAML sees a number or a mapping."""
+    return None if text in ("null", "None") else text
 
 
 def _value(text: str) -> Any:
@@ -259,7 +269,7 @@ def _value(text: str) -> Any:
         try:
             return float(value)
         except ValueError:
-            return text
+            return value
     return value
 
 

@@ -8,6 +8,8 @@ independent draws over the whole set, and the error over texts, with the Monte C
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -35,7 +37,25 @@ def draw_nats(model: LanguageModel, batch: Batch, draws: int, keys: Keys) -> tup
 
 def eval_keys(seed: int) -> Keys:
     """The streams of evaluation, apart from those of training."""
-    return Keys(seed).fork("eval")
+    return Keys(check_seed(seed)).fork("eval")
+
+
+def check_seed(seed: int) -> int:
+    """The seed, if a random stream can be named by it."""
+    if not -(2**63) <= seed < 2**63:
+        raise UserError(f"seed={seed} is too large; it must fit into 64 bits")
+    return seed
+
+
+@contextmanager
+def evaluating(model: LanguageModel) -> Iterator[None]:
+    """No dropout for a while."""
+    was_training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(was_training)
 
 
 def evaluate(
@@ -52,22 +72,22 @@ def evaluate(
     protocol: dict[str, Any] | None = None,
 ) -> Likelihood:
     """The model's bound on a split, in nats per token with both standard errors."""
-    if draws < 1 or batch_size < 1:
-        raise UserError(f"draws={draws} and batch_size={batch_size} must be at least 1")
+    for name, value in (("draws", draws), ("batch_size", batch_size), ("rows", limit)):
+        if value is not None and value < 1:
+            raise UserError(f"{name}={value} must be at least 1")
     chosen = pick_rows(len(rows), limit)
     world = world or World(0, 1, model.device)
     mine = list(world.slots(len(chosen)))
     nats, tokens = np.zeros((len(chosen), draws)), np.zeros(len(chosen))
-    was_training = model.training
-    model.eval()
-    for start in range(0, len(mine), batch_size):
-        part = mine[start : start + batch_size]
-        batch = eval_batch(rows, chosen[part], attend_pads)
-        batch = replace(batch, index=torch.tensor(part), total=len(chosen))
-        nats[part], tokens[part] = draw_nats(model, batch, draws, eval_keys(seed))
-        if progress:
-            progress(min(start + batch_size, len(mine)), len(mine))
-    model.train(was_training)
+    keys = eval_keys(seed)
+    with evaluating(model):
+        for start in range(0, len(mine), batch_size):
+            part = mine[start : start + batch_size]
+            batch = eval_batch(rows, chosen[part], attend_pads)
+            batch = replace(batch, index=torch.tensor(part), total=len(chosen))
+            nats[part], tokens[part] = draw_nats(model, batch, draws, keys)
+            if progress:
+                progress(min(start + batch_size, len(mine)), len(mine))
     both = world.sum(torch.from_numpy(np.column_stack((nats, tokens)))).cpu().numpy()
     facts = {
         **rows.describe(),

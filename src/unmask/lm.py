@@ -13,7 +13,7 @@ from torch import Tensor
 
 from .config import Config
 from .data.tokenizers import Tokenizer
-from .evaluate import eval_keys, summarise
+from .evaluate import check_seed, eval_keys, evaluating, summarise
 from .keys import Keys
 from .models.base import LanguageModel
 from .samplers import Ancestral, Choice, Plan, RevealPlan
@@ -53,6 +53,8 @@ class LM:
 
     def infill(self, text: str, n: int = 1, **how: Any) -> list[str]:
         """N ways to fill the gaps of a text: {{3}} is a gap of three tokens; `how` as in `write`."""
+        if n < 1:
+            raise UserError(f"n={n} must be at least 1")
         return [sample.text for sample in self.write([self.gap_canvas(text)] * n, **how)]
 
     def write_samples(
@@ -82,17 +84,15 @@ class LM:
         if batch_size < 1:
             raise UserError(f"batch_size={batch_size} must be at least 1")
         plan, choice = PLANS[sampler](steps), Choice(temperature, top_k, top_p)
-        was_training = self.model.training
-        self.model.eval()
-        keys = [Keys(seed + i).fork("sample") for i in range(len(canvases))]
+        keys = [Keys(check_seed(seed + i)).fork("sample") for i in range(len(canvases))]
         done: dict[int, State] = {}
         ids = [canvas.ids for canvas in canvases]
-        for state in self.model.generate(ids, plan, keys, choice=choice, batch_size=batch_size):
-            if watch:
-                watch(state)
-            if state.done:
-                done[state.row] = state
-        self.model.train(was_training)
+        with evaluating(self.model):
+            for state in self.model.generate(ids, plan, keys, choice=choice, batch_size=batch_size):
+                if watch:
+                    watch(state)
+                if state.done:
+                    done[state.row] = state
         return [
             Sample(done[i].canvas.tolist(), self.text(canvas, done[i].canvas), seed + i, done[i].calls, i)
             for i, canvas in enumerate(canvases)
@@ -103,7 +103,7 @@ class LM:
         length = self.length if length is None else length
         if not 1 <= length <= self.length:
             raise UserError(f"length={length} must be between 1 and {self.length}, the length the model was trained on")
-        vocab, given = self.tokenizer.vocab, self.tokenizer.encode(prompt) if prompt else []
+        vocab, given = self.tokenizer.vocab, self.encode(prompt)
         first = [vocab.bos] if self.config.data.block_ends and vocab.bos is not None else []
         given = first + given
         if len(given) >= length:
@@ -123,10 +123,10 @@ class LM:
             ids.append(self.tokenizer.vocab.bos)
         for i, piece in enumerate(GAP.split(text)):
             if i % 2 == 0:
-                ids += self.tokenizer.encode(piece) if piece else []
+                ids += self.encode(piece)
                 parts.append(piece)
                 continue
-            if not piece.strip().isdigit() or int(piece) < 1:
+            if not re.fullmatch(r"\s*0*[1-9][0-9]{0,8}\s*", piece):
                 raise UserError(f"{{{{{piece}}}}} is not a gap; write {{{{3}}}} for a gap of 3 tokens (at least 1)")
             parts.append(slice(len(ids), len(ids) + int(piece)))
             if len(ids) + int(piece) > self.length:
@@ -141,6 +141,14 @@ class LM:
                 f"the text with its gaps has {len(ids)} tokens, more than the {self.length} the model was trained on"
             )
         return Canvas(torch.tensor(ids, dtype=torch.int64), parts)
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of a text that a user gave."""
+        try:
+            text.encode()
+        except UnicodeEncodeError:  # bytes of the command line that are no text reach us as lone surrogates
+            raise UserError("the given text is not UTF-8; check the encoding of your terminal") from None
+        return self.tokenizer.encode(text) if text else []
 
     def text(self, canvas: Canvas, ids: Tensor) -> str:
         """Given strings as typed, gaps decoded; an end of text inside a gap reads as a line break."""
@@ -163,11 +171,11 @@ class LM:
         A text longer than the model is scored in blocks of its length, each without the others as context.
         """
         texts = [texts] if isinstance(texts, str) else list(texts)
-        if not texts or draws < 1:
-            raise UserError("give at least one text and one draw to score")
+        if not texts or draws < 1 or batch_size < 1:
+            raise UserError("give at least one text, one draw and one row a batch to score")
         blocks: list[tuple[int, list[int]]] = []
         for number, text in enumerate(texts):
-            ids = self.tokenizer.encode(text)
+            ids = self.encode(text)
             if not ids:
                 raise UserError(f"text {number + 1} to score is empty; give it at least one token")
             blocks += [(number, ids[i : i + self.length]) for i in range(0, len(ids), self.length)]
@@ -180,15 +188,13 @@ class LM:
             per_token = np.concatenate([nats[i] for i in own], axis=1)  # (draws, tokens)
             size = len(text.encode())
             scored.append(_text_likelihood(per_token, size, self.tokenizer.pieces(tokens), protocol))
-        total = np.stack([np.array([n.sum(1) for n in nats]).reshape(len(blocks), draws)])[0]
+        total = np.stack([n.sum(1) for n in nats])  # (blocks, draws)
         whole = summarise(total, np.array([len(ids) for _, ids in blocks], dtype=float), None, protocol)
         size = sum(len(text.encode()) for text in texts)
         return Likelihood(whole.nats, whole.tokens, size, whole.stderr_nats, whole.stderr_data, protocol, texts=scored)
 
     def _block_nats(self, blocks: list[list[int]], draws: int, seed: int, batch_size: int) -> list[np.ndarray]:
         """(draws, tokens) nats of every block."""
-        was_training = self.model.training
-        self.model.eval()
         vocab, device = self.tokenizer.vocab, self.model.device
         filler = vocab.mask if vocab.pad is None else vocab.pad
         result: list[np.ndarray] = []
@@ -199,11 +205,10 @@ class LM:
             real = torch.arange(width) < torch.tensor([len(ids) for ids in part])[:, None]
             index = torch.arange(start, start + len(part))
             batch = Batch(tokens, index, len(blocks), scored=real, present=None if real.all() else real).to(device)
-            with torch.no_grad():
+            with torch.no_grad(), evaluating(self.model):
                 keys = eval_keys(seed)
                 drawn = [self.model.nats(batch, keys.at(d)).nats.double().cpu().numpy() for d in range(draws)]
             result += [np.stack([d[row, : len(ids)] for d in drawn]) for row, ids in enumerate(part)]
-        self.model.train(was_training)
         return result
 
 

@@ -42,11 +42,11 @@ def demo() -> Config:
     )
 
 
-def _paper(data: DataConfig, time_conditioning: bool = False) -> Config:
+def _paper(data: DataConfig, split: str = "valid") -> Config:
     """Appendix D.4: DiT 12 x 768, AdamW 3e-4, 2500 steps of warm-up then constant, batch 512, 1M steps, EMA 0.9999."""
     return Config(
         data=data,
-        model=ModelConfig(time_conditioning=time_conditioning),
+        model=ModelConfig(),
         schedule=ScheduleConfig(name="log-linear", eps=1e-3),
         objective=ObjectiveConfig(bound="continuous", cutoff=1e-3),
         train=TrainConfig(
@@ -64,7 +64,7 @@ def _paper(data: DataConfig, time_conditioning: bool = False) -> Config:
             log_every=100,
             checkpoint_every=10_000,
         ),
-        eval=EvalConfig(every=10_000, rows=2048),
+        eval=EvalConfig(every=10_000, rows=2048, split=split),
         sample=SampleConfig(every=50_000, steps=1000),
     )
 
@@ -79,7 +79,8 @@ def lm1b() -> Config:
             layout="pad",
             block_ends=True,
             attend_pads=True,
-        )
+        ),
+        split="test",  # the set has no third split; the paper validates on this one
     )
 
 
@@ -93,6 +94,8 @@ def owt() -> Config:
             layout="wrap",
             eos_between=True,
             block_ends=True,
+            valid_fraction=0.0125,  # 100,000 of 8 million documents
+            test_fraction=0.0,
         )
     )
 
@@ -100,7 +103,9 @@ def owt() -> Config:
 def text8() -> Config:
     """MDLM on text8: 27 characters, wrapped to 256 without ends (appendix: D3PM's protocol)."""
     return _paper(
-        DataConfig(source="text8", tokenizer="chars", length=256, layout="wrap", eos_between=False, block_ends=False)
+        DataConfig(
+            source="afmck/text8", tokenizer="chars", length=256, layout="wrap", eos_between=False, block_ends=False
+        )
     )
 
 

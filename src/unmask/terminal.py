@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from contextlib import contextmanager
 
 from rich.console import Console, Group
@@ -68,14 +68,16 @@ class Watcher:
 
     def render(self) -> Group:
         """All canvases as panels."""
-        return Group(*(Panel(self._text(i), title=title) for i, title in enumerate(self.titles)))
+        shown = zip(self.canvases, self.fresh, self.titles, strict=True)
+        return Group(*(Panel(canvas_text(self.tokenizer, ids.tolist(), new), title=title) for ids, new, title in shown))
 
-    def _text(self, row: int) -> Text:
-        ids = self.canvases[row].tolist()
-        text = Text()
-        for position, (token, piece) in enumerate(zip(ids, self.tokenizer.pieces(ids), strict=True)):
-            if token == self.mask:
-                text.append("░░ ", style="grey50")
-            else:
-                text.append(piece, style="bold green" if position in self.fresh[row] else "")
-        return text
+
+def canvas_text(tokenizer: Tokenizer, ids: Sequence[int], fresh: Set[int]) -> Text:
+    """A canvas as coloured text; `fresh` are the positions that were just written."""
+    text = Text()
+    for position, (token, piece) in enumerate(zip(ids, tokenizer.pieces(ids), strict=True)):
+        if token == tokenizer.vocab.mask:
+            text.append("░░ ", style="grey50")
+        else:
+            text.append(piece, style="bold green" if position in fresh else "")
+    return text

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from ..backbones.base import Backbone
 from ..keys import Keys
 from ..samplers import Choice, Plan
-from ..types import Batch, State, TokenNats, Vocab
+from ..schedule import Law, Schedule
+from ..types import Batch, State, TokenNats, UserError, Vocab
 
 
 class LanguageModel(nn.Module, ABC):
@@ -54,6 +55,10 @@ class LanguageModel(nn.Module, ABC):
         batch_size: int = 16,
     ) -> Iterator[State]:
         """Write into the positions that hold [MASK]; the others never change. One stream of keys a canvas."""
+
+    def under(self, schedule: Schedule | None = None, law: Law | None = None) -> LanguageModel:
+        """The same network and weights, scored under another schedule or law; methods without one refuse."""
+        raise UserError(f"a {type(self).__name__} model has no noise schedule and no choice of bound")
 
     @abstractmethod
     def describe(self) -> dict[str, Any]:

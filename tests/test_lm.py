@@ -1,0 +1,313 @@
+"""What a user holds: given text stays as it was typed, a seed is a text, tokens add up to texts add up to the whole."""
+
+from __future__ import annotations
+
+import functools
+import math
+import re
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import settings as effort
+from hypothesis import strategies as st
+
+import unmask
+from helpers import SENTENCE, random_lm, trained
+from unmask.data.rows import Rows
+from unmask.data.tokenizers import Tokenizer, bpe_tokenizer, bytes_tokenizer, chars_tokenizer
+from unmask.evaluate import evaluate
+from unmask.lm import LM
+from unmask.types import State, UserError
+
+CORPUS = ["the naïve café of the 日本 and the 🙂 of the other café, again and again"] * 3
+MAKERS = {
+    "bytes": bytes_tokenizer,
+    "chars": lambda: chars_tokenizer(CORPUS),
+    "bpe": lambda: bpe_tokenizer(CORPUS, 290),
+}
+
+
+@functools.cache
+def make(kind: str, *overrides: str) -> LM:
+    """A random model: it writes any token anywhere, special ones included."""
+    tokenizer: Tokenizer = MAKERS[kind]()
+    return random_lm(tokenizer, "data.length=40", *overrides, scale=2.0)
+
+
+@functools.cache
+def learnt() -> LM:
+    return unmask.load(trained())
+
+
+def fits(template: str, text: str) -> bool:
+    """Whether a text is the template with something in its gaps."""
+    given_parts = re.split(r"\{\{\d+\}\}", template)
+    return re.fullmatch("(.*)".join(map(re.escape, given_parts)), text, re.DOTALL) is not None
+
+
+# -- infilling -------------------------------------------------------------------------------------------------------
+
+TEMPLATES = ["the {{3}} of {{1}}.", "{{2}}naïve 日本{{1}}", "🙂{{4}}🙂 ", "  {{1}}\n{{1}}\t", "{{5}}", "žluťoučký {{ 2 }} kůň"]
+
+
+@pytest.mark.parametrize("kind", MAKERS)
+@pytest.mark.parametrize("template", TEMPLATES)
+@pytest.mark.parametrize("sampler", ["plan", "ancestral"])
+def test_given_text_and_tokens_stay(kind: str, template: str, sampler: str) -> None:
+    lm = make(kind)
+    canvas = lm.gap_canvas(template)
+    mask = lm.tokenizer.vocab.mask
+    typed = [lm.tokenizer.encode(part) if part else [] for part in re.split(r"\{\{[\d ]+\}\}", template)]
+    gaps = [int(k) for k in re.findall(r"\{\{([\d ]+)\}\}", template)]
+    want = typed[0] + [i for k, part in zip(gaps, typed[1:], strict=True) for i in [mask] * k + part]
+    assert canvas.ids.tolist() == want
+    for sample in lm.write([canvas] * 3, steps=5, sampler=sampler, temperature=1.5):
+        assert len(sample.ids) == len(want)
+        assert mask not in sample.ids
+        assert all(b == a for a, b in zip(want, sample.ids, strict=True) if a != mask)
+        assert fits(template.replace("{{ 2 }}", "{{2}}"), sample.text)
+        assert "[MASK]" not in sample.text
+
+
+@effort(max_examples=25)
+@given(st.lists(st.text(max_size=6), min_size=2, max_size=4), st.integers(0, 2**62))
+def test_any_text_around_gaps_stays(parts: list[str], seed: int) -> None:
+    if any("{" in part or "}" in part for part in parts):
+        return
+    for kind in MAKERS:
+        lm = make(kind)
+        template = "{{1}}".join(parts)
+        if any(0xD800 <= ord(c) < 0xE000 for c in template):
+            with pytest.raises(UserError, match="UTF-8"):
+                lm.gap_canvas(template)
+            continue
+        if sum(len(part.encode()) for part in parts) + len(parts) > 40:
+            continue
+        [text] = lm.infill(template, seed=seed, steps=3)
+        assert fits(template, text)
+
+
+def test_infill_uses_what_it_learnt() -> None:
+    """One letter is missing somewhere in a sentence that it has seen hundreds of times."""
+    sentence = SENTENCE.strip()
+    holes = [f"{sentence[:i]}{{{{1}}}}{sentence[i + 1 :]}" for i in range(len(sentence))]
+    filled = [learnt().infill(hole, temperature=0)[0] for hole in holes]
+    assert filled.count(sentence) >= 0.7 * len(sentence)
+
+
+def test_braces_that_are_no_gap() -> None:
+    lm = make("bytes")
+    for wrong in ("a {{x}} b", "a {{}} b", "{{0}}", "{{-1}}", "{{1.5}}", "{{²}}", "{{٣}}", "{{1 2}}", "{{00}}"):
+        with pytest.raises(UserError, match="is not a gap"):
+            lm.infill(wrong)
+    for none in ("no gap", "", "a {{3", "3}}", "{3}"):
+        with pytest.raises(UserError, match="no gap to fill"):
+            lm.infill(none)
+    for long in ("{{41}}", "{{30}}{{11}}", "x" * 40 + "{{1}}", "{{1}}" + "x" * 40, "{{999999999}}"):
+        with pytest.raises(UserError, match="40"):
+            lm.infill(long)
+    with pytest.raises(UserError, match="is not a gap"):
+        lm.infill("{{" + "9" * 5000 + "}}")
+    assert len(lm.gap_canvas("{{40}}").ids) == 40
+    assert len(lm.gap_canvas("{single} {{2}} {").ids) == len("{single} ") + 2 + len(" {")
+
+
+# -- sampling --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sampler", ["plan", "ancestral"])
+@pytest.mark.parametrize("model", ["random", "learnt"])
+def test_a_seed_is_a_text(sampler: str, model: str) -> None:
+    """Sample i of seed s is sample 0 of seed s + i, whatever is sampled beside it.
+
+    Products of other batch shapes may differ in their last bits, so a choice exactly on an edge could fall the other
+    way; these seeds have none on one thread.
+    """
+    lm = make("bytes") if model == "random" else learnt()
+    how = {"length": 12, "steps": 7, "sampler": sampler}
+    together = lm.write_samples(5, seed=3, **how)
+    assert [s.seed for s in together] == [3, 4, 5, 6, 7] and [s.index for s in together] == list(range(5))
+    for i, sample in enumerate(together):
+        [alone] = lm.write_samples(1, seed=3 + i, **how)
+        assert (alone.ids, alone.text, alone.network_calls) == (sample.ids, sample.text, sample.network_calls)
+    for size in (1, 2, 4):
+        assert [s.ids for s in lm.write_samples(5, seed=3, batch_size=size, **how)] == [s.ids for s in together]
+    assert len({s.text for s in together}) > 1
+
+
+def test_history_does_not_matter() -> None:
+    lm = make("chars")
+    first = lm.sample(2, seed=1)
+    torch.manual_seed(3)
+    lm.sample(1, seed=2)
+    assert lm.sample(2, seed=1) == first
+    assert lm.sample(2, seed=10) != first
+
+
+@pytest.mark.parametrize("kind", MAKERS)
+def test_the_prompt_stays(kind: str) -> None:
+    lm = make(kind)
+    for prompt in ("the café", "日本 🙂", " ", "ß"):
+        for sample in lm.write_samples(2, prompt=prompt, length=30, steps=6):
+            ids = lm.tokenizer.encode(prompt)
+            assert sample.text.startswith(prompt)
+            assert sample.ids[: len(ids)] == ids and len(sample.ids) == 30
+            assert lm.tokenizer.vocab.mask not in sample.ids
+
+
+def test_block_ends_are_given_as_in_training() -> None:
+    lm = make("bytes", "data.block_ends=true")
+    bos = lm.tokenizer.vocab.bos
+    [sample] = lm.write_samples(1, prompt="ab", length=8)
+    assert sample.ids[:3] == [bos, *b"ab"] and sample.text.startswith("ab")
+    canvas = lm.gap_canvas("a{{2}}b")
+    assert canvas.ids.tolist() == [bos, ord("a"), *[lm.tokenizer.vocab.mask] * 2, ord("b")]
+    assert fits("a{{2}}b", lm.infill("a{{2}}b")[0])
+
+
+def test_calls_are_counted() -> None:
+    lm = make("bytes")
+    for steps, most in ((1, 1), (3, 3), (1000, 10)):
+        [sample] = lm.write_samples(1, length=10, steps=steps)
+        assert 1 <= sample.network_calls <= most
+    [sample] = lm.write_samples(1, length=10, steps=9, sampler="ancestral")
+    assert sample.network_calls == 9
+
+
+@pytest.mark.parametrize("sampler", ["plan", "ancestral"])
+def test_the_single_best_token(sampler: str) -> None:
+    lm = make("bytes")
+    how = {"length": 16, "steps": 8, "seed": 2, "sampler": sampler}
+    coldest = lm.sample(3, temperature=0, **how)
+    assert lm.sample(3, top_k=1, **how) == coldest
+    assert lm.sample(3, top_p=1e-9, **how) == coldest
+    assert lm.sample(3, **how) != coldest
+    assert lm.sample(3, top_p=1.0, **how) == lm.sample(3, top_k=10**6, **how) == lm.sample(3, **how)
+
+
+def test_both_samplers_write_what_was_learnt() -> None:
+    """Cool samples of the trained model are made of its letters; of a random one they are not."""
+    letters = set(SENTENCE)
+    for sampler in ("plan", "ancestral"):
+        texts = learnt().sample(4, steps=32, temperature=0.5, sampler=sampler)
+        assert all(set(text) <= letters for text in texts)
+    assert not all(set(text) <= letters for text in make("bytes").sample(4, temperature=0.5))
+
+
+def test_watching_sees_every_token_once() -> None:
+    lm = make("bytes")
+    canvas = lm.prompt_canvas("ab", 12)
+    seen: list[State] = []
+    samples = lm.write([canvas] * 3, steps=6, batch_size=2, watch=seen.append)
+    for row, sample in enumerate(samples):
+        states = [state for state in seen if state.row == row]
+        written = torch.cat([state.positions for state in states]).tolist()
+        assert sorted(written) == list(range(2, 12))
+        assert [state.done for state in states] == [False] * (len(states) - 1) + [True]
+        assert states[-1].canvas.tolist() == sample.ids
+        assert [state.calls for state in states] == list(range(1, len(states) + 1))
+
+
+def test_wrong_numbers_are_sentences() -> None:
+    lm = make("bytes")
+    for how in (
+        {"steps": 0}, {"steps": -1}, {"temperature": -1.0}, {"temperature": math.nan}, {"top_k": 0}, {"top_p": 0.0},
+        {"top_p": 2.0}, {"sampler": "nope"}, {"batch_size": 0}, {"length": 0}, {"length": 41}, {"n": 0}, {"n": -3},
+        {"seed": 2**63}, {"seed": -(2**63) - 1}, {"prompt": "x" * 40}, {"prompt": "bad \udcff"},
+    ):  # fmt: skip
+        with pytest.raises(UserError):
+            lm.sample(**how)
+        assert not lm.model.training
+    for n in (0, -1):
+        with pytest.raises(UserError, match="at least 1"):
+            lm.infill("{{1}}", n=n)
+
+
+def test_training_mode_comes_back() -> None:
+    lm = random_lm(bytes_tokenizer(), "model.dropout=0.9")
+    want = lm.sample(1, length=8)
+    lm.model.train()
+    assert lm.sample(1, length=8) == want, "no dropout in a sample"
+    assert lm.model.training
+    with pytest.raises(UserError):
+        lm.sample(1, length=8, steps=0)
+    assert lm.model.training
+    assert lm.score("abc") == lm.score("abc")
+    assert lm.model.training
+
+
+# -- scoring ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", MAKERS)
+def test_tokens_add_up_to_texts_and_texts_to_the_whole(kind: str) -> None:
+    lm = make(kind)
+    texts = ["the café", "日本 🙂 and more of the other", "x"]
+    whole = lm.score(texts, draws=5)
+    assert len(whole.texts) == 3
+    for text, part in zip(texts, whole.texts, strict=True):
+        ids = lm.tokenizer.encode(text)
+        assert part.token_nats is not None and part.pieces is not None
+        assert part.tokens == len(ids) == len(part.token_nats) == len(part.pieces)
+        assert sum(part.token_nats) == pytest.approx(part.nats, rel=1e-9)
+        assert part.bytes == len(text.encode())
+        assert part.stderr_nats is not None and part.stderr_data is None
+        assert part.as_dict()["bits_per_byte"] == pytest.approx(part.nats / math.log(2) / len(text.encode()))
+    assert sum(part.nats for part in whole.texts) == pytest.approx(whole.nats, rel=1e-9)
+    assert whole.tokens == sum(part.tokens for part in whole.texts)
+    assert whole.bytes == sum(len(text.encode()) for text in texts)
+    assert whole.protocol["draws"] == 5 and whole.protocol["bound"] == "continuous"
+
+
+def test_score_is_evaluate_on_the_same_blocks() -> None:
+    lm = make("bytes")
+    text = "".join(chr(97 + (i * i) % 26) for i in range(160))  # four blocks of 40
+    rows = Rows(np.frombuffer(text.encode(), np.uint8).astype(np.uint16), None, {"documents": 1, "bytes": 160}, 40)
+    want = evaluate(lm.model, rows, draws=6, seed=2)
+    found = lm.score(text, draws=6, seed=2)
+    assert found.tokens == want.tokens == 160
+    assert found.nats == pytest.approx(want.nats, rel=1e-6)
+    assert found.stderr_nats == pytest.approx(want.stderr_nats, rel=1e-4)
+    assert found.as_dict()["bits_per_byte"] == pytest.approx(want.as_dict()["bits_per_byte"], rel=1e-6)
+
+
+def test_a_long_text_is_scored_in_blocks() -> None:
+    lm = make("bytes")
+    text = "0123456789" * 9 + "abcde"  # blocks of 40, 40 and 15
+    whole = lm.score(text, draws=4)
+    blocks = lm.score([text[:40], text[40:80], text[80:]], draws=4)
+    assert whole.tokens == 95
+    assert whole.nats == pytest.approx(blocks.nats, rel=1e-6)
+    assert whole.texts[0].token_nats == pytest.approx(
+        [nats for part in blocks.texts for nats in part.token_nats or []], rel=1e-4
+    )
+
+
+def test_score_does_not_depend_on_the_batch() -> None:
+    """Nor on the padding beside longer texts."""
+    lm = make("bytes")
+    texts = ["short", "a rather longer text of some words", "mid-size text"]
+    want = lm.score(texts, draws=3)
+    for size in (1, 2):
+        found = lm.score(texts, draws=3, batch_size=size)
+        assert [t.nats for t in found.texts] == pytest.approx([t.nats for t in want.texts], rel=1e-4)
+
+
+def test_what_was_learnt_is_likelier() -> None:
+    good, bad = learnt().score([SENTENCE * 2, "ruof eerht owt eno.\n" * 2], draws=32).texts
+    assert good.nats + 4 * good.tokens * (good.stderr_nats or 0) < bad.nats
+
+
+def test_nothing_to_score() -> None:
+    lm = make("bytes")
+    for texts in ("", [], ["a", ""]):
+        with pytest.raises(UserError):
+            lm.score(texts)
+    for how in ({"draws": 0}, {"batch_size": 0}, {"seed": 2**63}):
+        with pytest.raises(UserError):
+            lm.score("a", **how)
+    with pytest.raises(UserError, match="UTF-8"):
+        lm.score("\udcff")
+    assert lm.score("a", draws=1).stderr_nats is None
