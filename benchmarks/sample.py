@@ -10,14 +10,12 @@ at least 20 calls are timed a cell and multiplied by that count, which the table
 from __future__ import annotations
 
 import argparse
-import itertools
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 
-from measure import median_seconds
 from unmask import build
 from unmask.config import Config
 from unmask.keys import Keys
@@ -41,16 +39,18 @@ def random_model() -> MaskedDiffusion:
     return model.eval()
 
 
-def seconds_per_call(states: Iterator[State], calls: int) -> float:
-    """Median time between states of one sequence (each is one network call), the first left out."""
+def seconds_per_call(states: Iterator[State], trunk: Callable[[], object], calls: int) -> tuple[float, float]:
+    """Median times of a sampler's call (between states of one sequence) and of the trunk alone, taken in turns."""
     next(states)
-    times = []
-    start = time.perf_counter()
-    for _ in itertools.islice(states, calls):
-        now = time.perf_counter()
-        times.append(now - start)
-        start = now
-    return statistics.median(times)
+    sampler, alone = [], []
+    for _ in range(calls):
+        start = time.perf_counter()
+        next(states)
+        middle = time.perf_counter()
+        trunk()
+        sampler.append(middle - start)
+        alone.append(time.perf_counter() - middle)
+    return statistics.median(sampler), statistics.median(alone)
 
 
 def planned_calls(model: MaskedDiffusion, steps: int, key: Keys) -> int:
@@ -66,11 +66,13 @@ def main() -> None:
     keep_pages()
     model = random_model()
     canvas, key = torch.full((LENGTH,), VOCAB.mask), Keys(0)
-    with torch.no_grad():
-        trunk = median_seconds(lambda: model.hidden(canvas[None], torch.ones(1)), args.calls, 2)
+
+    @torch.no_grad()
+    def trunk() -> torch.Tensor:
+        return model.hidden(canvas[None], torch.ones(1))
+
     print(f"threads {torch.get_num_threads()}, torch {torch.__version__}, batch 1, {args.calls} timed calls a cell")
-    print(f"trunk alone: {trunk:.3f} s a call\n")
-    print("    T  sampler          calls   s/call   over trunk   whole run (~ extrapolated)")
+    print("    T  sampler         calls   s/call   trunk s   ratio   whole run (~ extrapolated)")
     for steps in (250, 1000, 5000):
         plans: list[tuple[str, Plan, int]] = [
             ("reveal plan", RevealPlan(steps), planned_calls(model, steps, key)),
@@ -78,11 +80,9 @@ def main() -> None:
         ]
         for name, plan, calls in plans:
             states = plan.run(model, [canvas], [key], Choice(), 1)
-            each = seconds_per_call(states, args.calls)
-            print(
-                f"{steps:5d}  {name:15s} {calls:6d}  {each:7.3f}      {each / trunk:5.2f}      ~{each * calls:8.0f} s",
-                flush=True,
-            )
+            each, alone = seconds_per_call(states, trunk, args.calls)
+            times = f"{each:7.3f}   {alone:7.3f}   {each / alone:5.2f}   ~{each * calls:7.0f} s"
+            print(f"{steps:5d}  {name:14s} {calls:6d}  {times}", flush=True)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import io
 import json
 import os
 import pty
@@ -61,7 +63,7 @@ MISTAKES: dict[str, tuple[Callable[[], list[str]], str]] = {
     "missing file": (lambda: train(f"data.source={missing()}"), r"missing\.txt does not exist"),
     "missing file without a folder": (lambda: train("data.source=nowhere.txt"), r"nowhere\.txt does not exist"),
     "empty corpus": (lambda: train(f"data.source={file('empty.txt')}"), r"empty\.txt holds no text"),
-    "blank corpus": (lambda: train(f"data.source={file('blank.txt', b' ' * 999)}"), r"blank\.txt holds no text"),
+    "blank corpus": (lambda: train(f"data.source={file('blank.txt', b' ' * 50)}"), r"blank\.txt holds no text"),
     "folder without text": (lambda: train(f"data.source={empty_folder()}"), "nothing here holds no .txt"),
     "shorter than a block": (lambda: train(f"data.source={file('short.txt', b'short')}"), r"short\.txt"),
     "block longer than the text": (lambda: train("data.length=30000"), "shorter than one block.*data.length=30000"),
@@ -172,6 +174,15 @@ def test_usage_errors_exit_2(args: list[str]) -> None:
     assert "Traceback" not in ran.err
 
 
+def test_ctrl_c_outside_of_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*given: object, **named: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("unmask.commands.load", interrupted)
+    ran = run(*sample())
+    assert ran.code == 130 and ran.out == "" and "Traceback" not in ran.err
+
+
 def test_a_real_process() -> None:
     """The same through the interpreter: exit code, streams, no traceback."""
 
@@ -264,6 +275,22 @@ def test_the_demo_shows_what_it_promises(tmp_path: Path) -> None:
     assert ran.out.count("[seed ") == 4
     assert len(re.findall(r"^  The .{4,} statement is used to ", ran.out, re.MULTILINE)) >= 1
     assert f"unmask sample {tmp_path / 'run'} --watch" in ran.out
+
+
+def test_a_terminal_without_the_characters() -> None:
+    """Where only ASCII can be written, other characters appear as their numbers."""
+    for args, piece in (
+        (sample("--prompt", "é", "--length", "4"), b"\\xe9"),
+        (evaluate("--rows", "2"), b"perplexity"),
+        (["sample", "ñandú"], b"no model at \\xf1and\\xfa"),
+    ):
+        out, err = (io.TextIOWrapper(io.BytesIO(), encoding="ascii") for _ in range(2))
+        with mock.patch.multiple(sys, argv=["unmask", *args], stdout=out, stderr=err):
+            with contextlib.suppress(SystemExit):
+                cli.main()
+            out.flush()
+            err.flush()
+        assert piece in out.buffer.getvalue() + err.buffer.getvalue()  # type: ignore[attr-defined]
 
 
 # -- a terminal ------------------------------------------------------------------------------------------------------

@@ -6,7 +6,6 @@ import re
 import shlex
 from pathlib import Path
 
-import click
 import pytest
 import typer
 import yaml
@@ -92,10 +91,12 @@ def test_command_lines_parse(page):
         if name.startswith("-"):
             continue
         assert name in COMMANDS, f"unmask {name} in {page.name}"
+        if not arguments:  # the name of a command in a sentence
+            continue
         try:
             context = COMMANDS[name].make_context(name, arguments)
-        except click.UsageError as error:
-            pytest.fail(f"unmask {shlex.join(words)} in {page.name}: {error.message}")
+        except Exception as error:  # typer brings a click of its own, or does not
+            pytest.fail(f"unmask {shlex.join(words)} in {page.name}: {error}")
         overrides = context.params.get("overrides") or []
         recipe = context.params.get("recipe", "demo")
         if all("=" in assignment for assignment in overrides):

@@ -34,7 +34,7 @@ def test_journal_drops_what_comes_after_the_checkpoint(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "rest",
-    [b'{"step": 30, "lo', b'{"step"', b"[1, 2]\n", b'{"loss": 1}\n', b"\xff\xfe\x00", b'{"step": "x"}\n', b"30\n", b"\n"],
+    [b'{"step": 30, "lo', b"{", b"[1, 2]\n", b'{"loss": 1}\n', b"\xff\xfe\x00", b'{"step": "x"}\n', b"30\n", b"\n"],
 )
 def test_journal_drops_half_a_line(tmp_path: Path, rest: bytes) -> None:
     path = tmp_path / "log.jsonl"

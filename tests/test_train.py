@@ -141,7 +141,7 @@ def test_learning_rates_by_hand() -> None:
 
 
 def test_the_log_shows_the_learning_rate_that_was_used(tmp_path: Path) -> None:
-    own = ["train.steps=6", "train.batch_size=2", "train.warmup=4", "train.lr=0.004", "train.log_every=1", "eval.rows=2"]
+    own = ["train.steps=6", "train.batch_size=2", "train.warmup=4", "train.lr=4e-3", "train.log_every=1", "eval.rows=2"]
     assert run("train", "tiny", *settings(*own), "--out", str(tmp_path), "--quiet").code == 0
     lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
     assert [line["lr"] for line in lines if "lr" in line] == pytest.approx([0.001, 0.002, 0.003, 0.004, 0.004, 0.004])

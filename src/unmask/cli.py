@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import sys
@@ -185,14 +186,20 @@ def _version(version: Annotated[bool, typer.Option("--version", help="Print the 
 
 def main() -> None:
     """Run; what the user got wrong is one sentence and exit code 2."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # where a character cannot be shown its number is
+            stream.reconfigure(errors="backslashreplace")
     try:
         app()
     except UserError as error:
-        err_console.print(f"unmask: {error}", markup=False)
+        err_console.print("unmask:", *str(error).splitlines(), markup=False)
+        sys.exit(2)
+    except OSError as error:  # a full disk, a file that may not be read: the system's own words
+        if isinstance(error, BrokenPipeError):  # the reader of our output has gone
+            sys.stderr.close()
+            sys.exit(0)
+        err_console.print(f"unmask: {error.filename or 'input/output'}: {error.strerror or error}", markup=False)
         sys.exit(2)
     except KeyboardInterrupt:
         err_console.print("unmask: stopped", markup=False)
         sys.exit(130)
-    except BrokenPipeError:  # the reader of our output has gone
-        sys.stderr.close()
-        sys.exit(0)

@@ -12,7 +12,8 @@ from .data.pack import prepare
 from .dist import world as join_world
 from .evaluate import evaluate
 from .hub import load
-from .terminal import Watcher, progress_bar
+from .terminal import Watcher
+from .track import progress_bar
 from .types import Likelihood, Sample, UserError
 
 
@@ -40,8 +41,8 @@ def evaluate_model(
         model = lm.model
         if config != lm.config:  # another schedule or bound than the model's own
             model = model.under(build.schedule(config.schedule), build.law(config.objective))
-        with world.first():
-            split_rows = prepare(spec, lm.tokenizer, splits=(own,)).split(own)
+        with world.first(), progress_bar("tokenizing", quiet=not world.main) as progress:
+            split_rows = prepare(spec, lm.tokenizer, splits=(own,), progress=progress).split(own)
         with progress_bar("evaluating", quiet=not world.main) as progress:
             return evaluate(
                 model, split_rows, draws=draws, batch_size=batch_size, seed=seed, limit=rows, world=world,
@@ -52,6 +53,8 @@ def evaluate_model(
 
 def _data(spec: DataConfig, source: str | None, split: str) -> tuple[DataConfig, str]:
     """The data that were asked for, and the name of the split; `all` is a file or folder without any splitting."""
+    if source is not None and not source.strip():
+        raise UserError("--data is empty; give a name, a file or a folder")
     changes: dict[str, Any] = {} if source is None else {"source": source, "subset": None}
     if split == "all":
         changes |= {"valid_fraction": 0.0, "test_fraction": 0.0}

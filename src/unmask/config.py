@@ -26,7 +26,6 @@ from pydantic import (
 
 from .errors import UserError
 
-
 Seed = Annotated[int, Field(ge=-(2**63), lt=2**63)]  # what names a random stream
 
 

@@ -1,43 +1,17 @@
-"""What a terminal shows while something runs: progress bars, and masks that become words."""
+"""Masks that become words, in a terminal."""
 
 from __future__ import annotations
 
-import sys
-import time
-from collections.abc import Iterator, Sequence, Set
-from contextlib import contextmanager
+from collections.abc import Sequence, Set
 
 from rich.console import Console, Group
 from rich.live import Live
 from rich.panel import Panel
-from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
-from rich.progress import Progress as Bar
 from rich.text import Text
 from torch import Tensor
 
 from .data.tokenizers import Tokenizer
-from .types import Progress, State
-
-
-@contextmanager
-def progress_bar(what: str, quiet: bool = False) -> Iterator[Progress]:
-    """A bar on a terminal, a line every ten seconds elsewhere; always on standard error."""
-    console = Console(stderr=True)
-    if quiet:
-        yield lambda done, total: None
-    elif console.is_terminal:
-        with Bar(TextColumn(what), BarColumn(), TimeRemainingColumn(), console=console, transient=True) as bar:
-            task = bar.add_task(what, total=None)
-            yield lambda done, total: bar.update(task, completed=done, total=total)
-    else:
-        spoke = [time.monotonic()]
-
-        def line(done: int, total: int) -> None:
-            if time.monotonic() - spoke[0] > 10:
-                spoke[0] = time.monotonic()
-                print(f"{what}: {done}/{total}", file=sys.stderr, flush=True)
-
-        yield line
+from .types import State
 
 
 class Watcher:
@@ -52,7 +26,7 @@ class Watcher:
         self.live = Live(self.render(), console=self.console, refresh_per_second=20)
 
     def __enter__(self) -> Watcher:
-        self.live.start()
+        self.live.start(refresh=True)  # all masks, however fast the model is
         return self
 
     def __exit__(self, *error: object) -> None:

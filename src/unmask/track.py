@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
 
 from .checkpoint import write_atomically
-from .types import UserError
+from .types import Progress, UserError
 
 
 class Sink(Protocol):
@@ -116,11 +118,11 @@ class Display:
         self.total, self.start, self.quiet, self.every = total, start, quiet, every
         self.began = self.spoke = time.monotonic()
         self.console = Console(stderr=True, highlight=False, emoji=False)
-        self.live: Progress | None = None
+        self.live: Bar | None = None
         self.figures: dict[str, str] = {}
         if not quiet and self.console.is_terminal:
             columns = (TextColumn("step {task.completed}/{task.total}"), BarColumn(), TimeRemainingColumn())
-            self.live = Progress(*columns, TextColumn("{task.description}"), console=self.console)
+            self.live = Bar(*columns, TextColumn("{task.description}"), console=self.console)
             self.task = self.live.add_task("", total=total, completed=start)
             self.live.start()
 
@@ -146,6 +148,27 @@ class Display:
         """Leave the terminal as it was."""
         if self.live:
             self.live.stop()
+
+
+@contextmanager
+def progress_bar(what: str, quiet: bool = False) -> Iterator[Progress]:
+    """A bar on a terminal, a line every ten seconds elsewhere; always on standard error."""
+    console = Console(stderr=True)
+    if quiet:
+        yield lambda done, total: None
+    elif console.is_terminal:
+        with Bar(TextColumn(what), BarColumn(), TimeRemainingColumn(), console=console, transient=True) as bar:
+            task = bar.add_task(what, total=None)
+            yield lambda done, total: bar.update(task, completed=done, total=total)
+    else:
+        spoke = [time.monotonic()]
+
+        def line(done: int, total: int) -> None:
+            if time.monotonic() - spoke[0] > 10:
+                spoke[0] = time.monotonic()
+                print(f"{what}: {done}/{total}", file=sys.stderr, flush=True)
+
+        yield line
 
 
 def _clock(seconds: float) -> str:

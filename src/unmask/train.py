@@ -22,7 +22,7 @@ from .dist import world as join_world
 from .evaluate import evaluate
 from .keys import Keys
 from .lm import LM
-from .track import Display, Sink, open_sinks
+from .track import Display, Sink, open_sinks, progress_bar
 from .trainer import Trainer
 from .types import Likelihood, UserError
 
@@ -61,8 +61,9 @@ class Run:
         found = checkpoint.steps(out)
         self.start = found[-1] if found else 0
         tokenizer = self._open_folder()
-        with world.first():
-            self.data: Prepared = prepare(config.data, tokenizer, splits=("train", config.eval.split))
+        with world.first(), progress_bar("tokenizing", self.quiet) as progress:
+            splits = ("train", config.eval.split)
+            self.data: Prepared = prepare(config.data, tokenizer, splits=splits, progress=progress)
         self.rows, self.valid_rows = self.data.split("train"), self.data.split(config.eval.split)
         torch.manual_seed(Keys(config.seed).torch_seed("init"))
         model = build.model(config, self.data.tokenizer.vocab)

@@ -145,7 +145,7 @@ class Trainer:
         scale = self.world.size / weight
         norm = float(checkpoint.full(nn.utils.get_total_norm(gradients, foreach=True))) * scale
         if not math.isfinite(norm):
-            raise FloatingPointError(f"the gradient of step {step} is not finite; lower train.lr or check the data")
+            raise UserError(f"the gradient of step {step} is not finite; lower train.lr or check the data")
         if spec.clip is not None and norm > spec.clip:
             scale *= spec.clip / norm
         torch._foreach_mul_([checkpoint.local(g) for g in gradients], scale)
