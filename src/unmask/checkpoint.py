@@ -59,7 +59,7 @@ def temporary_name(folder: Path) -> Path:
 
 def seal(folder: Path) -> None:
     """Record size and checksum of every file, and push all of it to the disk."""
-    paths = [p for p in sorted(folder.rglob("*")) if p.is_file()]
+    paths = [p for p in sorted(folder.rglob("*")) if p.is_file() and p.name != MANIFEST]
     files = {p.relative_to(folder).as_posix(): _fingerprint(p) for p in paths}
     (folder / MANIFEST).write_text(json.dumps({"format": 1, "files": files}, indent=1), encoding="utf-8")
     for path in (folder, *folder.rglob("*")):

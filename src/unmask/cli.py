@@ -195,11 +195,5 @@ def main() -> None:
         err_console.print("unmask:", *str(error).splitlines(), markup=False)
         sys.exit(2)
     except OSError as error:  # a full disk, a file that may not be read: the system's own words
-        if isinstance(error, BrokenPipeError):  # the reader of our output has gone
-            sys.stderr.close()
-            sys.exit(0)
         err_console.print(f"unmask: {error.filename or 'input/output'}: {error.strerror or error}", markup=False)
         sys.exit(2)
-    except KeyboardInterrupt:
-        err_console.print("unmask: stopped", markup=False)
-        sys.exit(130)

@@ -12,6 +12,7 @@ from .data.pack import prepare
 from .dist import world as join_world
 from .evaluate import evaluate
 from .hub import load
+from .lm import LM
 from .terminal import Watcher
 from .track import progress_bar
 from .types import Likelihood, Sample, UserError
@@ -47,8 +48,13 @@ def evaluate_model(
             return evaluate(
                 model, split_rows, draws=draws, batch_size=batch_size, seed=seed, limit=rows, world=world,
                 attend_pads=config.data.attend_pads, progress=progress,
-                protocol={"model": path, "checkpoint": which, "weights": weights, "split": split},
+                protocol={"model": path, "checkpoint": which, "weights": used_weights(lm, weights), "split": split},
             )  # fmt: skip
+
+
+def used_weights(lm: LM, asked: str) -> str:
+    """`raw` where a run kept no average."""
+    return asked if lm.config.train.ema else "raw"
 
 
 def _data(spec: DataConfig, source: str | None, split: str) -> tuple[DataConfig, str]:
@@ -92,8 +98,9 @@ def write_samples(
     lm = load(path, which=which, weights=weights, device=device)
     canvas = lm.gap_canvas(infill) if infill is not None else lm.prompt_canvas(prompt or "", length)
     protocol = {
-        "model": path, "checkpoint": which, "weights": weights, "dtype": "float32", "length": len(canvas.ids),
-        "device": str(lm.model.device), "torch": torch.__version__, "law": "T-step ancestral", **how,
+        "model": path, "checkpoint": which, "weights": used_weights(lm, weights), "dtype": "float32",
+        "length": len(canvas.ids), "device": str(lm.model.device), "torch": torch.__version__,
+        "law": "T-step ancestral", **how,
     }  # fmt: skip
     if not watch:
         return lm.write([canvas] * n, **how), protocol

@@ -76,10 +76,12 @@ def pick_device(name: str, local_rank: int = 0) -> torch.device:
         device = torch.device(name)
     except RuntimeError:
         raise UserError(f"unknown device {name!r}; use auto, cpu, cuda or cuda:0") from None
-    if device.type == "cuda":
-        if not torch.cuda.is_available():
-            raise UserError("device cuda was asked for, but torch sees no CUDA device here; use device=cpu")
-        return device if device.index is not None else torch.device("cuda", local_rank)
+    if device.type == "cuda" and device.index is None:
+        device = torch.device("cuda", local_rank)
+    try:
+        torch.zeros(1, device=device).item()
+    except (RuntimeError, AssertionError, NotImplementedError):  # each back end has its own way to say no
+        raise UserError(f"the device {name!r} cannot be used here; use auto or cpu") from None
     return device
 
 

@@ -139,9 +139,9 @@ class Display:
                 left = (now - self.began) / max(step - self.start, 1) * (self.total - step)
                 print(f"step {step}/{self.total}  {text}  left {_clock(left)}", file=sys.stderr, flush=True)
 
-    def say(self, text: str) -> None:
-        """A line of its own."""
-        if not self.quiet:
+    def say(self, text: str, always: bool = False) -> None:
+        """A line of its own; `always`, also where progress is not wanted."""
+        if always or not self.quiet:
             self.console.print(text, markup=False, soft_wrap=True)
 
     def close(self) -> None:

@@ -26,8 +26,8 @@ from .track import Display, Sink, open_sinks, progress_bar
 from .trainer import Trainer
 from .types import Likelihood, UserError
 
-# Settings that a continued run may have different: they change no number of a step, only how far it goes, what is
-# reported, and on which machine.
+# Settings that a continued run may have different: how far it goes, what is reported, and on which machine. (Under a
+# decay, train.steps moves the learning rate of the steps to come.)
 MAY_CHANGE = (
     "train.steps", "train.log_every", "train.checkpoint_every", "train.keep_last", "train.sinks", "train.device",
     "train.strategy", "train.micro_batch_size", "train.compile", "data.cache", "eval.", "sample.",
@@ -48,8 +48,10 @@ class Result:
 
 def train(config: Config, out: str | Path, *, quiet: bool = False) -> Result:
     """Train, or continue the run that is in `out`. SIGTERM and Ctrl-C save before they stop."""
-    with join_world(config.train.device) as world, stop_signals() as stopped:
-        return Run(config, Path(out), world, quiet).go(stopped)
+    with join_world(config.train.device) as world:
+        run = Run(config, Path(out), world, quiet)
+        with stop_signals() as stopped:
+            return run.go(stopped)
 
 
 class Run:
@@ -72,7 +74,6 @@ class Run:
         self.valid: Likelihood | None = None
         if found:
             folder = checkpoint.step_folder(out, self.start)
-            checkpoint.verify(folder)
             state = checkpoint.read_json(folder / "state.json")
             self._same_data(state)
             self.trainer.restore(folder)
@@ -102,7 +103,9 @@ class Run:
                 f"the run in {self.out} was started with {key}={old}, not {new}; "
                 f"continue it with {key}={old}, or start a new one with another --out"
             )
-        return Tokenizer.load(checkpoint.step_folder(self.out, self.start))
+        folder = checkpoint.step_folder(self.out, self.start)
+        checkpoint.verify(folder)
+        return Tokenizer.load(folder)
 
     def _same_data(self, state: dict[str, Any]) -> None:
         if state["data"] != self.data.fingerprint:
@@ -213,7 +216,8 @@ class Run:
     def _interrupted(self, step: int) -> None:
         if checkpoint.steps(self.out)[-1:] != [step]:
             self.save(step)
-        self.display.say(f"stopped at step {step} and saved; run the same command again to go on")
+        if self.world.main:
+            self.display.say(f"stopped at step {step} and saved; run the same command again to go on", always=True)
 
 
 @contextmanager
