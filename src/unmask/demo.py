@@ -13,7 +13,7 @@ from .hub import load
 from .recipes import recipe
 from .train import train
 
-GAP = "The {{4}} statement is used to {{6}} in a function."
+GAP = "This {{1}} is called when the {{2}} of the object is not found."
 
 
 def run(out: str, overrides: list[str]) -> None:

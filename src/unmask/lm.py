@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -103,7 +104,7 @@ class LM:
         length = self.length if length is None else length
         if not 1 <= length <= self.length:
             raise UserError(f"length={length} must be between 1 and {self.length}, the length the model was trained on")
-        vocab, given = self.tokenizer.vocab, self.encode(prompt)
+        vocab, given = self.tokenizer.vocab, self.encode(self._before_gap(prompt))
         first = [vocab.bos] if self.config.data.block_ends and vocab.bos is not None else []
         given = first + given
         if len(given) >= length:
@@ -121,9 +122,10 @@ class LM:
         parts: list[str | slice] = []
         if self.config.data.block_ends and self.tokenizer.vocab.bos is not None:
             ids.append(self.tokenizer.vocab.bos)
-        for i, piece in enumerate(GAP.split(text)):
+        pieces = GAP.split(text)
+        for i, piece in enumerate(pieces):
             if i % 2 == 0:
-                ids += self.encode(piece)
+                ids += self.encode(self._before_gap(piece) if i + 1 < len(pieces) else piece)
                 parts.append(piece)
                 continue
             if not re.fullmatch(r"\s*0*[1-9][0-9]{0,8}\s*", piece):
@@ -142,6 +144,15 @@ class LM:
             )
         return Canvas(torch.tensor(ids, dtype=torch.int64), parts)
 
+    @functools.cached_property
+    def joins_spaces(self) -> bool:
+        """Whether the tokenizer writes a space as the beginning of the next word's token, as GPT-2's does."""
+        return self.tokenizer.pieces(self.tokenizer.encode(" a")[:1]) != [" "]
+
+    def _before_gap(self, text: str) -> str:
+        """What the network sees of a text before a gap: the space between belongs to the first word of the gap."""
+        return text[:-1] if self.joins_spaces and text.endswith(" ") else text
+
     def encode(self, text: str) -> list[int]:
         """The ids of a text that a user gave."""
         try:
@@ -152,7 +163,13 @@ class LM:
 
     def text(self, canvas: Canvas, ids: Tensor) -> str:
         """Given strings as typed, gaps decoded; an end of text inside a gap reads as a line break."""
-        return "".join(p if isinstance(p, str) else self._read(ids[p].tolist()) for p in canvas.parts)
+        text = ""
+        for part in canvas.parts:
+            written = part if isinstance(part, str) else self._read(ids[part].tolist())
+            if not isinstance(part, str) and self._before_gap(text) != text:
+                written = written.removeprefix(" ")  # the given text has it already
+            text += written
+        return text
 
     def _read(self, ids: list[int]) -> str:
         documents: list[list[int]] = [[]]
