@@ -273,7 +273,7 @@ def test_the_demo_shows_what_it_promises(tmp_path: Path) -> None:
     assert ppl["uniform model"] == pytest.approx(258, abs=0.1) and 5 < ppl["unigram model"] < 20
     assert "±" in ran.out and "cutoff_mask_rate" in ran.out
     assert ran.out.count("[seed ") == 4
-    assert len(re.findall(r"^  The .{4,} statement is used to ", ran.out, re.MULTILINE)) >= 1
+    assert len(re.findall(r"^  This .{1,} is called when the .{1,} of the object", ran.out, re.MULTILINE)) >= 1
     assert f"unmask sample {tmp_path / 'run'} --watch" in ran.out
 
 
