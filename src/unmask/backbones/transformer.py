@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..ops.attention import Attn, attention, rotary_table, rotate
+from ..ops.dropout import dropout
 from ..types import Vocab
 from .base import Backbone
 from .layers import Embedding, LayerNorm, TimestepEmbedder
@@ -51,7 +52,7 @@ class Block(nn.Module):
         return self.attn_out(attention(q, k, v, attn).transpose(1, 2).reshape(batch, length, dim))
 
     def _add(self, x: Tensor, gate: Tensor, branch: Tensor) -> Tensor:
-        return torch.addcmul(x, gate.float(), F.dropout(branch, self.dropout, self.training).float())
+        return torch.addcmul(x, gate.float(), dropout(branch, self.dropout, self.training).float())
 
 
 class OutputLayer(nn.Module):
