@@ -209,7 +209,7 @@ def test_json_has_exactly_the_promised_keys() -> None:
     assert found["perplexity"] == pytest.approx(math.exp(found["nats_per_token"]))
     assert found["bits_per_token"] == pytest.approx(found["nats_per_token"] / math.log(2))
     protocol = found["protocol"]
-    assert protocol["bound"] == "continuous" and protocol["cutoff_mask_rate"] == 1e-3
+    assert protocol["bound"] == "continuous" and protocol["cutoff_mask_rate"] == 0.1  # of the recipe
     assert protocol["draws"] == 2 and protocol["seed"] == 0 and protocol["split"] == "valid"
     assert protocol["weights"] == "ema"
     assert 0 < found["stderr_nats"] < 1

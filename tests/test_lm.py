@@ -17,9 +17,9 @@ import unmask
 from helpers import SENTENCE, random_lm, trained
 from unmask.data.rows import Rows
 from unmask.data.tokenizers import Tokenizer, bpe_tokenizer, bytes_tokenizer, chars_tokenizer
-from unmask.evaluate import evaluate
+from unmask.evaluate import eval_keys, evaluate
 from unmask.lm import LM
-from unmask.types import State, UserError
+from unmask.types import Batch, State, UserError
 
 CORPUS = ["the naïve café of the 日本 and the 🙂 of the other café, again and again"] * 3
 MAKERS = {
@@ -335,3 +335,23 @@ def test_nothing_to_score() -> None:
     with pytest.raises(UserError, match="UTF-8"):
         lm.score("\udcff")
     assert lm.score("a", draws=1).stderr_nats is None
+
+
+@pytest.mark.parametrize("attend", [False, True])
+def test_score_lays_rows_out_as_in_training(attend: bool) -> None:
+    """A block-ends model is scored on [BOS] text [EOS]: by hand with `nats` on the same row, text tokens only."""
+    extra = ["data.layout=pad", f"data.attend_pads={str(attend).lower()}"]
+    lm = make("bytes", "data.block_ends=true", "data.length=12", *extra)
+    vocab = lm.tokenizer.vocab
+    row = [vocab.bos, *b"hello", vocab.eos] + [vocab.pad] * 5
+    tokens = torch.tensor([row])
+    scored = torch.tensor([[False] + [True] * 5 + [False] * 6])
+    present = None if attend else torch.tensor([[True] * 7 + [False] * 5])
+    batch = Batch(tokens, torch.tensor([0]), 1, scored, present)
+    lm.model.eval()
+    with torch.no_grad():
+        draws = [lm.model.nats(batch, eval_keys(0).at(d)).nats[0, 1:6] for d in range(3)]
+    got = lm.score("hello", draws=3)
+    np.testing.assert_allclose(got.texts[0].token_nats, torch.stack(draws).mean(0).numpy(), rtol=1e-4, atol=1e-5)
+    assert got.tokens == 5
+    assert [t.tokens for t in lm.score("x" * 23, draws=2).texts] == [23]  # three blocks of at most ten

@@ -186,7 +186,7 @@ def test_other_settings_are_refused_by_name_and_nothing_is_touched(tmp_path: Pat
     assert run(*short(out)).code == 0
     before = {p: p.read_bytes() for p in out.rglob("*") if p.is_file()}
     for change, key in (
-        ("train.lr=0.1", "train.lr=0.002"),
+        ("train.lr=0.1", "train.lr=0.001"),
         ("seed=1", "seed=0"),
         ("model.dropout=0", "model.dropout=0.2"),
         ("train.batch_size=5", "train.batch_size=4"),

@@ -43,7 +43,10 @@ def evaluate_model(
         if config != lm.config:  # another schedule or bound than the model's own
             model = model.under(build.schedule(config.schedule), build.law(config.objective))
         with world.first(), progress_bar("tokenizing", quiet=not world.main) as progress:
-            split_rows = prepare(spec, lm.tokenizer, splits=(own,), progress=progress).split(own)
+            prepared = prepare(spec, lm.tokenizer, splits=(own,), progress=progress)
+            if split == "all" and prepared.corpus.division is None:
+                raise UserError(f"{spec.source} has splits of its own; name one: {', '.join(prepared.corpus.splits)}")
+            split_rows = prepared.split(own)
         with progress_bar("evaluating", quiet=not world.main) as progress:
             return evaluate(
                 model, split_rows, draws=draws, batch_size=batch_size, seed=seed, limit=rows, world=world,

@@ -185,19 +185,21 @@ class LM:
     def score(self, texts: str | Sequence[str], *, draws: int = 16, seed: int = 0, batch_size: int = 32) -> Likelihood:
         """The bound on -log p of texts: together, each alone (`.texts`), and of each token (`.token_nats`).
 
-        A text longer than the model is scored in blocks of its length, each without the others as context.
+        A text longer than the model is scored in blocks of its length, each without the others as context. Rows are
+        laid out as in training (block ends, visible padding), but only the text's own tokens count.
         """
         texts = [texts] if isinstance(texts, str) else list(texts)
         if not texts or draws < 1 or batch_size < 1:
             raise UserError("give at least one text, one draw and one row a batch to score")
+        room = self.length - (2 if self.config.data.block_ends else 0)
         blocks: list[tuple[int, list[int]]] = []
         for number, text in enumerate(texts):
             ids = self.encode(text)
             if not ids:
                 raise UserError(f"text {number + 1} to score is empty; give it at least one token")
-            blocks += [(number, ids[i : i + self.length]) for i in range(0, len(ids), self.length)]
+            blocks += [(number, ids[i : i + room]) for i in range(0, len(ids), room)]
         nats = self._block_nats([ids for _, ids in blocks], draws, seed, batch_size)
-        protocol = {**self.model.describe(), "draws": draws, "seed": seed, "block_length": self.length}
+        protocol = {**self.model.describe(), "draws": draws, "seed": seed, "block_length": room}
         scored = []
         for number, text in enumerate(texts):
             own = [i for i, (owner, _) in enumerate(blocks) if owner == number]
@@ -211,21 +213,26 @@ class LM:
         return Likelihood(whole.nats, whole.tokens, size, whole.stderr_nats, whole.stderr_data, protocol, texts=scored)
 
     def _block_nats(self, blocks: list[list[int]], draws: int, seed: int, batch_size: int) -> list[np.ndarray]:
-        """(draws, tokens) nats of every block."""
-        vocab, device = self.tokenizer.vocab, self.model.device
-        filler = vocab.mask if vocab.pad is None else vocab.pad
+        """(draws, tokens) nats of every block, laid out as rows were in training (block ends are not scored)."""
+        vocab, device, spec = self.tokenizer.vocab, self.model.device, self.config.data
+        filler = next(token for token in (vocab.pad, vocab.eos, vocab.mask) if token is not None)
+        first, last = ([vocab.bos], [vocab.eos]) if spec.block_ends else ([], [])
         result: list[np.ndarray] = []
         for start in range(0, len(blocks), batch_size):
             part = blocks[start : start + batch_size]
-            width = max(map(len, part))
-            tokens = torch.tensor([ids + [filler] * (width - len(ids)) for ids in part])
-            real = torch.arange(width) < torch.tensor([len(ids) for ids in part])[:, None]
+            lengths = torch.tensor([len(ids) for ids in part])[:, None]
+            width = self.length if spec.attend_pads else int(lengths.max()) + len(first) + len(last)
+            rows = [[*first, *ids, *last] for ids in part]
+            tokens = torch.tensor([row + [filler] * (width - len(row)) for row in rows])
+            place = torch.arange(width) - len(first)
+            scored = (place >= 0) & (place < lengths)
+            present = None if spec.attend_pads else place < lengths + len(last)
             index = torch.arange(start, start + len(part))
-            batch = Batch(tokens, index, len(blocks), scored=real, present=None if real.all() else real).to(device)
+            batch = Batch(tokens, index, len(blocks), scored, None if present is None or present.all() else present)
+            batch, keys = batch.to(device), eval_keys(seed)
             with torch.no_grad(), evaluating(self.model):
-                keys = eval_keys(seed)
                 drawn = [self.model.nats(batch, keys.at(d)).nats.double().cpu().numpy() for d in range(draws)]
-            result += [np.stack([d[row, : len(ids)] for d in drawn]) for row, ids in enumerate(part)]
+            result += [np.stack([d[row, scored[row].numpy()] for d in drawn]) for row in range(len(part))]
         return result
 
 

@@ -71,11 +71,13 @@ class Run:
         model = build.model(config, self.data.tokenizer.vocab)
         self.trainer = Trainer(config, model, world)
         self.best: dict[str, Any] | None = None
+        self.other_machine = ""
         self.valid: Likelihood | None = None
         if found:
             folder = checkpoint.step_folder(out, self.start)
             state = checkpoint.read_json(folder / "state.json")
             self._same_data(state)
+            self.other_machine = self._compare_machine(state)
             self.trainer.restore(folder)
             self.best = state["best"]
         if world.main:
@@ -114,6 +116,13 @@ class Run:
                 "restore it, or start a new run with another --out"
             )
 
+    def _compare_machine(self, state: dict[str, Any]) -> str:
+        """A remark where sums are taken in another order than before, so that the last bits may differ."""
+        before, now = (state["processes"], state["threads"]), (self.world.size, torch.get_num_threads())
+        if before == now:
+            return ""
+        return f" (with {now[0]} x {now[1]} instead of {before[0]} x {before[1]} processes x threads: not bit for bit)"
+
     # -- the loop ----------------------------------------------------------------------------------------------------
 
     def go(self, stopped: list[int]) -> Result:
@@ -121,7 +130,7 @@ class Run:
         spec = self.config.train
         begin, tokens, step = time.monotonic(), 0.0, self.start
         if step:
-            self.display.say(f"continuing {self.out} at step {step}")
+            self.display.say(f"continuing {self.out} at step {step}{self.other_machine}")
         try:
             while step < spec.steps:
                 figures, stop = self.trainer.step(self.rows, step, bool(stopped))
