@@ -23,7 +23,7 @@ def main(model: str, out: Path = Path(__file__).parent / "images" / "unmasking.s
     """Sample once and keep four of its states."""
     lm = unmask.load(model)
     states: list[State] = []
-    lm.write_samples(1, length=64, steps=64, seed=3, top_p=0.9, watch=states.append)
+    lm.write_samples(1, length=64, steps=64, seed=0, temperature=0.5, watch=states.append)
     mask = lm.tokenizer.vocab.mask
     frames = [(0, states[0].canvas.clone().fill_(mask), set())]
     frames += [(s.step + 1, s.canvas, set(s.positions.tolist())) for s in states]
@@ -34,7 +34,7 @@ def main(model: str, out: Path = Path(__file__).parent / "images" / "unmasking.s
         left = int((canvas == mask).sum())
         console.print(Panel(text, title=f"step {step} of 64, {left} masks left"))
     out.parent.mkdir(exist_ok=True)
-    console.save_svg(str(out), title=f"unmask sample {model} --length 64 --steps 64 --seed 3 --top-p 0.9 --watch")
+    console.save_svg(str(out), title=f"unmask sample {model} --length 64 --steps 64 --temperature 0.5 --watch")
 
 
 if __name__ == "__main__":

@@ -41,8 +41,8 @@ def run(out: str, overrides: list[str]) -> None:
     print(f"  unigram model              {math.exp(simple['unigram']):8.1f}")
     print(f"  masked diffusion (bound)   {likelihood.perplexity:8.1f} ± {error:.1f}")
     print("  protocol:", ", ".join(f"{k}={v}" for k, v in likelihood.protocol.items()))
-    print("\nFour samples (128 steps, top-p 0.9):")
-    for sample in lm.write_samples(4, seed=0, top_p=0.9):
+    print("\nFour samples (128 steps, temperature 0.5):")
+    for sample in lm.write_samples(4, seed=0, temperature=0.5):
         print(f"\n[seed {sample.seed}, {sample.network_calls} network calls]\n{sample.text}")
     print(f"\nA filled gap: {GAP}")
     for text in lm.infill(GAP, n=3, seed=0, temperature=0.7):
