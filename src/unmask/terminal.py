@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence, Set
 
 from rich.console import Console, Group
@@ -12,6 +13,8 @@ from torch import Tensor
 
 from .data.tokenizers import Tokenizer
 from .types import State
+
+FRAME = 0.06  # seconds a state stays on the screen at least
 
 
 class Watcher:
@@ -38,7 +41,9 @@ class Watcher:
         self.fresh[state.row] = set() if state.done else set(state.positions.tolist())
         left = int((state.canvas == self.mask).sum())
         self.titles[state.row] = f"step {state.step + 1}, t = {state.t:.3f}, {state.calls} calls, {left} masks left"
-        self.live.update(self.render())
+        self.live.update(self.render(), refresh=True)
+        if self.console.is_terminal:  # a small model writes faster than anybody reads
+            time.sleep(FRAME / len(self.canvases))
 
     def render(self) -> Group:
         """All canvases as panels."""
