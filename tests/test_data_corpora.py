@@ -255,3 +255,10 @@ def test_hub_data_set(spec, monkeypatch):
     corpus = open_corpus(spec("owner/corpus", field="body", valid_fraction=0.5))
     assert corpus.splits == ("train", "valid", "test")
     assert corpora.SPLIT_NAMES["dev"] == "valid"
+
+
+def test_the_division_is_this_one() -> None:
+    """Golden: caches hold splits that were made at different times, so another division needs another SPLITTING."""
+    names = list(islice(Division(0.05, 0.05, 0).names(), 100))
+    valid, test = ([i for i, name in enumerate(names) if name == split] for split in ("valid", "test"))
+    assert (corpora.SPLITTING, valid, test) == (2, [4, 29, 50, 66, 96], [13, 30, 47, 68, 84])

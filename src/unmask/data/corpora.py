@@ -30,7 +30,7 @@ from .cache import cache_folder, content_key, file_hash
 from .documents import Piece
 from .online import hub
 
-SPLITTING = 1  # part of every fingerprint: raise it when pieces or splits are made in another way
+SPLITTING = 2  # part of every fingerprint: raise it when pieces or splits are made in another way
 SPLIT_NAMES = {"train": "train", "training": "train", "valid": "valid", "validation": "valid", "val": "valid",
                "dev": "valid", "test": "test"}  # fmt: skip
 
