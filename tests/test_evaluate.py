@@ -288,3 +288,13 @@ def test_padding_is_not_scored() -> None:
     assert found.tokens == want
     seen = evaluate(network, rows, draws=1, attend_pads=True)
     assert seen.tokens == found.tokens and seen.nats != found.nats
+
+
+def test_the_protocol_names_the_type_it_was_computed_in() -> None:
+    lm = unmask.load(trained())
+    rows = prepare(lm.config.data, lm.tokenizer, splits=("valid",)).split("valid")
+    plain = evaluate(lm.model, rows, draws=1, limit=2)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        cast = evaluate(lm.model, rows, draws=1, limit=2)
+    assert (plain.protocol["dtype"], cast.protocol["dtype"]) == ("float32", "bfloat16")
+    assert plain.nats != cast.nats

@@ -190,11 +190,9 @@ def test_continuous_draws_estimate_known_integrals(name, cutoff):
     assert float(by_keep) == pytest.approx((1 - last) ** 2 / 2, abs=1e-8)  # the integral of k dk from 0 to 1 - last
 
 
-@each_schedule
+@pytest.mark.parametrize("name", [name for name in SCHEDULES if name != "linear 1e8"])  # a sliver of 1e-7: see above
 def test_continuous_draws_on_a_plain_grid(name):
     """The same integral with no change of variables: midpoints of the uniform itself."""
-    if name == "linear 1e8":
-        pytest.skip("all of its mass lies in a sliver of 1e-7; the test above covers it")
     schedule, law, n = SCHEDULES[name], ContinuousTime(), 100_000
     draw = law.draw((torch.arange(n, dtype=torch.float64) + 0.5) / n, schedule)
     value = draw.scale * (1 - draw.keep)

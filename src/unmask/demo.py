@@ -32,10 +32,10 @@ def run(out: str, overrides: list[str]) -> None:
     parameters = sum(p.numel() for p in lm.model.parameters())
     error = (likelihood.stderr_nats or 0.0) * likelihood.perplexity
     step = checkpoint.resolve(out).name
-    print(
-        f"\n{parameters:,} parameters, {step}, {result.seconds:.0f} s of training, "
-        f"{result.tokens_per_second:,.0f} tokens/s"
-    )
+    trained = f"{result.seconds:.0f} s of training, {result.tokens_per_second:,.0f} tokens/s"
+    if not result.tokens_per_second:
+        trained = "trained before"
+    print(f"\n{parameters:,} parameters, {step}, {trained}")
     print(f"\nPerplexity on {likelihood.tokens:,} held-out tokens ({valid.documents} documents), lower is better:")
     print(f"  uniform model              {math.exp(simple['uniform']):8.1f}")
     print(f"  unigram model              {math.exp(simple['unigram']):8.1f}")

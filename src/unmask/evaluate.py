@@ -95,11 +95,18 @@ def evaluate(
         "rows": len(chosen),
         "draws": draws,
         "seed": seed,
-        "dtype": str(next(model.parameters()).dtype).removeprefix("torch."),
+        "dtype": compute_dtype(model),
         "estimator": "one time a row and draw, strata over the data set",
         **(protocol or {}),
     }
     return summarise(both[:, :-1], both[:, -1], rows.bytes_per_token, facts)
+
+
+def compute_dtype(model: LanguageModel) -> str:
+    """What the network computes in right now: its own type, or that of an autocast around us."""
+    kind = model.device.type
+    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else next(model.parameters()).dtype
+    return str(dtype).removeprefix("torch.")
 
 
 def pick_rows(available: int, limit: int | None) -> np.ndarray:
