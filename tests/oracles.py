@@ -236,23 +236,30 @@ def ancestral_law(start: State, denoise: Denoiser, name: str, steps: int) -> dic
 
 
 class TableNet(Backbone):
-    """Any function of (z, sigma): logits are looked up by the whole state, `head` is the identity.
+    """Any function of (z, sigma, label): logits are looked up by the whole state, `head` is the identity.
 
     A position that does not exist reads as a symbol of its own, so a short row gives the same alone and padded.
     """
 
-    def __init__(self, table: np.ndarray, drift: np.ndarray | None = None) -> None:
+    def __init__(
+        self, table: np.ndarray, drift: np.ndarray | None = None, labels: Sequence[np.ndarray] | None = None
+    ) -> None:
         super().__init__()
-        self.vocab, self.hidden_dim = VOCAB, V
+        self.vocab, self.hidden_dim, self.length = VOCAB, V, table.ndim - 2
         self.table = nn.Parameter(torch.tensor(table, dtype=torch.float32))  # (V + 1,) * LENGTH + (LENGTH, V)
         self.drift = None if drift is None else torch.tensor(drift, dtype=torch.float32)
+        self.tables = [torch.tensor(own, dtype=torch.float32) for own in labels or ()]  # one for each label
+        self.time_conditioning, self.n_labels = drift is not None, len(self.tables)
         self.calls: list[int] = []  # batch size of every call
 
     @classmethod
-    def random(cls, seed: int = 0, timed: bool = False, spread: float = 1.5) -> TableNet:
+    def random(
+        cls, seed: int = 0, timed: bool = False, spread: float = 1.5, length: int = LENGTH, labels: int = 0
+    ) -> TableNet:
         rng = np.random.default_rng(seed)
-        shape = (V + 1,) * LENGTH + (LENGTH, V)
-        return cls(spread * rng.normal(size=shape), 2 * rng.normal(size=shape) if timed else None)
+        shape = (V + 1,) * length + (length, V)
+        table, drift = spread * rng.normal(size=shape), 2 * rng.normal(size=shape) if timed else None
+        return cls(table, drift, [spread * rng.normal(size=shape) for _ in range(labels)])
 
     @classmethod
     def exact(cls, joint: dict[State, float]) -> TableNet:
@@ -265,7 +272,13 @@ class TableNet(Backbone):
         return cls(table)
 
     def condition(self, sigma: Tensor, label: Tensor | None = None) -> Tensor | None:
-        return None if self.drift is None else squash(sigma)[:, None]
+        """(B, 2): the squashed noise level and the label."""
+        if not self.tables:
+            self.refuse(label=label)
+        if self.drift is None and not self.tables:
+            return None
+        told = torch.full(sigma.shape, -1.0) if label is None else label.float()
+        return torch.stack([squash(sigma), told], -1)
 
     def forward(
         self,
@@ -277,25 +290,29 @@ class TableNet(Backbone):
         attn: Attn | None = None,
         cache: Any = None,
     ) -> tuple[Tensor, None]:
-        assert tokens is not None and tokens.shape[1] <= LENGTH
+        assert tokens is not None and tokens.shape[1] <= self.length
         self.calls.append(len(tokens))
         if attn is not None and attn.valid is not None:
             tokens = torch.where(attn.valid, tokens, V)
-        digits = nn.functional.pad(tokens, (0, LENGTH - tokens.shape[1]), value=V).unbind(1)
+        digits = nn.functional.pad(tokens, (0, self.length - tokens.shape[1]), value=V).unbind(1)
         hidden = self.table[digits]  # (B, LENGTH, V)
+        assert (cond is None) == (self.drift is None and not self.tables)
+        for label, table in enumerate(self.tables):
+            assert cond is not None and (cond[:, 1] < len(self.tables)).all()
+            hidden = torch.where((cond[:, 1] == label)[:, None, None], table[digits], hidden)
         if self.drift is not None:
             assert cond is not None
-            hidden = hidden + cond[:, :, None] * self.drift[digits]
+            hidden = hidden + cond[:, :1, None] * self.drift[digits]
         return hidden[:, : tokens.shape[1]], None
 
     def head(self, rows: Tensor) -> Tensor:
         return rows
 
     def denoiser(
-        self, name: str = "log-linear", log_x: Callable[[np.ndarray], np.ndarray] = subs
+        self, name: str = "log-linear", log_x: Callable[[np.ndarray], np.ndarray] = subs, label: int = -1
     ) -> Callable[[State, float], np.ndarray]:
         """The same network for the oracles."""
-        table = self.table.detach().double().numpy()
+        table = (self.table.detach() if label < 0 else self.tables[label]).double().numpy()
         drift = None if self.drift is None else self.drift.double().numpy()
         cache: dict[tuple[State, float], np.ndarray] = {}
 
@@ -303,7 +320,7 @@ class TableNet(Backbone):
             key = (z, t if drift is not None else 0.0)
             if key not in cache:
                 cond = 0.0 if drift is None else float(squash(torch.tensor(-math.log(ALPHAS[name](t)))))
-                cell = z + (V,) * (LENGTH - len(z))
+                cell = z + (V,) * (self.length - len(z))
                 cache[key] = log_x(table[cell] + (0.0 if drift is None else cond * drift[cell]))[: len(z)]
             return cache[key]
 

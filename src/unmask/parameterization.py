@@ -14,6 +14,7 @@ from .masking import fold
 class Parameterization(ABC):
     """What the logits of a masked position mean."""
 
+    zero_mask: bool  # x̂ has no mass on [MASK] and sums to 1 over the others
     carry_over: bool  # unmasked positions are copied: they cost nothing and never change
 
     @abstractmethod

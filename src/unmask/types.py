@@ -11,7 +11,7 @@ from torch import Tensor
 
 from .errors import UserError
 
-__all__ = ["Batch", "Likelihood", "Progress", "Sample", "State", "TokenNats", "UserError", "Vocab"]
+__all__ = ["Batch", "Likelihood", "Progress", "Sample", "State", "Token", "TokenNats", "UserError", "Vocab"]
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Batch:
     total: int
     scored: Tensor | None = None  # (B, L) bool: counts in the likelihood; None = all
     present: Tensor | None = None  # (B, L) bool: may be attended to; None = all
-    label: Tensor | None = None  # (B,) int64
+    label: Tensor | None = None  # (B,) int64; -1 = no label
 
     def to(self, device: torch.device | str) -> Batch:
         """The same batch on a device (the index stays on the CPU, where the random streams are)."""
@@ -74,17 +74,37 @@ class TokenNats:
 
 @dataclass(frozen=True)
 class State:
-    """One event of a generation: which positions of which sequence were written, with what, at what time."""
+    """One event of a generation: which positions of which sequence changed, to what, at what time.
+
+    Changes are in order. A position that a remasking sampler takes back becomes [MASK], with probability 0.
+    """
 
     row: int  # which canvas
     step: int  # the step of its plan, 0 .. T
     t: float  # the time before the step
-    positions: Tensor  # (k,) int64: newly written
+    positions: Tensor  # (k,) int64: changed
     tokens: Tensor  # (k,) int64
     probs: Tensor  # (k,) float32: what the network gave the written tokens
     canvas: Tensor  # (L,) int64: after the step
     calls: int  # network calls for this sequence so far
     done: bool
+    tops: tuple[Tensor, Tensor] | None = None  # (k, m) the most likely tokens of each written position, if asked for
+    fixed: int = 0  # tokens at the beginning of the canvas that will never change any more
+
+
+@dataclass(frozen=True)
+class Token:
+    """One token of a finished sequence: given, or written in a step with the probability the network gave it."""
+
+    id: int
+    piece: str
+    given: bool
+    step: int | None = None
+    prob: float | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {"id": self.id, "piece": self.piece, "given": self.given, "step": self.step, "prob": self.prob}
 
 
 @dataclass(frozen=True)
@@ -96,6 +116,20 @@ class Sample:
     seed: int
     network_calls: int
     index: int = 0
+    tokens: list[Token] = field(default_factory=list)
+    stopped: str = "length"  # or "eos" or "stop": why it ended where it did
+    gaps: list[int] = field(default_factory=list)  # lengths of the gaps
+    gap_nats: dict[str, float] = field(default_factory=dict)  # the bound by which ranged lengths were chosen
+
+    def as_dict(self, tokens: bool = False) -> dict[str, Any]:
+        """For JSON, with or without a record of every token."""
+        out: dict[str, Any] = {
+            "text": self.text, "ids": self.ids, "seed": self.seed, "network_calls": self.network_calls,
+            "stopped": self.stopped,
+        }  # fmt: skip
+        if self.gap_nats:
+            out |= {"gaps": self.gaps, "gap_nats": self.gap_nats}
+        return out | ({"tokens": [token.as_dict() for token in self.tokens]} if tokens else {})
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ..backbones.base import Backbone
 from ..keys import Keys
-from ..samplers import Choice, Plan
+from ..samplers import Choice, Control, Plan
 from ..schedule import Law, Schedule
 from ..types import Batch, State, TokenNats, UserError, Vocab
 
@@ -48,13 +48,26 @@ class LanguageModel(nn.Module, ABC):
     def generate(
         self,
         canvases: Sequence[Tensor],
-        plan: Plan,
+        plan: Plan | Sequence[Plan],
         keys: Sequence[Keys],
         *,
-        choice: Choice = Choice(),
+        choice: Choice | Sequence[Choice] = Choice(),
         batch_size: int = 16,
+        controls: Sequence[Control | None] | None = None,
+        labels: Sequence[int | None] | None = None,
+        guidance: float | Sequence[float] = 1.0,
+        tops: int = 0,
+        until: Callable[[State], bool] | None = None,
     ) -> Iterator[State]:
-        """Write into the positions that hold [MASK]; the others never change. One stream of keys a canvas."""
+        """Write into the positions that hold [MASK]; the others never change.
+
+        One stream of keys a canvas; one plan, choice and guidance for all, or one each. `tops` asks for that many
+        alternatives of every written token; a sequence for which `until` is true is done.
+        """
+
+    @abstractmethod
+    def check(self, canvas: Tensor, plan: Plan) -> None:
+        """Raise if a plan cannot be followed on a canvas."""
 
     def under(self, schedule: Schedule | None = None, law: Law | None = None) -> LanguageModel:
         """The same network and weights, scored under another schedule or law; methods without one refuse."""

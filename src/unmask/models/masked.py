@@ -6,7 +6,7 @@ projection, the softmax and the loss run on masked, scored positions only. No (B
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from ..keys import Keys
 from ..masking import corrupt
 from ..ops.attention import Attn
 from ..parameterization import Mean, Parameterization
-from ..samplers import Choice, Plan
+from ..samplers import Choice, Control, Plan, Task, run
 from ..schedule import ContinuousTime, Law, Schedule, strata
 from ..types import Batch, State, TokenNats
 from .base import LanguageModel
@@ -50,10 +50,11 @@ class MaskedDiffusion(LanguageModel):
         other = MaskedDiffusion(self.backbone, schedule or self.schedule, law or self.law, self.parameterization)
         return other.train(self.training)
 
-    def hidden(self, z: Tensor, t: Tensor, present: Tensor | None = None) -> Tensor:
-        """Hidden states (B, L, hidden) of z at times t (B,)."""
+    def hidden(self, z: Tensor, t: Tensor, present: Tensor | None = None, label: Tensor | None = None) -> Tensor:
+        """Hidden states (B, L, hidden) of z at times t (B,), given labels (B,) if the network has any (-1 = none)."""
         sigma = self.schedule.sigma(t).clamp(max=SIGMA_TOLD)
-        cond = self.backbone.condition(sigma.float().to(z.device))
+        told = None if label is None else label.to(z.device)
+        cond = self.backbone.condition(sigma.float().to(z.device), told)
         valid = None if present is None else present.to(z.device)
         return self.backbone(z, cond=cond, attn=Attn(valid=valid))[0]
 
@@ -68,7 +69,7 @@ class MaskedDiffusion(LanguageModel):
         z = corrupt(batch.tokens.cpu(), draw.keep[:, None], uniform, self.vocab.mask).to(batch.tokens.device)
         weight = batch.weight()
         row, column = torch.nonzero((z == self.vocab.mask) & weight, as_tuple=True)
-        hidden = self.hidden(z, draw.t, batch.present)[row, column]  # (N, hidden)
+        hidden = self.hidden(z, draw.t, batch.present, batch.label)[row, column]  # (N, hidden)
         draw = draw.rows(row)
         nll, mass = self._target(hidden, batch.tokens[row, column], draw.keep)
         value = bounds.nats(draw, nll, mass).float()
@@ -93,14 +94,45 @@ class MaskedDiffusion(LanguageModel):
     def generate(
         self,
         canvases: Sequence[Tensor],
-        plan: Plan,
+        plan: Plan | Sequence[Plan],
         keys: Sequence[Keys],
         *,
-        choice: Choice = Choice(),
+        choice: Choice | Sequence[Choice] = Choice(),
         batch_size: int = 16,
+        controls: Sequence[Control | None] | None = None,
+        labels: Sequence[int | None] | None = None,
+        guidance: float | Sequence[float] = 1.0,
+        tops: int = 0,
+        until: Callable[[State], bool] | None = None,
     ) -> Iterator[State]:
-        """Follow a plan on every canvas."""
-        return plan.run(self, canvases, keys, choice, batch_size)
+        """Follow a plan on every canvas, all of them through the network together."""
+        n = len(canvases)
+        plans = [plan] * n if isinstance(plan, Plan) else plan
+        choices = [choice] * n if isinstance(choice, Choice) else choice
+        scales = [guidance] * n if isinstance(guidance, int | float) else guidance
+        each = zip(
+            canvases, plans, keys, choices, controls or [None] * n, labels or [None] * n, scales, strict=True
+        )  # fmt: skip
+        tasks = [
+            Task(row, canvas, own, key, drawn, control, label, scale, tops)
+            for row, (canvas, own, key, drawn, control, label, scale) in enumerate(each)
+        ]
+        return run(self, tasks, batch_size, until)
+
+    def check(self, canvas: Tensor, plan: Plan) -> None:
+        """Raise if a plan cannot be followed on a canvas."""
+        plan.check(self)
+        plan.course(canvas, self, Keys(0))
+
+    @property
+    def time_conditioned(self) -> bool:
+        """Whether the network is told the time."""
+        return self.backbone.time_conditioning
+
+    @property
+    def normalised(self) -> bool:
+        """Whether x̂ sums to 1 over the clean tokens: then the schedule alone says when a position is revealed."""
+        return self.parameterization.zero_mask
 
     def describe(self) -> dict[str, Any]:
         """The law of its likelihood, for protocols."""

@@ -1,0 +1,37 @@
+"""How masks become tokens (paper sections 4.1 and 4.2): plans, and the desk that takes them through the network."""
+
+from .adaptive import Adaptive
+from .ancestral import Ancestral
+from .base import Course, Denoiser, Plan, stack, time_grid
+from .choice import Choice
+from .control import Control
+from .desk import Desk, Task, replay, run
+from .named import PLANS, plan_named
+from .plans import FirstHitting, GivenOrder, LeftToRight, RevealPlan
+from .remask import PredictorCorrector, Remasking
+from .windows import Windows
+
+__all__ = [
+    "PLANS",
+    "Adaptive",
+    "Ancestral",
+    "Choice",
+    "Control",
+    "Course",
+    "Denoiser",
+    "Desk",
+    "FirstHitting",
+    "GivenOrder",
+    "LeftToRight",
+    "Plan",
+    "PredictorCorrector",
+    "Remasking",
+    "RevealPlan",
+    "Task",
+    "Windows",
+    "plan_named",
+    "replay",
+    "run",
+    "stack",
+    "time_grid",
+]

@@ -1,0 +1,110 @@
+"""Orders that are decided step by step, by what the network says: the surest positions first.
+
+They are no longer samples of the law that `unmask eval` bounds: the order prefers likely tokens. But the order
+depends on the network's distribution alone, never on the token that is drawn, so a text still has an exact likelihood
+under such a plan (`replay` computes it).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..keys import Keys
+from ..types import UserError, Vocab
+from .base import Course, Denoiser, Plan, masked_positions
+from .plans import check_k
+
+
+def confidence(log_x: Tensor) -> Tensor:
+    """Probability of the most likely token."""
+    return log_x.amax(-1).exp()
+
+
+def entropy(log_x: Tensor) -> Tensor:
+    """Minus the entropy in nats: larger is surer, like the others."""
+    return -torch.special.entr(log_x.exp()).sum(-1)
+
+
+def margin(log_x: Tensor) -> Tensor:
+    """By how much the most likely token is ahead of the next."""
+    best = log_x.topk(2, dim=-1).values.exp()
+    return best[:, 0] - best[:, 1]
+
+
+MEASURES: dict[str, Callable[[Tensor], Tensor]] = {"confidence": confidence, "entropy": entropy, "margin": margin}
+
+
+@dataclass(frozen=True)
+class Adaptive(Plan):
+    """The surest positions first: k a step, or as many as reach a threshold (at least one)."""
+
+    measure: str = "confidence"
+    k: int | None = None
+    steps: int | None = None  # instead of k: about this many steps, k = masks / steps rounded up
+    threshold: float | None = None  # instead of k: at least this confidence or margin, at most this entropy
+    deterministic = True
+    timeless = True
+
+    def __post_init__(self) -> None:
+        if self.measure not in MEASURES:
+            raise UserError(f"unknown measure {self.measure!r}; choose one of {', '.join(MEASURES)}")
+        if sum(x is not None for x in (self.k, self.steps, self.threshold)) != 1:
+            raise UserError(f"give the {self.measure} order either tokens a step, a number of steps, or a threshold")
+        if self.k is not None:
+            check_k(self.k)
+        if self.steps is not None and self.steps < 1:
+            raise UserError(f"steps={self.steps} must be at least 1")
+        if self.threshold is not None:
+            top = float("inf") if self.measure == "entropy" else 1.0
+            if not 0 <= self.threshold <= top:
+                limit = "at least 0 nats" if self.measure == "entropy" else "in [0, 1]"
+                raise UserError(f"threshold={self.threshold} of the {self.measure} order must be {limit}")
+
+    def course(self, canvas: Tensor, model: Denoiser, key: Keys) -> Course:
+        """Ready to look at all masks."""
+        masks = int((canvas == model.vocab.mask).sum())
+        k = self.k or (None if self.steps is None else -(-masks // self.steps))
+        least = self.threshold
+        if least is not None and self.measure == "entropy":
+            least = -least
+        return _Surest(canvas, key, model.vocab, MEASURES[self.measure], k, least)
+
+
+class _Surest(Course):
+    def __init__(
+        self, canvas: Tensor, key: Keys, vocab: Vocab, measure: Callable[[Tensor], Tensor], k: int | None,
+        least: float | None,
+    ) -> None:  # fmt: skip
+        super().__init__(canvas, key)
+        self.vocab, self.measure, self.k, self.least = vocab, measure, k, least
+        self.left = masked_positions(canvas, vocab)
+        self.masks, self.chosen = len(self.left), self.left[:0]
+
+    @property
+    def finished(self) -> bool:
+        return not len(self.left)
+
+    def look(self) -> Tensor:
+        return self.left
+
+    def score(self, log_x: Tensor) -> Tensor:
+        return self.measure(log_x)
+
+    def choose(self, scores: Tensor) -> None:
+        order = scores.argsort(descending=True, stable=True)  # ties go to the left
+        k = self.k if self.least is None else max(1, int((scores >= self.least).sum()))
+        self.chosen = self.left[order[:k]].sort().values
+
+    def due(self) -> Tensor:
+        return self.chosen
+
+    def write(self, positions: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        changes = super().write(positions, tokens)
+        self.left = masked_positions(self.canvas, self.vocab)
+        self.step += 1
+        self.t = len(self.left) / self.masks
+        return changes

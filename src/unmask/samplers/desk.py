@@ -1,0 +1,300 @@
+"""Many courses through one network: continuous batching.
+
+Every round is one network call for all active sequences, each at its own time and with its own length, and the head on
+the rows that are wanted, a chunk of rows at a time: no (B, L, V) tensor is ever made. A finished sequence makes room
+for the next. Nothing here depends on who else is in the batch, so a sample does not either.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+
+import torch
+from torch import Tensor
+
+from ..keys import Keys
+from ..types import State, UserError
+from .base import NOTHING, Course, Denoiser, Plan, stack
+from .choice import NEVER, Choice
+from .control import Control
+
+PLAIN = Choice()
+Segments = list[tuple[int, Tensor]]  # sequences by their number, with positions of each
+LOGITS_AT_ONCE = 2**25  # float32 logits held at a time (128 MiB)
+
+
+@dataclass(frozen=True)
+class Task:
+    """A canvas and how it is to be written."""
+
+    row: int  # its name in the states
+    canvas: Tensor
+    plan: Plan
+    key: Keys
+    choice: Choice = PLAIN
+    control: Control | None = None
+    label: int | None = None
+    guidance: float = 1.0  # how far to go from the distribution without a label towards (and beyond) the one with it
+    tops: int = 0  # alternatives to report for each written position
+    target: Tensor | None = None  # replay: write these tokens instead of drawing any
+
+
+@dataclass(frozen=True)
+class Written:
+    """What happened to rows of the head: (n,) tokens and log-probabilities, (n, m) alternatives."""
+
+    tokens: Tensor
+    log_probs: Tensor
+    tops: Tensor
+    top_probs: Tensor
+
+    def part(self, start: int, stop: int) -> Written:
+        """Some of the rows."""
+        return Written(*(getattr(self, f.name)[start:stop] for f in fields(self)))
+
+    def best(self, m: int) -> tuple[Tensor, Tensor] | None:
+        """The m best alternatives of each row: a neighbour in the batch may have asked for more, or for none."""
+        return (self.tops[:, :m], self.top_probs[:, :m]) if m else None
+
+
+class Desk:
+    """Tasks that wait, and courses that are under way."""
+
+    def __init__(self, model: Denoiser, batch_size: int) -> None:
+        if batch_size < 1:
+            raise UserError(f"batch_size={batch_size} must be at least 1")
+        self.model, self.batch_size = model, batch_size
+        self.waiting: deque[Task] = deque()
+        self.active: list[tuple[Task, Course]] = []
+
+    def add(self, task: Task) -> None:
+        """Queue a task; what the model cannot do is said now."""
+        task.plan.check(self.model)
+        if task.guidance != 1 and task.label is None:
+            raise UserError(f"guidance={task.guidance} needs a label to be guided by")
+        if not math.isfinite(task.guidance):
+            raise UserError(f"guidance={task.guidance} must be a finite number; 1 is the label's own distribution")
+        if task.control is not None:
+            task.control.check(task.canvas, self.model.vocab)
+        self.waiting.append(task)
+
+    @property
+    def busy(self) -> bool:
+        """Whether anything is left to do."""
+        return bool(self.waiting or self.active)
+
+    def drop(self, row: int) -> None:
+        """Forget a sequence, wherever it is."""
+        self.waiting = deque(task for task in self.waiting if task.row != row)
+        self.active = [(task, course) for task, course in self.active if task.row != row]
+
+    def round(self) -> list[tuple[State, Tensor]]:
+        """One network call: the new state of every active sequence, and the log-probabilities of what was written."""
+        states: list[tuple[State, Tensor]] = []
+        while self.waiting and len(self.active) < self.batch_size:
+            task = self.waiting.popleft()
+            course = task.plan.course(task.canvas, self.model, task.key)
+            if course.finished:  # nothing was masked
+                nothing = torch.empty(0, dtype=torch.float64)
+                written = (NOTHING, NOTHING, nothing.float())
+                states.append(
+                    (
+                        State(
+                            task.row, 0, course.t, *written, course.whole().clone(), 0, True, fixed=len(course.whole())
+                        ),
+                        nothing,
+                    )
+                )
+            else:
+                self.active.append((task, course))
+        if self.active:
+            with torch.no_grad():
+                states += self._call()
+            self.active = [(task, course) for task, course in self.active if not course.finished]
+        return states
+
+    def _call(self) -> list[tuple[State, Tensor]]:
+        rows = _Rows(self.model, self.active)
+        looks = [course.look() for _, course in self.active]
+        for (_, course), scores in zip(self.active, rows.scores(looks), strict=True):
+            if scores is not None:
+                course.choose(scores)
+        due = [course.due() for _, course in self.active]
+        result = []
+        for (task, course), positions, written in zip(self.active, due, rows.written(due), strict=True):
+            step, t = course.step, course.t
+            course.calls += 1 if task.guidance == 1 else 2
+            places, tokens = course.write(positions, written.tokens)
+            probs = torch.zeros(len(places), dtype=torch.float32)  # what was re-masked comes last, with probability 0
+            probs[: len(positions)] = written.log_probs.exp().float()
+            state = State(
+                task.row, step, t, places, tokens, probs, course.whole().clone(), course.calls, course.finished,
+                written.best(task.tops), course.fixed(self.model.vocab.mask),
+            )  # fmt: skip
+            result.append((state, written.log_probs))
+        return result
+
+
+class _Rows:
+    """The hidden states of one call, and the head on any rows of them, in chunks."""
+
+    def __init__(self, model: Denoiser, active: list[tuple[Task, Course]]) -> None:
+        self.model, self.active = model, active
+        guided = [i for i, (task, _) in enumerate(active) if task.guidance != 1]
+        self.twin = torch.full((len(active),), -1)  # the row without a label, for those that are guided
+        self.twin[guided] = torch.arange(len(active), len(active) + len(guided))
+        courses = [course for _, course in active] + [active[i][1] for i in guided]
+        z, present = stack([course.canvas for course in courses], model.vocab)
+        t = torch.tensor([course.t for course in courses], dtype=torch.float64)
+        label = None
+        if any(task.label is not None for task, _ in active):
+            label = torch.full((len(courses),), -1)
+            for i, (task, _) in enumerate(active):
+                label[i] = -1 if task.label is None else task.label
+            label = label.to(model.device)
+        more = {} if label is None else {"label": label}
+        self.hidden = model.hidden(z.to(model.device), t, present, **more)
+        self.at_once = max(1, LOGITS_AT_ONCE // model.vocab.size)
+
+    def _chunks(self, wanted: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor, Segments]]:
+        """Positions of all sequences, a chunk at a time: whose each is, the positions, and the same by sequence."""
+        which = torch.repeat_interleave(torch.arange(len(wanted)), torch.tensor([len(p) for p in wanted]))
+        if not len(which):
+            return
+        for own, positions in zip(which.split(self.at_once), torch.cat(list(wanted)).split(self.at_once), strict=True):
+            numbers, counts = own.unique_consecutive(return_counts=True)
+            yield own, positions, list(zip(numbers.tolist(), positions.split(counts.tolist()), strict=True))
+
+    def scores(self, looks: Sequence[Tensor]) -> list[Tensor | None]:
+        """What each course makes of the positions that it looks at."""
+        parts: list[list[Tensor]] = [[] for _ in looks]
+        for which, positions, segments in self._chunks(looks):
+            shaped = self._controlled(self._log_x(which, positions), segments, looking=True)
+            for (i, _), rows in zip(segments, shaped.split([len(p) for _, p in segments]), strict=True):
+                parts[i].append(self.active[i][1].score(rows).cpu())
+        return [torch.cat(scores) if scores else None for scores in parts]
+
+    def written(self, due: Sequence[Tensor]) -> list[Written]:
+        """A token for every position that is due."""
+        m = min(max(task.tops for task, _ in self.active), self.model.vocab.size - 1)
+        none = torch.empty(0, m)
+        parts = [Written(NOTHING, torch.empty(0, dtype=torch.float64), none.long(), none)]
+        parts += [self._write(*chunk, m) for chunk in self._chunks(due)]
+        whole = Written(*(torch.cat([getattr(part, f.name) for part in parts]) for f in fields(Written)))
+        counts = [len(positions) for positions in due]
+        ends = torch.tensor(counts).cumsum(0).tolist()
+        return [whole.part(end - count, end) for count, end in zip(counts, ends, strict=True)]
+
+    def _write(self, which: Tensor, positions: Tensor, segments: Segments, m: int) -> Written:
+        """Tokens for one chunk of rows, which may belong to several sequences."""
+        log_x = self._log_x(which, positions)
+        log_x[:, self.model.vocab.mask] = NEVER  # never written, whatever mass the network gives it
+        shaped = self._controlled(log_x, segments)
+        tokens, where = torch.empty(len(which), dtype=torch.int64), dict(segments)
+        for choice, members in self._by_choice(segments).items():
+            here = torch.isin(which, torch.tensor(members))
+            uniform = torch.cat([self.active[i][1].uniform(where[i]) for i in members])
+            rows = shaped if here.all() else shaped[here.to(shaped.device)]
+            tokens[here] = choice.tokens(rows, uniform).cpu()
+        replayed = torch.zeros(len(which), dtype=torch.bool)
+        for i, p in segments:
+            task, course = self.active[i]
+            if task.target is not None:
+                tokens[which == i] = task.target[course.place(p)]
+                replayed |= which == i
+        law = log_x
+        if replayed.any():  # the likelihood of a replay is that of the text under its rules
+            law = torch.where(replayed.to(log_x.device)[:, None], shaped, log_x)
+        log_probs = law.gather(-1, tokens.to(law.device)[:, None]).squeeze(-1).double().cpu()
+        best = log_x.topk(m, dim=-1)
+        return Written(tokens, log_probs, best.indices.cpu(), best.values.exp().cpu())
+
+    def _by_choice(self, segments: Segments) -> dict[Choice, list[int]]:
+        """Sequences that draw their tokens the same way (a replay draws none)."""
+        groups: dict[Choice, list[int]] = {}
+        for i, _ in segments:
+            if self.active[i][0].target is None:
+                groups.setdefault(self.active[i][0].choice, []).append(i)
+        return groups
+
+    def _log_x(self, which: Tensor, positions: Tensor) -> Tensor:
+        """Log x̂ (N, V) of positions of sequences, guided where that was asked for."""
+        device = self.hidden.device
+        log_x = self.model.log_x(self.hidden[which.to(device), positions.to(device)])
+        twin = self.twin[which]
+        guided = torch.nonzero(twin >= 0).squeeze(-1)
+        if not len(guided):
+            return log_x
+        plain = self.model.log_x(self.hidden[twin[guided].to(device), positions[guided].to(device)])
+        scale = torch.tensor([self.active[int(i)][0].guidance for i in which[guided]], device=device)[:, None]
+        own = log_x[guided.to(device)]
+        mixed = torch.where(torch.isneginf(own), own, plain + scale * (own - plain))
+        log_x = log_x.clone()
+        log_x[guided.to(device)] = torch.log_softmax(mixed, -1)
+        return log_x
+
+    def _controlled(self, log_x: Tensor, segments: Segments, looking: bool = False) -> Tensor:
+        """The same rows under the rules of their sequences; rows are in the order of the segments."""
+        if all(task.control is None for task, _ in self.active):
+            return log_x
+        out, start = [], 0
+        for i, positions in segments:
+            task, course = self.active[i]
+            rows = log_x[start : start + len(positions)]
+            start += len(positions)
+            if task.control is not None and (course.ruled or not looking):
+                rows = task.control(rows, course.place(positions), course.whole(), self.model.vocab)
+            out.append(rows)
+        return torch.cat(out)
+
+
+def run(
+    model: Denoiser, tasks: Iterable[Task], batch_size: int, until: Callable[[State], bool] | None = None
+) -> Iterator[State]:
+    """States of all tasks as they come; a sequence for which `until` is true is done."""
+    desk = Desk(model, batch_size)
+    for task in tasks:
+        desk.add(task)
+    while desk.busy:
+        for state, _ in desk.round():
+            if until is not None and not state.done and until(state):
+                desk.drop(state.row)
+                state = replace(state, done=True)
+            yield state
+
+
+def replay(
+    model: Denoiser,
+    canvases: Sequence[Tensor],
+    targets: Sequence[Tensor],
+    plan: Plan,
+    keys: Sequence[Keys],
+    batch_size: int = 16,
+    control: Control | None = None,
+) -> list[Tensor]:
+    """Follow a plan, but write the tokens of `targets`: (L,) float64 log-probability of each, 0 where it was given.
+
+    The sum is log p(target | the plan's order). Where the order depends on nothing but what the network says, that is
+    the exact log-likelihood of the plan; under rules, that of the plan under them.
+    """
+    desk = Desk(model, batch_size)
+    result = [torch.zeros(len(canvas), dtype=torch.float64) for canvas in canvases]
+    for row, (canvas, target, key) in enumerate(zip(canvases, targets, keys, strict=True)):
+        _check_target(row, canvas, target, model.vocab.mask)
+        desk.add(Task(row, canvas, plan, key, control=control, target=target))
+    while desk.busy:
+        for state, log_probs in desk.round():
+            result[state.row][state.positions[: len(log_probs)]] = log_probs
+    return result
+
+
+def _check_target(row: int, canvas: Tensor, target: Tensor, mask: int) -> None:
+    if canvas.shape != target.shape:
+        raise UserError(f"target {row} has {len(target)} tokens, but its canvas has {len(canvas)}")
+    if (target == mask).any():
+        raise UserError(f"target {row} holds [MASK], which no plan ever writes")
+    if (off := torch.nonzero((canvas != mask) & (canvas != target))).numel():
+        raise UserError(f"target {row} differs from its canvas at position {int(off[0])}, where the token is given")

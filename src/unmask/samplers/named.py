@@ -1,0 +1,100 @@
+"""Plans by name, with the settings that a user may give. A setting that a plan has no use for is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..types import UserError
+from .adaptive import MEASURES, Adaptive
+from .ancestral import Ancestral
+from .base import Plan
+from .plans import FirstHitting, GivenOrder, LeftToRight, RevealPlan
+from .remask import PredictorCorrector, Remasking
+
+STEPS = 128  # where nobody says how many
+
+
+@dataclass(frozen=True)
+class Named:
+    """A plan that can be asked for: which settings it takes, how it is made, and what to say of its law."""
+
+    takes: tuple[str, ...]
+    make: Callable[..., Plan]
+    law: str
+
+
+def _adaptive(measure: str) -> Callable[..., Plan]:
+    def make(steps: int | None = None, k: int | None = None, threshold: float | None = None) -> Plan:
+        if steps is None and k is None and threshold is None:
+            steps = STEPS
+        return Adaptive(measure, k, steps, threshold)
+
+    return make
+
+
+def _remasking(kind: str) -> Callable[..., Plan]:
+    usual: dict[str, Any] = {"eta": 0.05 if kind == "rescale" else 0.02}
+    if kind == "loop":
+        usual["window"] = (0.55, 0.05)  # as its authors do
+
+    def make(steps: int = STEPS, **given: Any) -> Plan:
+        return Remasking(steps, kind, **{**usual, **given})
+
+    return make
+
+
+PLANS: dict[str, Named] = {
+    "plan": Named(("steps",), lambda steps=STEPS: RevealPlan(steps), "T-step ancestral"),
+    "ancestral": Named(("steps",), lambda steps=STEPS: Ancestral(steps), "T-step ancestral"),
+    "first-hitting": Named((), FirstHitting, "ancestral with T -> infinity"),
+    "left-to-right": Named(("k",), LeftToRight, "left to right"),
+    "order": Named(("order", "k"), GivenOrder, "a given order"),
+    **{measure: Named(("steps", "k", "threshold"), _adaptive(measure), f"order by {measure}") for measure in MEASURES},
+    **{
+        f"remask-{kind}": Named(
+            ("steps", "eta", "window", *(["keep"] if kind == "loop" else [])), _remasking(kind), f"ReMDM {kind}"
+        )
+        for kind in ("cap", "rescale", "loop")
+    },
+    "corrector": Named(
+        ("steps", "eta", "window", "corrections"),
+        lambda steps=STEPS, **given: PredictorCorrector(steps, **given),
+        "predictor-corrector",
+    ),
+}
+
+
+def plan_named(
+    name: str,
+    *,
+    steps: int | None = None,
+    k: int | None = None,
+    threshold: float | None = None,
+    order: Sequence[int] | None = None,
+    eta: float | None = None,
+    window: tuple[float, float] | None = None,
+    keep: float | None = None,
+    corrections: int | None = None,
+) -> Plan:
+    """The plan of a name; settings that are None take their usual values."""
+    if name not in PLANS:
+        from ..config import nearest
+
+        raise UserError(f"unknown sampler {name!r}{nearest(name, PLANS)}; choose one of {', '.join(PLANS)}")
+    settings = {
+        "steps": steps, "k": k, "threshold": threshold, "order": order, "eta": eta, "window": window, "keep": keep,
+        "corrections": corrections,
+    }  # fmt: skip
+    given = {setting: value for setting, value in settings.items() if value is not None}
+    chosen = PLANS[name]
+    for setting in given:
+        if setting not in chosen.takes:
+            users = ", ".join(other for other, named in PLANS.items() if setting in named.takes)
+            raise UserError(f"sampler {name!r} has no use for {setting}; it belongs to {users}")
+    if name == "order" and order is None:
+        raise UserError("sampler 'order' needs the order, for example 2,0,1 for three masked tokens")
+    if "steps" in given and ("k" in given or "threshold" in given):
+        raise UserError(f"give sampler {name!r} either steps, tokens a step or a threshold")
+    return chosen.make(**given)
