@@ -34,8 +34,8 @@ def law(spec: ObjectiveConfig) -> Law:
     return DiscreteTime(spec.steps)
 
 
-def backbone(spec: ModelConfig, vocab: Vocab) -> Backbone:
-    """The network that a config names."""
+def backbone(spec: ModelConfig, vocab: Vocab, n_labels: int = 0) -> Backbone:
+    """The network that a config names; `n_labels` is the number of labels that the data have."""
     return DiT(
         vocab,
         hidden_dim=spec.hidden_dim,
@@ -45,9 +45,13 @@ def backbone(spec: ModelConfig, vocab: Vocab) -> Backbone:
         mlp_ratio=spec.mlp_ratio,
         dropout=spec.dropout,
         time_conditioning=spec.time_conditioning,
+        n_labels=n_labels,
     )
 
 
-def model(config: Config, vocab: Vocab) -> LanguageModel:
-    """The language model that a config names, with fresh weights from torch's global generator."""
-    return MaskedDiffusion(backbone(config.model, vocab), schedule(config.schedule), law(config.objective))
+def model(config: Config, vocab: Vocab, n_labels: int = 0) -> LanguageModel:
+    """The language model that a config names, with fresh weights from torch's global generator.
+
+    How many labels there are is a fact of the data, or of the checkpoint's labels.json, and never a setting.
+    """
+    return MaskedDiffusion(backbone(config.model, vocab, n_labels), schedule(config.schedule), law(config.objective))

@@ -41,6 +41,7 @@ class DataConfig(Section):
     source: str = Field("python-docs", min_length=1)  # a name, a file, a folder, or a data set on the Hub
     subset: str | None = None  # configuration of a Hub data set
     field: str = "text"  # column of .jsonl, .parquet and Hub data sets
+    label: str | None = Field(None, min_length=1)  # column with the label of each document; pad only
     document: Literal["auto", "line", "paragraph", "file"] = "auto"  # what one document of a .txt file is
     tokenizer: str = Field("bpe", min_length=1)  # bytes, chars, bpe, a tokenizer.json, or a Hub name
     vocab_size: PositiveInt = 4096  # of a bpe that is trained here
@@ -60,6 +61,10 @@ class DataConfig(Section):
             raise ValueError("valid_fraction + test_fraction leave nothing to train on; make them smaller")
         if self.block_ends and self.length < 3:
             raise ValueError("block_ends takes two tokens of every row; give data.length of at least 3")
+        if self.label is not None and self.layout == "wrap":
+            raise ValueError("label needs rows that are one document each; set data.layout=pad")
+        if self.label is not None and self.label == self.field:
+            raise ValueError(f"label={self.label} is the column of the text; set data.label to that of the labels")
         return self
 
 
@@ -125,6 +130,7 @@ class TrainConfig(Section):
     weight_decay: NonNegativeFloat = 0.0
     clip: PositiveFloat | None = 1.0
     ema: float = Field(0.9999, ge=0, lt=1)  # 0 switches it off
+    label_drop: float = Field(0.1, ge=0, lt=1)  # chance that a row's label (data.label) is hidden from the network
     precision: Literal["float32", "bf16"] = "float32"
     compile: bool = False
     device: str = "auto"

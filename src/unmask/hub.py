@@ -8,6 +8,7 @@ import torch
 
 from . import build, checkpoint
 from .config import load_yaml
+from .data.labels import load_labels
 from .data.tokenizers import Tokenizer
 from .dist import pick_device
 from .lm import LM
@@ -27,9 +28,10 @@ def load(path: str | Path, *, which: str = "last", weights: str = "ema", device:
     checkpoint.verify(folder)
     config = load_yaml(folder / "config.yaml")
     tokenizer = Tokenizer.load(folder)
+    labels = load_labels(folder, config.data.label)
     with torch.device("meta"):
-        model = build.model(config, tokenizer.vocab)
+        model = build.model(config, tokenizer.vocab, len(labels))
     model = model.to_empty(device=pick_device(device))
     group = "ema" if weights == "ema" and config.train.ema else "model"
     checkpoint.read_into(folder, group, dict(model.state_dict()))
-    return LM(model.eval(), tokenizer, config)
+    return LM(model.eval(), tokenizer, config, labels=labels)

@@ -15,6 +15,7 @@ import torch
 
 from . import build, checkpoint
 from .config import Config, differences, load_yaml
+from .data.labels import load_labels, save_labels
 from .data.pack import Prepared, prepare
 from .data.tokenizers import Tokenizer
 from .dist import World
@@ -62,13 +63,13 @@ class Run:
         self.quiet = quiet or not world.main
         found = checkpoint.steps(out)
         self.start = found[-1] if found else 0
-        tokenizer = self._open_folder()
+        tokenizer, labels = self._open_folder()
         with world.first(), progress_bar("tokenizing", self.quiet) as progress:
             splits = ("train", config.eval.split)
-            self.data: Prepared = prepare(config.data, tokenizer, splits=splits, progress=progress)
+            self.data: Prepared = prepare(config.data, tokenizer, splits, progress, labels)
         self.rows, self.valid_rows = self.data.split("train"), self.data.split(config.eval.split)
         torch.manual_seed(Keys(config.seed).torch_seed("init"))
-        model = build.model(config, self.data.tokenizer.vocab)
+        model = build.model(config, self.data.tokenizer.vocab, len(self.data.labels))
         self.trainer = Trainer(config, model, world)
         self.best: dict[str, Any] | None = None
         self.other_machine = ""
@@ -89,14 +90,14 @@ class Run:
 
     # -- beginning ---------------------------------------------------------------------------------------------------
 
-    def _open_folder(self) -> Tokenizer | None:
-        """Check that the folder can hold this run, and take the tokenizer of a run that is already there."""
+    def _open_folder(self) -> tuple[Tokenizer | None, list[str] | None]:
+        """Check that the folder can hold this run, and take tokenizer and labels of a run that is already there."""
         try:
             self.out.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UserError(f"cannot make the folder {self.out}: {error.strerror}; choose another --out") from None
         if not self.start:
-            return None
+            return None, None
         before = load_yaml(self.out / "config.yaml")
         changed = [d for d in differences(before, self.config) if not d[0].startswith(MAY_CHANGE)]
         if changed:
@@ -107,7 +108,7 @@ class Run:
             )
         folder = checkpoint.step_folder(self.out, self.start)
         checkpoint.verify(folder)
-        return Tokenizer.load(folder)
+        return Tokenizer.load(folder), load_labels(folder, self.config.data.label)
 
     def _same_data(self, state: dict[str, Any]) -> None:
         if state["data"] != self.data.fingerprint:
@@ -185,7 +186,7 @@ class Run:
 
     def _sample(self, step: int) -> None:
         spec = self.config.sample
-        lm = LM(self.trainer.model, self.data.tokenizer, self.config)
+        lm = LM(self.trainer.model, self.data.tokenizer, self.config, labels=list(self.data.labels))
         with self.trainer.ema.swapped(self.trainer.model), self.trainer.autocast():
             texts = lm.sample(spec.n, length=spec.length, steps=spec.steps, seed=self.config.seed)
         self._log(step, {"samples": texts})
@@ -218,9 +219,11 @@ class Run:
         self.world.barrier()
 
     def _describe(self, folder: Path) -> None:
-        """What makes a checkpoint folder complete in itself: config and tokenizer."""
+        """What makes a checkpoint folder complete in itself: config, tokenizer and the names of the labels."""
         (folder / "config.yaml").write_text(self.config.to_yaml(), encoding="utf-8")
         self.data.tokenizer.save(folder)
+        if self.config.data.label is not None:
+            save_labels(folder, self.config.data.label, self.data.labels)
 
     def _interrupted(self, step: int) -> None:
         if checkpoint.steps(self.out)[-1:] != [step]:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from . import checkpoint
 from .config import Config, TrainConfig
-from .data.loader import train_batch
+from .data.loader import drop_labels, train_batch
 from .data.pack import Rows
 from .dist import World, settle, spread
 from .keys import Keys
@@ -118,7 +118,8 @@ class Trainer:
             batch = train_batch(
                 rows, seed=self.config.seed, step=step, batch_size=spec.batch_size, slots=slots,
                 attend_pads=self.config.data.attend_pads,
-            ).to(self.world.device)  # fmt: skip
+            )  # fmt: skip
+            batch = drop_labels(batch, spec.label_drop, keys).to(self.world.device)
             torch.manual_seed(keys.torch_seed("dropout", micro * self.world.size + self.world.rank))
             with self._sync(micro == len(micros) - 1):
                 with self.autocast():

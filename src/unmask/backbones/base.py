@@ -16,6 +16,8 @@ class Backbone(nn.Module, ABC):
 
     vocab: Vocab
     hidden_dim: int
+    time_conditioning: bool = False  # whether it is told the time
+    n_labels: int = 0  # labels that `condition` takes: 0 .. n_labels - 1, and -1 = no label
 
     @abstractmethod
     def forward(
@@ -36,7 +38,7 @@ class Backbone(nn.Module, ABC):
 
     @abstractmethod
     def condition(self, sigma: Tensor, label: Tensor | None = None) -> Tensor | None:
-        """(B,) noise levels to the conditioning vectors that `forward` takes as `cond`."""
+        """(B,) noise levels, and (B,) labels where the network has any, to what `forward` takes as `cond`."""
 
     def refuse(self, **given: Any) -> None:
         """Raise for arguments that this backbone has no use for."""

@@ -1,7 +1,8 @@
 """The diffusion transformer of the paper (appendix D.4; SYSTEMS 3.2): rotary positions, adaLN, untied output.
 
 Parameter names are those of the published checkpoints. The network without time conditioning still has the adaLN
-layers and is told sigma = 0, as the published one is.
+layers and is told sigma = 0, as the published one is. A network for labelled data has one more parameter, an embedding
+of the labels that is added to that of the time (as in the DiT of Peebles and Xie); its last row stands for "no label".
 """
 
 from __future__ import annotations
@@ -80,21 +81,35 @@ class DiT(Backbone):
         mlp_ratio: int = 4,
         dropout: float = 0.1,
         time_conditioning: bool = False,
+        n_labels: int = 0,
     ) -> None:
         super().__init__()
         self.vocab, self.hidden_dim, self.head_dim = vocab, hidden_dim, hidden_dim // n_heads
-        self.time_conditioning = time_conditioning
+        self.time_conditioning, self.n_labels = time_conditioning, n_labels
         self.vocab_embed = Embedding(vocab.size, hidden_dim)
         self.sigma_map = TimestepEmbedder(cond_dim)
         self.blocks = nn.ModuleList(Block(hidden_dim, n_heads, cond_dim, mlp_ratio, dropout) for _ in range(n_blocks))
         self.output_layer = OutputLayer(hidden_dim, vocab.size, cond_dim)
+        if n_labels:  # made last, so that all other weights are drawn as without labels
+            self.label_embed = Embedding(n_labels + 1, cond_dim)
 
     def condition(self, sigma: Tensor, label: Tensor | None = None) -> Tensor:
-        """(B,) sigma to (B, cond_dim), or (1, cond_dim) where the network does not know the time."""
-        self.refuse(label=label)
+        """(B,) sigma and labels (-1 = none) to (B, cond_dim), or (1, cond_dim) where nothing tells rows apart."""
         if not self.time_conditioning:
             sigma = sigma.new_zeros(1)
-        return F.silu(self.sigma_map(sigma))
+        cond = self.sigma_map(sigma)
+        if self.n_labels:
+            cond = cond + self._label(label)
+        else:
+            self.refuse(label=label)
+        return F.silu(cond)
+
+    def _label(self, label: Tensor | None) -> Tensor:
+        """(B, cond_dim) of the labels, or (1, cond_dim) of "no label" for all."""
+        if label is None:
+            return self.label_embed.embedding[-1:]
+        beyond = label >= self.n_labels  # n_labels itself must fail like all others above it, not mean "none"
+        return self.label_embed(torch.where(label < 0, self.n_labels, label + beyond))
 
     def forward(
         self,

@@ -27,7 +27,7 @@ from ..keys import Keys
 from ..types import UserError
 from . import documents, pythondocs
 from .cache import cache_folder, content_key, file_hash
-from .documents import Piece
+from .documents import Entry, Piece
 from .online import hub
 
 SPLITTING = 2  # part of every fingerprint: raise it when pieces or splits are made in another way
@@ -108,10 +108,10 @@ class Division:
         held: tuple[str, Piece] | None = None
         for split, piece in zip(self.names(), pieces, strict=False):
             if held is not None:
-                yield held if held[0] == split or held[1].ends else (held[0], Piece(held[1].text, True))
+                yield held if held[0] == split else (held[0], held[1]._replace(ends=True))
             held = split, piece
         if held is not None:
-            yield held[0], Piece(held[1].text, True)
+            yield held[0], held[1]._replace(ends=True)
 
 
 def _chosen(fraction: float, seed: int, purpose: str) -> Iterator[bool]:
@@ -167,8 +167,9 @@ def assemble(
 
 def _open_python_docs(spec: DataConfig) -> Corpus:
     def read() -> Iterator[Piece]:
-        return documents.cut(documents.rows(pythondocs.documents()))
+        return documents.by_row(Entry(text) for text in pythondocs.documents())
 
+    _no_columns(spec, "python-docs")
     about = CORPORA["python-docs"].about
     return assemble(spec, "python-docs", about, pythondocs.fingerprint(), {"train": read})
 
@@ -183,13 +184,15 @@ def _open_files(spec: DataConfig, name: str, files: Mapping[str, list[Path]], ig
     for path in every:
         if documents.format_of(path) is None:
             raise UserError(f"{path} is not a corpus; give a .txt, .jsonl, .txt.gz, .jsonl.gz or .parquet file")
+        if documents.format_of(path) == "txt":
+            _no_columns(spec, str(path))
     cache = cache_folder(spec)
     size = sum(path.stat().st_size for path in every)
     piece = min(max(size // documents.FILE_PIECES, documents.SMALLEST_PIECE), documents.PIECE)
     kinds = {path: _document(spec, path) for path in every}
 
     def reader(paths: list[Path]) -> Reader:
-        return lambda: chain.from_iterable(documents.read(p, kinds[p], spec.field, piece) for p in paths)
+        return lambda: chain.from_iterable(documents.read(p, kinds[p], spec.field, piece, spec.label) for p in paths)
 
     content = [
         [split, [[documents.format_of(p), kinds[p], file_hash(p, cache)] for p in paths]]
@@ -198,6 +201,15 @@ def _open_files(spec: DataConfig, name: str, files: Mapping[str, list[Path]], ig
     field = spec.field if any(kind == "row" for kind in kinds.values()) else None
     about = f"{len(every)} file{'s' * (len(every) > 1)}, {size:,} bytes" + (f", {ignored} ignored" if ignored else "")
     return assemble(spec, name, about, [content, piece, field], {s: reader(p) for s, p in files.items()}, size)
+
+
+def _no_columns(spec: DataConfig, where: str) -> None:
+    """One sentence when labels are wanted of plain text."""
+    if spec.label is not None:
+        raise UserError(
+            f"{where} is plain text without columns, so it has no data.label={spec.label}; "
+            "give a .jsonl or .parquet file or a Hub data set, or set data.label=null"
+        )
 
 
 def _document(spec: DataConfig, path: Path) -> str:
@@ -261,21 +273,30 @@ def open_hub(spec: DataConfig, name: str, subset: str | None = None, revision: s
     parts: dict[str, Reader] = {}
     prints = []
     for own, rows in loaded.items():
-        documents.check_field(spec.field, rows.column_names, f"data set {name!r}")
-        parts[SPLIT_NAMES.get(str(own), str(own))] = _hub_reader(rows, spec.field, f"data set {name!r}")
+        parts[SPLIT_NAMES.get(str(own), str(own))] = _hub_reader(rows, spec, f"data set {name!r}")
         prints.append([str(own), rows._fingerprint, rows.num_rows])
     about = ", ".join(f"{own}: {rows.num_rows:,} rows" for own, rows in loaded.items())
     return assemble(spec, name, about, ["hub", name, prints, spec.field], parts)
 
 
-def _hub_reader(rows: Any, field: str, where: str) -> Reader:
-    def texts() -> Iterator[str]:
-        number = 0
-        for batch in rows.select_columns([field]).iter(batch_size=256):
-            for value in batch[field]:
-                number += 1
-                text = documents.text_value({field: value}, field, f"row {number} of {where}")
-                if text is not None:
-                    yield text
+def _hub_reader(rows: Any, spec: DataConfig, where: str) -> Reader:
+    field, label = spec.field, spec.label
+    documents.check_field(field, rows.column_names, where)
+    wanted = [field]
+    if label is not None:
+        documents.check_field(label, rows.column_names, where, "data.label")
+        wanted.append(label)
+    names = getattr(rows.features.get(label), "names", None)  # of a ClassLabel, whose -1 is "not known"
 
-    return lambda: documents.cut(documents.rows(texts()))
+    def found() -> Iterator[Entry]:
+        number = 0
+        for batch in rows.select_columns(wanted).iter(batch_size=256):
+            for values in zip(*(batch[column] for column in wanted), strict=True):
+                number += 1
+                row = dict(zip(wanted, values, strict=True))
+                if label is not None and names is not None and isinstance(row[label], int):
+                    row[label] = names[row[label]] if row[label] >= 0 else None
+                if (one := documents.entry(row, field, label, f"row {number} of {where}")) is not None:
+                    yield one
+
+    return lambda: documents.by_row(found())

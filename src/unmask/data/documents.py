@@ -3,7 +3,8 @@
 A document is what gets an end-of-text token: a line, a paragraph or a whole .txt file, a row of a .jsonl or
 .parquet file. A piece is a document, or a part of a long one, and is the unit of tokenization and of the split into
 train, valid and test. Documents are cut where a cut does not change how byte-level BPE and WordPiece tokenize them:
-before the single whitespace character in front of a word.
+before the single whitespace character in front of a word. Rows of a table may have a label, which all pieces of a row
+carry.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import io
 import json
 import re
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, NamedTuple, cast
@@ -44,6 +45,14 @@ class Piece(NamedTuple):
 
     text: str
     ends: bool = True
+    label: str | None = None  # of its document, where `data.label` names a column
+
+
+class Entry(NamedTuple):
+    """The text in a row of a table, with the label of the row if one is wanted."""
+
+    text: str
+    label: str | None = None
 
 
 def format_of(path: Path) -> str | None:
@@ -55,13 +64,14 @@ def format_of(path: Path) -> str | None:
     return kind if kind in ("txt", "jsonl") and "." in name else None
 
 
-def read(path: Path, document: str, field: str, piece: int) -> Iterator[Piece]:
+def read(path: Path, document: str, field: str, piece: int, label: str | None = None) -> Iterator[Piece]:
     """The pieces of one file; `document` is line, paragraph or file, `piece` the size for whole-file documents."""
     kind = format_of(path)
     if kind == "jsonl":
-        return cut(rows(read_jsonl(path, field)))
+        return by_row(read_jsonl(path, field, label))
     if kind == "parquet":
-        return cut(rows(read_parquet(path, field)))
+        return by_row(read_parquet(path, field, label))
+    assert label is None, "text files have no columns"
     fragments: dict[str, Callable[[Iterable[str]], Iterator[Fragment]]]
     fragments = {"line": by_line, "paragraph": by_paragraph, "file": by_file}
     return cut(fragments[document](read_text(path)), piece if document == "file" else PIECE)
@@ -130,10 +140,11 @@ def by_paragraph(chunks: Iterable[str]) -> Iterator[Fragment]:
         yield "", True
 
 
-def rows(texts: Iterable[str]) -> Iterator[Fragment]:
-    """Every text is a document."""
-    for text in texts:
-        yield storable(text), True
+def by_row(entries: Iterable[Entry]) -> Iterator[Piece]:
+    """Every row is a document."""
+    for text, label in entries:
+        for piece in cut([(storable(text), True)]):
+            yield piece if label is None else Piece(piece.text, piece.ends, label)
 
 
 def storable(text: str) -> str:
@@ -179,8 +190,8 @@ def read_text(path: Path) -> Iterator[str]:
                 return
 
 
-def read_jsonl(path: Path, field: str) -> Iterator[str]:
-    """The strings in one field of a JSON-lines file."""
+def read_jsonl(path: Path, field: str, label: str | None = None) -> Iterator[Entry]:
+    """The strings in one field of a JSON-lines file, with the labels in another."""
     position = 0
     with _opened(path) as file:
         for number, line in enumerate(file, 1):
@@ -195,36 +206,44 @@ def read_jsonl(path: Path, field: str) -> Iterator[str]:
                 row = json.loads(text)
             except (ValueError, RecursionError):
                 raise UserError(f"line {number} of {path} is not JSON; every line must be an object") from None
-            if (value := text_value(row, field, f"line {number} of {path}")) is not None:
-                yield value
+            if (found := entry(row, field, label, f"line {number} of {path}")) is not None:
+                yield found
 
 
-def read_parquet(path: Path, field: str) -> Iterator[str]:
-    """The strings in one column of a Parquet file."""
+def read_parquet(path: Path, field: str, label: str | None = None) -> Iterator[Entry]:
+    """The strings in one column of a Parquet file, with the labels in another."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
         with pq.ParquetFile(path, memory_map=True) as file:
             check_field(field, file.schema_arrow.names, str(path))
+            if label is not None:
+                check_field(label, file.schema_arrow.names, str(path), "data.label")
             number = 0
-            for batch in file.iter_batches(batch_size=256, columns=[field]):
-                for value in batch.column(0).to_pylist():
+            for batch in file.iter_batches(batch_size=256, columns=[field, *([label] if label else [])]):
+                for row in batch.to_pylist():
                     number += 1
-                    text = text_value({field: value}, field, f"row {number} of {path}")
-                    if text is not None:
-                        yield text
+                    if (found := entry(row, field, label, f"row {number} of {path}")) is not None:
+                        yield found
     except (pa.ArrowException, OSError) as error:
         reason = str(error).splitlines()[0]
         raise UserError(f"{path} cannot be read as a Parquet file: {reason}") from None
 
 
-def check_field(field: str, known: Iterable[str], where: str) -> None:
+def check_field(field: str, known: Collection[str], where: str, setting: str = "data.field") -> None:
     """One sentence when a column does not exist."""
-    names = list(known)
-    if field not in names:
-        listed = ", ".join(map(repr, names[:12]))
-        raise UserError(f"{where} has no field {field!r}{nearest(field, names)}; set data.field to one of {listed}")
+    if field not in known:
+        listed = ", ".join(map(repr, list(known)[:12]))
+        raise UserError(f"{where} has no field {field!r}{nearest(field, known)}; set {setting} to one of {listed}")
+
+
+def entry(row: Any, field: str, label: str | None, where: str) -> Entry | None:
+    """Text and label of a row of a table, None where it has no text."""
+    text = text_value(row, field, where)
+    if text is None:
+        return None
+    return Entry(text, None if label is None else label_value(row, label, where))
 
 
 def text_value(row: Any, field: str, where: str) -> str | None:
@@ -238,6 +257,20 @@ def text_value(row: Any, field: str, where: str) -> str | None:
             f"field {field!r} in {where} is {type(value).__name__}, not text; set data.field to a text field"
         )
     return value
+
+
+def label_value(row: dict[str, Any], label: str, where: str) -> str:
+    """The label of a row by its name: a string, or a whole number or truth value as JSON writes it."""
+    check_field(label, row, where, "data.label")
+    value = row[label]
+    if value is None or (isinstance(value, str) and not value.strip()):
+        raise UserError(f"{where} has no label: field {label!r} is empty; give the row a label or leave it out")
+    if not isinstance(value, str | int):
+        raise UserError(
+            f"field {label!r} in {where} is {type(value).__name__}, not a label; "
+            "set data.label to a field of strings or whole numbers"
+        )
+    return storable(value) if isinstance(value, str) else json.dumps(value)
 
 
 def _not_utf8(path: Path, offset: int) -> UserError:

@@ -8,6 +8,7 @@ disjoint slots of the same batch, and resuming is calling with another step.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -36,6 +37,14 @@ def train_batch(rows: Rows, attend_pads: bool, seed: int, step: int, batch_size:
     return _batch(rows, attend_pads, chosen, np.array(slots, dtype=np.int64), batch_size)
 
 
+def drop_labels(batch: Batch, chance: float, keys: Keys) -> Batch:
+    """The batch with labels hidden (-1) by chance, each slot for itself: a network that learns to do without them."""
+    if batch.label is None or not chance:
+        return batch
+    kept = (keys.uniform("label", batch.index) >= chance).to(batch.label.device)
+    return replace(batch, label=torch.where(kept, batch.label, -1))
+
+
 def eval_batch(rows: Rows, indices: Iterable[int], attend_pads: bool = False) -> Batch:
     """Some rows of a split; `index` is the row, `total` the size of the split."""
     chosen = np.array([int(i) for i in indices], dtype=np.int64)
@@ -44,6 +53,7 @@ def eval_batch(rows: Rows, indices: Iterable[int], attend_pads: bool = False) ->
 
 def _batch(rows: Rows, attend_pads: bool, chosen: np.ndarray, index: np.ndarray, total: int) -> Batch:
     tokens, counts = rows.rows(chosen)
+    labels = rows.labels(chosen)
     scored = None if counts is None else torch.from_numpy(counts)
     return Batch(
         tokens=torch.from_numpy(tokens),
@@ -51,4 +61,5 @@ def _batch(rows: Rows, attend_pads: bool, chosen: np.ndarray, index: np.ndarray,
         total=total,
         scored=scored,
         present=None if attend_pads else scored,
+        label=None if labels is None else torch.from_numpy(labels),
     )

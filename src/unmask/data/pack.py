@@ -5,8 +5,9 @@ blocks; with `data.block_ends` a row is BOS, L - 2 tokens of the stream, EOS. On
 dropped. `pad`: a row is one document, cut at L and padded; padding does not count in the likelihood.
 
 The cache holds, for each split, SPLIT.bin (the tokens, uint16 or uint32), for `pad` SPLIT.idx (uint64, where each
-document ends) and SPLIT.json (counts, sizes, checksums), which is written last. Its folder is named by a hash of the
-corpus' content, the tokenizer and every setting that changes these bytes; the row length is not one of them.
+document ends), for labelled data SPLIT.lab (uint16, the label of each document) and SPLIT.json (counts, sizes, labels,
+checksums), which is written last. Its folder is named by a hash of the corpus' content, the tokenizer and every setting
+that changes these bytes; the row length is not one of them.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ import logging
 import os
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -30,6 +31,7 @@ from ..types import Progress, UserError
 from .cache import cache_folder, content_key, read_json, write_json, writing
 from .corpora import Corpus, open_corpus
 from .documents import Piece
+from .labels import Numbering, in_order, translate
 from .rows import Rows
 from .tokenizers import BPE_SAMPLE, Tokenizer, make_tokenizer
 
@@ -50,16 +52,21 @@ class Prepared:
     corpus: Corpus = field(repr=False)
     fingerprint: str  # the name of the cache folder
     folder: Path
+    labels: tuple[str, ...] = ()  # the names of the labels by their ids; none without `data.label`
 
     def split(self, name: str) -> Rows:
         """The rows of a split, or one sentence why there are none."""
+        return _rows(self, name, self.facts(name))
+
+    def facts(self, name: str) -> dict[str, Any]:
+        """The record of a split that is in the cache when this returns."""
         self.corpus.check(name)
         facts = _intact(self.folder, name)
         if facts is None:  # asked for later than the others, or damaged since
             _build(self, [name], None)
             facts = _intact(self.folder, name)
             assert facts is not None, "a split that was just written can be read"
-        return _rows(self, name, facts)
+        return facts
 
 
 def prepare(
@@ -67,11 +74,13 @@ def prepare(
     tokenizer: Tokenizer | None = None,
     splits: Iterable[str] = ("train", "valid", "test"),
     progress: Progress | None = None,
+    labels: Sequence[str] | None = None,
 ) -> Prepared:
     """Tokenize the splits that the corpus has, or find them in the cache.
 
     Any number of processes may call this at once: one of them does the work. `progress` is told bytes of text done and
-    the size of the source (0 if unknown).
+    the size of the source (0 if unknown). `labels` are the names that a model knows, in the order of its ids; without
+    them labels get their ids from the train split.
     """
     corpus = open_corpus(spec)
     cache = cache_folder(spec)
@@ -79,11 +88,15 @@ def prepare(
         tokenizer = _tokenizer(spec, corpus, cache)
     _check_specials(spec, tokenizer)
     key = content_key(
-        FORMAT, corpus.fingerprint, tokenizer.digest, spec.layout, spec.eos_between if spec.layout == "wrap" else None
-    )
+        FORMAT, corpus.fingerprint, tokenizer.digest, spec.layout, spec.eos_between if spec.layout == "wrap" else None,
+        *([] if spec.label is None else [{"label": spec.label}]),
+    )  # fmt: skip
     prepared = Prepared(spec, tokenizer, corpus, key, cache / key)
     _build(prepared, [split for split in splits if split in corpus.splits], progress)
-    return prepared
+    if spec.label is None:
+        return prepared
+    names = in_order(prepared.facts("train")["labels"]) if labels is None else tuple(labels)
+    return replace(prepared, labels=names)
 
 
 def _tokenizer(spec: DataConfig, corpus: Corpus, cache: Path) -> Tokenizer:
@@ -127,6 +140,11 @@ def _rows(prepared: Prepared, name: str, facts: dict[str, Any]) -> Rows:
         "corpus": prepared.corpus.fingerprint[:16],
         **{count: facts[count] for count in ("tokens", "documents", "bytes")},
     }
+    label: dict[str, Any] = {}
+    if spec.label is not None:
+        about["label"] = spec.label
+        ids = translate(facts["labels"], prepared.labels, f"split {name!r} of {spec.source}")
+        label = {"marks": _map(prepared.folder / f"{name}.lab", np.dtype("<u2")), "label_ids": ids}
     rows = Rows(
         stream=_map(prepared.folder / f"{name}.bin", np.dtype(facts["dtype"])),
         ends=ends,
@@ -134,6 +152,7 @@ def _rows(prepared: Prepared, name: str, facts: dict[str, Any]) -> Rows:
         length=spec.length,
         frame=_frame(prepared),
         pad=vocab.pad if vocab.pad is not None else vocab.eos,
+        **label,
     )
     if not rows.documents:
         fix = f"give a larger data.{name}_fraction or more text" if prepared.corpus.division else "give it some text"
@@ -255,7 +274,12 @@ class _Writer:
         self.pad = prepared.spec.layout == "pad"
         self.eos = vocab.eos if prepared.spec.eos_between and not self.pad else None
         self.dtype = np.dtype("<u2" if vocab.size <= 1 << 16 else "<u4")
-        self.names = [f"{split}.bin", *([f"{split}.idx"] if self.pad else [])]
+        column = prepared.spec.label
+        self.labels = None if column is None else Numbering(column)
+        self.where = f"split {split!r} of {prepared.spec.source}"
+        self.names = [
+            f"{split}.bin", *([f"{split}.idx"] if self.pad else []), *([f"{split}.lab"] if self.labels else [])
+        ]  # fmt: skip
         self.files = [self._temporary(name) for name in self.names]
         self.tokens = self.documents = self.bytes = 0
         self.last = 0  # where the last document ended
@@ -269,7 +293,7 @@ class _Writer:
         """Append pieces with their tokens; gives their size in bytes."""
         between = np.array([] if self.eos is None else [self.eos], dtype=np.uint32)
         parts: list[np.ndarray] = [between[:0]]
-        ends = []
+        ends, labels = [], []
         size = 0
         for piece, ids in found:
             parts.append(ids)
@@ -281,9 +305,14 @@ class _Writer:
                 if not self.pad or self.tokens > self.last:  # a tokenizer may make nothing of a document: no row for it
                     ends.append(self.tokens)
                     self.last = self.tokens
+                    if self.labels is not None:
+                        document = f"document {self.documents + len(ends)} in {self.where}"
+                        labels.append(self.labels.number(piece.label, document))
         self.files[0].write(np.concatenate(parts).astype(self.dtype).tobytes())
         if self.pad:
             self.files[1].write(np.array(ends, dtype="<u8").tobytes())
+        if self.labels is not None:
+            self.files[2].write(np.array(labels, dtype="<u2").tobytes())
         self.documents += len(ends)
         self.bytes += size
         return size
@@ -298,6 +327,8 @@ class _Writer:
             checksums[name] = _checksum(self.folder / name)
         counts = {"tokens": self.tokens, "documents": self.documents, "bytes": self.bytes}
         record = {"format": FORMAT, "dtype": self.dtype.str, "files": checksums, **counts}
+        if self.labels is not None:
+            record["labels"] = list(self.labels.ids)
         write_json(self.folder / f"{self.split}.json", record)
 
     def close(self) -> None:

@@ -20,6 +20,8 @@ class Rows:
     length: int
     frame: tuple[int, int] | None = None  # BOS and EOS at the ends of every row (block_ends)
     pad: int | None = None  # what fills a row of the pad layout
+    marks: np.ndarray | None = field(default=None, repr=False)  # (documents,) uint16: labels as the cache has them ...
+    label_ids: np.ndarray | None = field(default=None, repr=False)  # ... and (labels,) int64: the id of each
 
     @property
     def room(self) -> int:
@@ -36,6 +38,11 @@ class Rows:
         """Documents of the split."""
         return int(self.facts["documents"])
 
+    @property
+    def labelled(self) -> bool:
+        """Whether every row has a label."""
+        return self.marks is not None
+
     def __len__(self) -> int:
         return self.tokens // self.room if self.ends is None else int(self.ends.size)
 
@@ -44,6 +51,13 @@ class Rows:
         chosen = np.asarray(list(indices) if not isinstance(indices, np.ndarray) else indices, dtype=np.int64)
         assert ((chosen >= 0) & (chosen < len(self))).all(), "row outside the split"
         return self._wrapped(chosen) if self.ends is None else self._padded(chosen)
+
+    def labels(self, indices: np.ndarray | Iterable[int]) -> np.ndarray | None:
+        """(n,) int64 ids of the labels of rows; None where the data have none."""
+        if self.marks is None or self.label_ids is None:
+            return None
+        chosen = np.asarray(list(indices) if not isinstance(indices, np.ndarray) else indices, dtype=np.int64)
+        return np.asarray(self.label_ids[self.marks[chosen]])
 
     def _wrapped(self, chosen: np.ndarray) -> tuple[np.ndarray, None]:
         blocks = self.stream[: len(self) * self.room].reshape(len(self), self.room)
