@@ -1,0 +1,103 @@
+// What stands on a canvas after k events, and how a token is shown. Pure: nothing here knows of a page, and
+// tests/test_trace.py runs it with node.
+"use strict";
+
+// A change knows which change held its position before, so that a step back is as cheap as a step forward.
+function makePlayer(course, mask) {
+  const events = course.events;
+  const position = [], token = [], prob = [], tops = [], event = [], before = [], last = [];
+  const first = [0]; // the changes of event k are first[k] .. first[k + 1] - 1
+  const length = [course.canvas.length]; // positions after k events
+  const left = [0]; // masks after k events
+  const held = course.canvas.slice();
+  for (const id of held) left[0] += id === mask;
+  for (let k = 0; k < events.length; k++) {
+    const size = events[k].length ?? held.length;
+    left.push(left[k] + size - held.length);
+    while (held.length < size) held.push(mask);
+    length.push(size);
+    for (const [p, id, chance, others] of events[k].changes) {
+      before.push(last[p] ?? -1);
+      last[p] = position.length;
+      left[k + 1] += (id === mask) - (held[p] === mask);
+      held[p] = id;
+      position.push(p); token.push(id); prob.push(chance); tops.push(others ?? null); event.push(k);
+    }
+    first.push(position.length);
+  }
+  const size = held.length;
+  const given = new Uint8Array(size);
+  for (const [start, end] of course.given) given.fill(1, start, end);
+  const holder = new Int32Array(size).fill(-1); // the change that holds a position; -1: the first canvas does
+  const seen = new Uint8Array(size);
+  let at = 0;
+
+  const tokenOf = (p, change) => (change >= 0 ? token[change] : course.canvas[p] ?? mask);
+
+  // Go to the canvas after k events; returns the positions that may look different.
+  function seek(k) {
+    k = Math.max(0, Math.min(events.length, k));
+    const touched = [], from = length[at], to = length[k];
+    const touch = (p) => { if (!seen[p]) { seen[p] = 1; touched.push(p); } };
+    for (; at < k; at++)
+      for (let c = first[at]; c < first[at + 1]; c++) { holder[position[c]] = c; touch(position[c]); }
+    for (; at > k; at--)
+      for (let c = first[at] - 1; c >= first[at - 1]; c--) { holder[position[c]] = before[c]; touch(position[c]); }
+    for (let p = Math.min(from, to); p < Math.max(from, to); p++) touch(p);
+    for (const p of touched) seen[p] = 0;
+    return touched;
+  }
+
+  return {
+    size, events, left, length, seek,
+    at: () => at,
+    token: (p) => tokenOf(p, holder[p]),
+    finally: (p) => held[p],
+    canvas: () => Array.from({ length: length[at] }, (_, p) => tokenOf(p, holder[p])),
+    exists: (p) => p < length[at],
+    given: (p) => given[p] === 1 && holder[p] < 0,
+    // The change that holds a position now: null where the first canvas does.
+    change: (p) => {
+      const c = holder[p];
+      return c < 0 ? null : { token: token[c], prob: prob[c], tops: tops[c], event: event[c] };
+    },
+    // Every change of a position, the first one first.
+    history: (p) => {
+      const found = [];
+      for (let c = last[p] ?? -1; c >= 0; c = before[c]) found.unshift({ token: token[c], event: event[c] });
+      return found;
+    },
+    // Positions that event k changed.
+    changed: (k) => position.slice(first[k], first[k + 1]),
+    // Mean probability of what event k wrote; null where it wrote nothing.
+    confidence: (k) => {
+      let sum = 0, n = 0;
+      for (let c = first[k]; c < first[k + 1]; c++) if (token[c] !== mask) { sum += prob[c]; n++; }
+      return n ? sum / n : null;
+    },
+  };
+}
+
+const BINS = 6;
+const CONFIDENCE = [0.05, 0.2, 0.4, 0.65, 0.9]; // where one bin of confidence ends and the next begins
+const orderBin = (event, events) => Math.min(BINS - 1, Math.floor((event / Math.max(1, events)) * BINS));
+const confidenceBin = (prob) => CONFIDENCE.filter((edge) => prob >= edge).length;
+
+// A token cut into what is plain text and what has to be made visible: [kind, text]. Bytes come as ⟨e2 82⟩.
+const HIDDEN = /( |\u00a0)|(\t)|(\r\n|\n|\r)|([\p{Cc}\u00ad\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff]|⟨[0-9a-f]{2}(?: [0-9a-f]{2})*⟩)/u;
+function visible(piece) {
+  const parts = [];
+  const cut = piece.split(HIDDEN); // text, then the four groups, then text ...
+  for (let i = 0; i < cut.length; i += 5) {
+    if (cut[i]) parts.push(["text", cut[i]]);
+    if (i + 1 === cut.length) break;
+    const [space, tab, line, code] = cut.slice(i + 1, i + 5);
+    if (space) parts.push(["space", space]);
+    else if (tab) parts.push(["tab", tab]);
+    else if (line) parts.push(["line", "\n"]);
+    else parts.push(["code", code[0] === "⟨" ? code : `⟨u+${code.codePointAt(0).toString(16)}⟩`]);
+  }
+  return parts.length ? parts : [["code", "⟨⟩"]];
+}
+
+if (typeof module !== "undefined") module.exports = { makePlayer, visible, orderBin, confidenceBin };
