@@ -203,7 +203,7 @@ def test_json_of_samples() -> None:
     ran = run(*sample("-n", "3", "--length", "10", "--seed", "5", "--json"))
     found = ran.json()
     assert set(found) == {"samples", "protocol"}
-    assert [set(s) for s in found["samples"]] == [{"text", "ids", "seed", "network_calls"}] * 3
+    assert [set(s) for s in found["samples"]] == [{"text", "ids", "seed", "network_calls", "stopped"}] * 3
     assert [s["seed"] for s in found["samples"]] == [5, 6, 7]
     assert all(len(s["ids"]) == 10 and 258 not in s["ids"] for s in found["samples"])
     assert all(1 <= s["network_calls"] <= 10 for s in found["samples"])

@@ -16,21 +16,26 @@ LEVELS = [
     {"masking", "parameterization", "backbones"},
     {"bounds", "samplers", "ctmc"},
     {"models"},
-    {"build", "checkpoint", "dist", "terminal"},
-    {"trainer", "evaluate", "track", "tasks"},
+    {"build", "checkpoint", "dist", "terminal", "trace"},
+    {"trainer", "evaluate", "track", "tasks", "page", "judge", "canvas"},
+    {"writing", "scoring"},
     {"lm"},  # below train, which writes samples with it
     {"train", "finetune", "recipes", "hub"},
-    {"commands", "demo"},
+    {"commands", "demo", "generative", "templates"},
     {"cli", "serve", "__main__", "unmask"},  # `unmask` is the package's own __init__
 ]
 LEVEL = {room: level for level, rooms in enumerate(LEVELS) for room in rooms}
 SIDEWAYS = {  # neighbours on one level that may know each other, this way round
     ("parameterization", "masking"),
     ("finetune", "train"),
+    ("judge", "evaluate"),  # one formula for the error of a ratio
     ("cli", "serve"),
     ("__main__", "cli"),
 }
-OPTIONAL = {"tensorboard", "trackio", "wandb", "transformers", "scipy", "matplotlib", "lm_eval", "starlette", "uvicorn"}
+OPTIONAL = {
+    "tensorboard", "trackio", "wandb", "transformers", "scipy", "matplotlib", "lm_eval", "starlette", "uvicorn",
+    "mauve", "pocketsphinx",
+}  # fmt: skip
 FILES = sorted(ROOT.rglob("*.py"))
 
 

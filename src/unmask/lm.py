@@ -1,36 +1,35 @@
-"""What a user holds: a model with its tokenizer. Sample, infill, score."""
+"""What a user holds: a model with its tokenizer. Sample, infill, stream, score."""
 
 from __future__ import annotations
 
 import functools
-import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from .canvas import Canvas, Painter, parse_gaps
 from .config import Config
 from .data.tokenizers import Tokenizer
-from .evaluate import check_seed, eval_keys, evaluating, summarise
+from .evaluate import eval_keys, evaluating, summarise
 from .keys import Keys
 from .models.base import LanguageModel
-from .samplers import Ancestral, Choice, Plan, RevealPlan
-from .types import Batch, Likelihood, Sample, State, UserError
+from .types import Batch, Likelihood, Sample, State, Token, UserError
+from .writing import Options, Stop
 
-PLANS: dict[str, Callable[[int], Plan]] = {"plan": RevealPlan, "ancestral": Ancestral}
-GAP = re.compile(r"\{\{(.*?)\}\}", re.DOTALL)
 Watch = Callable[[State], None]
+HALF = "\ufffd"  # how the beginning of a character is decoded whose other bytes are not there yet
 
 
 @dataclass(frozen=True)
-class Canvas:
-    """Tokens with masks to be written, and how the result is read as text: given strings stay as they were typed."""
+class Job:
+    """A canvas and how it is to be written."""
 
-    ids: Tensor  # (L,)
-    parts: list[str | slice]  # given text, or the positions of a gap
+    canvas: Canvas
+    options: Options
 
 
 @dataclass
@@ -40,11 +39,17 @@ class LM:
     model: LanguageModel
     tokenizer: Tokenizer
     config: Config
+    labels: list[str] = field(default_factory=list)
 
     @property
     def length(self) -> int:
         """The longest sequence that the model was trained on."""
         return self.config.data.length
+
+    @functools.cached_property
+    def painter(self) -> Painter:
+        """Makes canvases from text, and text from canvases."""
+        return Painter(self.tokenizer, self.config.data)
 
     # -- writing -----------------------------------------------------------------------------------------------------
 
@@ -53,132 +58,161 @@ class LM:
         return [sample.text for sample in self.write_samples(n, **how)]
 
     def infill(self, text: str, n: int = 1, **how: Any) -> list[str]:
-        """N ways to fill the gaps of a text: {{3}} is a gap of three tokens; `how` as in `write`."""
+        """N ways to fill the gaps of a text; `how` as in `write`.
+
+        {{3}} is a gap of three tokens, {{2-6}} one of two to six: the length under which the bound on the given text is
+        lowest.
+        """
         if n < 1:
             raise UserError(f"n={n} must be at least 1")
-        return [sample.text for sample in self.write([self.gap_canvas(text)] * n, **how)]
+        canvas = self.gap_canvas(text, windowed=how.get("stride") is not None)
+        return [sample.text for sample in self.write([canvas] * n, **how)]
+
+    def stream(self, prompt: str = "", *, length: int | None = None, **how: Any) -> Iterator[str]:
+        """One text in pieces, each as soon as nothing in it can change any more; `how` as in `write`."""
+        canvas = self.prompt_canvas(prompt, length, windowed=how.get("stride") is not None)
+        job = Job(canvas, Options(**how))
+        pieces = Pieces(self.painter, canvas, job.options.stop)
+        for state, sample in self.run([job]):
+            if piece := pieces(state, sample):
+                yield piece
 
     def write_samples(
-        self, n: int = 1, *, length: int | None = None, prompt: str | None = None, **how: Any
+        self,
+        n: int = 1,
+        *,
+        length: int | None = None,
+        prompt: str | None = None,
+        suffix: str | None = None,
+        **how: Any,
     ) -> list[Sample]:
-        """N samples of `length` tokens that begin with the prompt; `how` as in `write`."""
+        """N samples of `length` tokens between the prompt and the suffix; `how` as in `write`."""
         if n < 1:
             raise UserError(f"n={n} must be at least 1")
-        return self.write([self.prompt_canvas(prompt or "", length)] * n, **how)
+        windowed = how.get("stride") is not None
+        return self.write([self.prompt_canvas(prompt or "", length, suffix or "", windowed)] * n, **how)
 
     def write(
         self,
         canvases: Sequence[Canvas],
         *,
-        steps: int = 128,
-        seed: int = 0,
-        temperature: float = 1.0,
-        top_k: int | None = None,
-        top_p: float | None = None,
-        sampler: str = "plan",
         batch_size: int = 16,
+        tops: int = 0,
         watch: Watch | None = None,
+        **how: Any,
     ) -> list[Sample]:
-        """Fill every canvas. Sample i has the seed `seed + i`: alone with that seed it comes out the same."""
-        if sampler not in PLANS:
-            raise UserError(f"unknown sampler {sampler!r}; choose one of {', '.join(PLANS)}")
-        if batch_size < 1:
-            raise UserError(f"batch_size={batch_size} must be at least 1")
-        plan, choice = PLANS[sampler](steps), Choice(temperature, top_k, top_p)
-        keys = [Keys(check_seed(seed + i)).fork("sample") for i in range(len(canvases))]
-        done: dict[int, State] = {}
-        ids = [canvas.ids for canvas in canvases]
+        """Fill every canvas; `how` are the fields of `writing.Options`.
+
+        Sample i has the seed `seed + i`: alone with that seed it comes out the same.
+        """
+        options = Options(**how)
+        jobs = [Job(canvas, replace(options, seed=options.seed + i)) for i, canvas in enumerate(canvases)]
+        done: dict[int, Sample] = {}
+        for state, sample in self.run(jobs, batch_size=batch_size, tops=tops):
+            if watch:
+                watch(state)
+            if sample:
+                done[state.row] = sample
+        return [done[i] for i in range(len(jobs))]
+
+    def run(self, jobs: Sequence[Job], *, batch_size: int = 16, tops: int = 0) -> Iterator[tuple[State, Sample | None]]:
+        """Every state of every job, all through the network together, and the sample where one is finished."""
+        painter = self.painter
+        plans = [job.options.plan(painter) for job in jobs]
+        controls = [job.options.control(job.canvas, painter) for job in jobs]
+        stops = [Stop.of(job.canvas, job.options, painter) for job in jobs]
+        labels = [job.options.label_id(self.labels) for job in jobs]
+        records = [_Record(job.canvas.ids, self.tokenizer) for job in jobs]
+
+        def until(state: State) -> bool:
+            stop = stops[state.row]
+            return stop is not None and stop(state)
+
         with evaluating(self.model):
-            for state in self.model.generate(ids, plan, keys, choice=choice, batch_size=batch_size):
-                if watch:
-                    watch(state)
-                if state.done:
-                    done[state.row] = state
-        return [
-            Sample(done[i].canvas.tolist(), self.text(canvas, done[i].canvas), seed + i, done[i].calls, i)
-            for i, canvas in enumerate(canvases)
-        ]
-
-    def prompt_canvas(self, prompt: str, length: int | None = None) -> Canvas:
-        """The prompt and masks up to `length` tokens; rows that were trained with block ends get them."""
-        length = self.length if length is None else length
-        if not 1 <= length <= self.length:
-            raise UserError(f"length={length} must be between 1 and {self.length}, the length the model was trained on")
-        vocab, given = self.tokenizer.vocab, self.encode(self._before_gap(prompt))
-        first = [vocab.bos] if self.config.data.block_ends and vocab.bos is not None else []
-        given = first + given
-        if len(given) >= length:
-            raise UserError(
-                f"the prompt has {len(given)} tokens, which leaves nothing to write in length={length}; "
-                f"shorten it{' or raise the length' if length < self.length else ''}"
+            states = self.model.generate(
+                [job.canvas.ids for job in jobs],
+                plans,
+                [Keys(job.options.seed).fork("sample") for job in jobs],
+                choice=[job.options.choice for job in jobs],
+                batch_size=batch_size,
+                controls=controls,
+                labels=labels,
+                guidance=[job.options.guidance for job in jobs],
+                tops=tops,
+                until=until,
             )
-        ids = torch.full((length,), vocab.mask, dtype=torch.int64)
-        ids[: len(given)] = torch.tensor(given, dtype=torch.int64)
-        return Canvas(ids, [prompt, slice(len(given), length)])
+            for state in states:
+                records[state.row].add(state)
+                job, stop = jobs[state.row], stops[state.row]
+                yield state, self._sample(job, stop, state, records[state.row]) if state.done else None
 
-    def gap_canvas(self, text: str) -> Canvas:
-        """A text with gaps {{k}} of k tokens."""
-        ids: list[int] = []
-        parts: list[str | slice] = []
-        if self.config.data.block_ends and self.tokenizer.vocab.bos is not None:
-            ids.append(self.tokenizer.vocab.bos)
-        pieces = GAP.split(text)
-        for i, piece in enumerate(pieces):
-            if i % 2 == 0:
-                ids += self.encode(self._before_gap(piece) if i + 1 < len(pieces) else piece)
-                parts.append(piece)
-                continue
-            if not re.fullmatch(r"\s*0*[1-9][0-9]{0,8}\s*", piece):
-                raise UserError(f"{{{{{piece}}}}} is not a gap; write {{{{3}}}} for a gap of 3 tokens (at least 1)")
-            parts.append(slice(len(ids), len(ids) + int(piece)))
-            if len(ids) + int(piece) > self.length:
-                raise UserError(
-                    f"the text with its gaps is longer than the {self.length} tokens the model was trained on"
-                )
-            ids += [self.tokenizer.vocab.mask] * int(piece)
-        if len(parts) == 1:
-            raise UserError("there is no gap to fill; mark one with {{3}} for three tokens")
-        if len(ids) > self.length:
-            raise UserError(
-                f"the text with its gaps has {len(ids)} tokens, more than the {self.length} the model was trained on"
-            )
-        return Canvas(torch.tensor(ids, dtype=torch.int64), parts)
+    def check(self, job: Job) -> None:
+        """Raise, before anything is written, what `run` would raise."""
+        self.model.check(job.canvas.ids, job.options.plan(self.painter))
+        assert job.options.choice
+        job.options.control(job.canvas, self.painter)
+        Stop.of(job.canvas, job.options, self.painter)
+        job.options.label_id(self.labels)
 
-    @functools.cached_property
-    def joins_spaces(self) -> bool:
-        """Whether the tokenizer writes a space as the beginning of the next word's token, as GPT-2's does."""
-        return self.tokenizer.pieces(self.tokenizer.encode(" a")[:1]) != [" "]
+    def _sample(self, job: Job, stop: Stop | None, state: State, record: _Record) -> Sample:
+        canvas = job.canvas
+        end = stop.end(state) if stop else None
+        text, why, count = end or (self.painter.text(canvas, state.canvas), "length", len(state.canvas))
+        return Sample(
+            state.canvas[:count].tolist(), text, job.options.seed, state.calls, state.row, record.tokens(count), why,
+            canvas.lengths, canvas.nats,
+        )  # fmt: skip
 
-    def _before_gap(self, text: str) -> str:
-        """What the network sees of a text before a gap: the space between belongs to the first word of the gap."""
-        return text[:-1] if self.joins_spaces and text.endswith(" ") else text
+    def prompt_canvas(self, prompt: str, length: int | None = None, suffix: str = "", windowed: bool = False) -> Canvas:
+        """The prompt, masks, and the suffix: `length` tokens in all, with the BOS of rows that were trained with it."""
+        return self.painter.prompt(prompt, suffix, length, windowed)
+
+    def gap_canvas(self, text: str, *, windowed: bool = False, draws: int = 32) -> Canvas:
+        """A text with gaps; the lengths of ranged gaps are those with the lowest bound on the given text.
+
+        The bound is that of the given tokens with the gap masked throughout: -log p(given | lengths). The same tokens
+        are scored whatever the lengths, so long gaps are neither preferred nor avoided.
+        """
+        parts = parse_gaps(text)
+        options = self.painter.candidates(parts)
+        if len(options) == 1:
+            return self.painter.gaps(parts, options[0], windowed)
+        if windowed:
+            raise UserError("the length of a gap is chosen by the bound of a whole row; it does not go with a stride")
+        if not any(part.strip() for part in parts if isinstance(part, str)):
+            raise UserError("a gap of unknown length needs given text beside it; write {{3}} for three tokens")
+        canvases = [self.painter.gaps(parts, lengths) for lengths in options]
+        nats = [self._given_nats(canvas.ids, draws) for canvas in canvases]
+        best = int(np.argmin(nats))
+        shown = {"+".join(map(str, lengths)): value for lengths, value in zip(options, nats, strict=True)}
+        return replace(canvases[best], nats=shown)
+
+    def _given_nats(self, ids: Tensor, draws: int) -> float:
+        """The bound on -log p of the tokens that are given while the masks stay masks; times stratified over draws."""
+        given = ids != self.tokenizer.vocab.mask
+        if self.painter.frame is not None:
+            given[0] = False  # BOS costs nothing worth comparing
+        total = 0.0
+        for start in range(0, draws, 32):
+            index = torch.arange(start, min(draws, start + 32))
+            rows = (len(index), 1)
+            batch = Batch(ids.repeat(rows), index, draws, given.repeat(rows)).to(self.model.device)
+            with torch.no_grad(), evaluating(self.model):
+                total += float(self.model.nats(batch, eval_keys(0)).nats.double().sum())
+        return total / draws
 
     def encode(self, text: str) -> list[int]:
         """The ids of a text that a user gave."""
-        try:
-            text.encode()
-        except UnicodeEncodeError:  # bytes of the command line that are no text reach us as lone surrogates
-            raise UserError("the given text is not UTF-8; check the encoding of your terminal") from None
-        return self.tokenizer.encode(text) if text else []
+        return self.painter.encode(text)
 
     def text(self, canvas: Canvas, ids: Tensor) -> str:
         """Given strings as typed, gaps decoded; an end of text inside a gap reads as a line break."""
-        text = ""
-        for part in canvas.parts:
-            written = part if isinstance(part, str) else self._read(ids[part].tolist())
-            if not isinstance(part, str) and self._before_gap(text) != text:
-                written = written.removeprefix(" ")  # the given text has it already
-            text += written
-        return text
+        return self.painter.text(canvas, ids)
 
-    def _read(self, ids: list[int]) -> str:
-        documents: list[list[int]] = [[]]
-        for token in ids:
-            if token in (self.tokenizer.vocab.eos, self.tokenizer.vocab.bos):
-                documents.append([])
-            else:
-                documents[-1].append(token)
-        return "\n".join(self.tokenizer.decode(document) for document in documents if document)
+    @property
+    def joins_spaces(self) -> bool:
+        """Whether the tokenizer writes a space as the beginning of the next word's token, as GPT-2's does."""
+        return self.painter.joins_spaces
 
     # -- reading -----------------------------------------------------------------------------------------------------
 
@@ -242,3 +276,51 @@ def _text_likelihood(nats: np.ndarray, size: int, pieces: list[str], protocol: d
     error = float(nats.sum(1).std(ddof=1) / np.sqrt(draws) / tokens) if draws > 1 else None
     mean = nats.mean(0)
     return Likelihood(float(mean.sum()), tokens, size, error, None, protocol, pieces, mean.tolist())
+
+
+class Pieces:
+    """One text as it becomes fixed: each call gives what is new, and nothing that was given ever changes."""
+
+    def __init__(self, painter: Painter, canvas: Canvas, stop: Sequence[str] = ()) -> None:
+        self.painter, self.canvas, self.shown = painter, canvas, ""
+        self.held = max((len(word) - 1 for word in stop), default=0)  # may be the beginning of a stop string
+        self.late = 4 if painter.tokenizer.kind == "json" else 0  # WordPiece joins "don ' t" when it sees all of it
+
+    def __call__(self, state: State, sample: Sample | None) -> str:
+        """What a state adds."""
+        if sample is not None:
+            text = sample.text
+        else:
+            text = self.painter.text(self.canvas, state.canvas, max(0, state.fixed - self.late)).rstrip(HALF)
+            text = text[: max(0, len(text) - self.held)]
+            if not text.startswith(self.shown):
+                return ""
+        same = next((i for i, (a, b) in enumerate(zip(text, self.shown, strict=False)) if a != b), len(self.shown))
+        self.shown = text
+        return text[same:]
+
+
+class _Record:
+    """When each token of a sequence was written, and how sure the network was."""
+
+    def __init__(self, canvas: Tensor, tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
+        self.given = (canvas != tokenizer.vocab.mask).tolist()
+        self.canvas = canvas
+        self.step = [-1] * len(canvas)
+        self.prob = [0.0] * len(canvas)
+
+    def add(self, state: State) -> None:
+        """One more event; what is taken back is written again later."""
+        self.canvas = state.canvas
+        for position, prob in zip(state.positions.tolist(), state.probs.tolist(), strict=True):
+            self.step[position], self.prob[position] = state.step, prob
+
+    def tokens(self, count: int) -> list[Token]:
+        """The first tokens with their records."""
+        ids = self.canvas[:count].tolist()
+        pieces = self.tokenizer.pieces(ids)
+        return [
+            Token(token, piece, True) if given else Token(token, piece, False, step, prob)
+            for token, piece, given, step, prob in zip(ids, pieces, self.given, self.step, self.prob, strict=False)
+        ]

@@ -1,0 +1,157 @@
+"""Many texts at once: a file with a template a line in, a finished text a line out.
+
+A bad line is an error of that line: it is named by its number, and all others are still written.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from .canvas import Canvas
+from .config import nearest
+from .lm import LM, Job
+from .types import Sample, UserError
+from .writing import Options
+
+PLACES = ("text", "prompt", "suffix", "length")  # what is written where
+OWN = ("id", "n")  # of the line itself
+SETTINGS = tuple(f.name for f in fields(Options) if f.name != "constrain")
+
+
+@dataclass(frozen=True)
+class Line:
+    """A template: its number in the file, its name if it has one, and what is to be written."""
+
+    number: int
+    name: Any
+    jobs: list[Job]
+
+
+@dataclass(frozen=True)
+class Bad:
+    """A line that cannot be done, and why."""
+
+    number: int
+    reason: str
+
+
+def read_lines(path: str | Path) -> list[tuple[int, str]]:
+    """(number, text) of the lines that are not empty; `-` is standard input."""
+    import sys
+
+    try:
+        raw = sys.stdin.buffer.read() if str(path) == "-" else Path(path).read_bytes()
+    except OSError as error:
+        raise UserError(f"cannot read the template file {path}: {(error.strerror or str(error)).lower()}") from None
+    lines = raw.removeprefix(b"\xef\xbb\xbf").decode("utf-8", "surrogateescape").split("\n")
+    return [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
+
+
+def parse_line(lm: LM, number: int, text: str, usual: Options, n: int, length: int | None = None) -> Line:
+    """One line of a template file; `usual` are the settings of lines that do not give their own."""
+    try:
+        row = json.loads(text)
+    except (ValueError, RecursionError):
+        raise UserError('not JSON; write an object such as {"text": "The {{3}} sat."}') from None
+    row = {"text": row} if isinstance(row, str) else row
+    if not isinstance(row, dict):
+        raise UserError('not an object; write one such as {"text": "The {{3}} sat."}')
+    for key in row:
+        if key not in (*PLACES, *OWN, *SETTINGS):
+            raise UserError(f"unknown key {key!r}{nearest(key, (*PLACES, *OWN, *SETTINGS))}")
+    for key in ("text", "prompt", "suffix"):
+        if not isinstance(row.get(key, ""), str):
+            raise UserError(f"{key} must be text")
+    for key in ("n", "length", "seed", "steps", "k", "top_k", "corrections", "stride", "min_length"):
+        if key in row and type(row[key]) is not int:
+            raise UserError(f"{key} must be a whole number, not {json.dumps(row[key])}")
+    count = row.get("n", n)
+    if count < 1:
+        raise UserError(f"n={count} must be at least 1")
+    try:
+        options = replace(usual, **{key: _setting(key, row[key]) for key in row if key in SETTINGS})
+    except TypeError:
+        raise UserError("a setting has a value of the wrong kind; see the docs for what each takes") from None
+    canvas = _canvas(lm, row, options, length)
+    lm.check(Job(canvas, options))  # what cannot be done is known before anything is written
+    return Line(number, row.get("id"), [Job(canvas, replace(options, seed=options.seed + i)) for i in range(count)])
+
+
+def _setting(key: str, value: Any) -> Any:
+    if key == "allowed":
+        if not isinstance(value, dict) or not all(k.isdecimal() and isinstance(v, list) for k, v in value.items()):
+            raise UserError('allowed must map masked tokens to lists, for example {"0": ["cat", "dog"]}')
+        return {int(position): words for position, words in value.items()}
+    if key in ("ban", "stop", "order", "window"):
+        if not isinstance(value, list):
+            raise UserError(f"{key} must be a list")
+        return tuple(value)
+    return value
+
+
+def _canvas(lm: LM, row: dict[str, Any], options: Options, length: int | None) -> Canvas:
+    windowed = options.stride is not None
+    if "text" in row:
+        for key in ("prompt", "suffix", "length"):
+            if key in row:
+                raise UserError(f"{key} does not go with text, whose gaps say what is written where")
+        return lm.gap_canvas(row["text"], windowed=windowed)
+    if "prompt" not in row and "suffix" not in row:
+        raise UserError('nothing to write: give "text" with gaps, or "prompt" or "suffix"')
+    return lm.prompt_canvas(row.get("prompt", ""), row.get("length", length), row.get("suffix", ""), windowed)
+
+
+def write_template(
+    lm: LM,
+    lines: Iterable[tuple[int, str]],
+    usual: Options,
+    *,
+    n: int = 1,
+    length: int | None = None,
+    batch_size: int = 16,
+    report: Callable[[int, int], None] | None = None,
+) -> Iterator[dict[str, Any] | Bad]:
+    """The finished texts in the order of the lines, as soon as their turn has come, and the lines that are wrong."""
+    turn: list[tuple[Line, int] | Bad] = []
+    jobs: list[Job] = []
+    where: dict[int, int] = {}  # job -> turn
+    for number, text in lines:
+        try:
+            line = parse_line(lm, number, text, usual, n, length)
+        except UserError as error:
+            turn.append(Bad(number, str(error)))
+            continue
+        for i, job in enumerate(line.jobs):
+            where[len(jobs)] = len(turn)
+            turn.append((line, i))
+            jobs.append(job)
+    done: dict[int, Sample] = {}
+    next_turn = 0
+
+    def ready() -> Iterator[dict[str, Any] | Bad]:
+        nonlocal next_turn
+        while next_turn < len(turn):
+            entry = turn[next_turn]
+            if not isinstance(entry, Bad):
+                if next_turn not in done:
+                    return
+                line, i = entry
+                name = {} if line.name is None else {"id": line.name}
+                yield {"line": line.number, **name, "index": i, **done.pop(next_turn).as_dict(tokens=True)}
+            else:
+                yield entry
+            next_turn += 1
+
+    finished = 0
+    for state, sample in lm.run(jobs, batch_size=batch_size) if jobs else ():
+        if sample is not None:
+            done[where[state.row]] = sample
+            finished += 1
+            if report:
+                report(finished, len(jobs))
+            yield from ready()
+    yield from ready()
