@@ -84,31 +84,84 @@ def figures_line(figures: dict[str, Any]) -> str:
     return f"perplexity {ppl:.2f}{bar}, {figures['bits_per_token']:.3f} bits/token{tail}, {figures['tokens']:,} tokens"
 
 
+JUDGING = (
+    "scorer", "reference", "n", "length", "sampler", "k", "threshold", "eta", "temperature", "top_k", "top_p", "min_p",
+    "stride", "mauve",
+)  # fmt: skip
+
+
 @app.command("eval")
 def evaluate(
+    ctx: typer.Context,
     model: Model,
     data: Annotated[
         str | None, typer.Option(help="Data set: a name, a file or a folder (default: the model's).")
     ] = None,
     split: Annotated[str, typer.Option(help="train, valid, test, or all (the whole of a file).")] = "valid",
     bound: Annotated[str | None, typer.Option(help="continuous or discrete (default: the model's).")] = None,
-    steps: Annotated[int | None, typer.Option(help="T of the discrete bound.")] = None,
+    steps: Annotated[int | None, typer.Option(help="T of the discrete bound, or of the samples.")] = None,
     draws: Annotated[int, typer.Option(help="Independent Monte Carlo draws; 2 or more give an error bar.")] = 4,
+    estimator: Annotated[str, typer.Option(help="times (as in the paper) or strata (less noise).")] = "times",
     schedule: Annotated[str | None, typer.Option(help="Noise schedule (default: the model's).")] = None,
     batch_size: Annotated[int, typer.Option(help="Rows a network call; it does not change the result.")] = 32,
     rows: Annotated[int | None, typer.Option(help="At most this many rows, evenly spaced.")] = None,
-    seed: Annotated[int, typer.Option(help="Seed of times and masks.")] = 0,
+    label_column: Annotated[
+        str | None, typer.Option(help="Column of the labels, or none (default: as in training).")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Seed of times and masks, or of the samples.")] = 0,
     which: Which = "last",
     weights: Weights = "ema",
     device: Device = "auto",
     as_json: Json = False,
+    generative: Annotated[
+        bool, typer.Option("--generative", help="Judge samples instead; the options below belong to it.")
+    ] = False,
+    scorer: Annotated[
+        str | None, typer.Option(help="Judge: hf:MODEL, llama2c:FOLDER, arpa:FILE, trigram:pocketsphinx, unmask:RUN.")
+    ] = None,
+    reference: Annotated[str, typer.Option(help="Real text beside: train, valid, test, a file, or none.")] = "valid",
+    n: Annotated[int, typer.Option("-n", help="Samples.")] = 64,
+    length: Annotated[int | None, typer.Option(help="Tokens a sample (default: the model's length).")] = None,
+    sampler: Annotated[str, typer.Option(help="As for unmask sample.")] = "plan",
+    k: Annotated[int | None, typer.Option("-k", help="Tokens a step, for orders.")] = None,
+    threshold: Annotated[float | None, typer.Option(help="For confidence, entropy and margin.")] = None,
+    eta: Annotated[float | None, typer.Option(help="Strength of remasking and correction.")] = None,
+    temperature: Annotated[float, typer.Option(help="0 takes the most likely token.")] = 1.0,
+    top_k: Annotated[int | None, typer.Option(help="Only the k most likely tokens.")] = None,
+    top_p: Annotated[float | None, typer.Option(help="Only the most likely tokens that hold this much.")] = None,
+    min_p: Annotated[float | None, typer.Option(help="Only tokens at least this likely, relative to the best.")] = None,
+    stride: Annotated[int | None, typer.Option(help="Write in windows that move by this much.")] = None,
+    mauve: Annotated[bool, typer.Option("--mauve", help="MAUVE too, on the scorer's hidden states.")] = False,
 ) -> None:
-    """Perplexity (an upper bound) of a model on a data set, with its standard errors and protocol."""
+    """Perplexity (an upper bound) of a model on a data set; with --generative, figures of its samples."""
+    other = ("data", "split", "bound", "draws", "estimator", "schedule", "label_column") if generative else JUDGING
+    for name in other:
+        if getattr(ctx.get_parameter_source(name), "name", "") == "COMMANDLINE":
+            option = f"-{name}" if name in ("n", "k") else f"--{name.replace('_', '-')}"
+            raise UserError(f"{option} {'does not go with' if generative else 'needs'} --generative")
+    if generative:
+        from .generative import judge_model
+        from .judge import protocol_lines, table
+
+        report = judge_model(
+            model, scorer=scorer, n=n, length=length, reference=reference, rows=rows, with_mauve=mauve, which=which,
+            weights=weights, device=device, batch_size=batch_size, sampler=sampler, steps=steps, seed=seed,
+            temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, stride=stride, k=k, threshold=threshold,
+            eta=eta,
+        )  # fmt: skip
+        if as_json:
+            _print_json(report.as_dict())
+            return
+        out_console.print(table(report.columns()), markup=False)
+        for line in protocol_lines({**report.protocol, **report.samples.protocol}):
+            out_console.print(line, markup=False)
+        return
     from .commands import evaluate_model
 
     likelihood = evaluate_model(
         model, data=data, split=split, bound=bound, steps=steps, draws=draws, schedule=schedule,
         batch_size=batch_size, rows=rows, seed=seed, which=which, weights=weights, device=device,
+        estimator=estimator, label_column=label_column,
     )  # fmt: skip
     if os.environ.get("RANK", "0") != "0":
         return
@@ -126,42 +179,215 @@ def sample(
     model: Model,
     n: Annotated[int, typer.Option("-n", help="How many.")] = 1,
     length: Annotated[int | None, typer.Option(help="Tokens (default: the model's length).")] = None,
-    steps: Annotated[int, typer.Option(help="T, the number of denoising steps.")] = 128,
+    steps: Annotated[int | None, typer.Option(help="T, the number of denoising steps (default: 128).")] = None,
     seed: Annotated[int, typer.Option(help="Sample i has seed + i.")] = 0,
     prompt: Annotated[str | None, typer.Option(help="Text that every sample begins with.")] = None,
-    infill: Annotated[str | None, typer.Option(help="Text with gaps: {{3}} is a gap of 3 tokens.")] = None,
+    suffix: Annotated[str | None, typer.Option(help="Text that every sample ends with.")] = None,
+    infill: Annotated[
+        str | None, typer.Option(help="Text with gaps: {{3}} is a gap of 3 tokens, {{2-6}} one of 2 to 6.")
+    ] = None,
+    template: Annotated[
+        str | None, typer.Option(help="JSON lines with a text, prompt or suffix each (- reads standard input).")
+    ] = None,
+    stride: Annotated[
+        int | None, typer.Option(help="Any length: windows of the model's length that move by this many tokens.")
+    ] = None,
+    sampler: Annotated[
+        str,
+        typer.Option(
+            help="plan, ancestral, first-hitting, left-to-right, order, confidence, entropy, margin, remask-cap, "
+            "remask-rescale, remask-loop or corrector."
+        ),
+    ] = "plan",
+    k: Annotated[int | None, typer.Option("-k", help="Tokens a step, for orders.")] = None,
+    threshold: Annotated[
+        float | None, typer.Option(help="Write all that is at least this sure (entropy: at most this unsure).")
+    ] = None,
+    order: Annotated[str | None, typer.Option(help="For --sampler order: masked tokens from 0, as 2,0,1.")] = None,
+    eta: Annotated[float | None, typer.Option(help="Strength of remasking and correction.")] = None,
+    window: Annotated[str | None, typer.Option(help="Times between which remasking is on, as 0.55,0.05.")] = None,
+    keep: Annotated[float | None, typer.Option(help="remask-loop: share that stays written.")] = None,
+    corrections: Annotated[int | None, typer.Option(help="Corrector steps after each step.")] = None,
     temperature: Annotated[float, typer.Option(help="0 takes the most likely token.")] = 1.0,
     top_k: Annotated[int | None, typer.Option(help="Only the k most likely tokens.")] = None,
     top_p: Annotated[float | None, typer.Option(help="Only the most likely tokens that hold this much.")] = None,
-    sampler: Annotated[str, typer.Option(help="plan (fast) or ancestral (textbook); the law is the same.")] = "plan",
+    min_p: Annotated[float | None, typer.Option(help="Only tokens at least this likely, relative to the best.")] = None,
+    ban: Annotated[list[str] | None, typer.Option(help="A token that is never written (may be repeated).")] = None,
+    min_length: Annotated[int, typer.Option(help="No end of text within the first tokens written.")] = 0,
+    stop: Annotated[list[str] | None, typer.Option(help="End the text before this string (may be repeated).")] = None,
+    stop_at_eos: Annotated[bool, typer.Option("--stop-at-eos", help="End the text at an end-of-text token.")] = False,
+    label: Annotated[str | None, typer.Option(help="Label of a model that was trained with labels.")] = None,
+    guidance: Annotated[float, typer.Option(help="Classifier-free guidance towards the label; 1 is none.")] = 1.0,
     batch_size: Annotated[int, typer.Option(help="Sequences a network call.")] = 16,
     watch: Annotated[bool, typer.Option("--watch", help="Show the masks become words.")] = False,
+    html: Annotated[str | None, typer.Option(help="Write a replay to this HTML file.")] = None,
+    which: Which = "last",
+    weights: Weights = "ema",
+    device: Device = "auto",
+    as_json: Json = False,
+    as_lines: Annotated[
+        bool, typer.Option("--jsonl", help="One JSON line a sample, with step and probability of every token.")
+    ] = False,
+) -> None:
+    """Write text: from nothing, after a prompt, before a suffix, into gaps; of any length, in any order."""
+    if infill is not None and (prompt is not None or suffix is not None):
+        raise UserError("give either --prompt or --infill; a prompt is a text with a gap at its end")
+    if template is not None and (infill is not None or prompt is not None or suffix is not None or watch or html):
+        raise UserError("--template does not go with --prompt, --suffix, --infill, --watch or --html")
+    if as_json and as_lines:
+        raise UserError("give either --json (one document) or --jsonl (a line a sample)")
+    from .commands import Request, load_lm, sample_protocol, write_samples
+    from .writing import Options
+
+    options = Options(
+        seed=seed, sampler=sampler, steps=steps, k=k, threshold=threshold, order=_integers(order), eta=eta,
+        window=_pair(window), keep=keep, corrections=corrections, temperature=temperature, top_k=top_k, top_p=top_p,
+        min_p=min_p, ban=[_word(word) for word in ban or []], min_length=min_length, label=label, guidance=guidance,
+        stride=stride, stop=stop or [], stop_at_eos=stop_at_eos,
+    )  # fmt: skip
+    lm = load_lm(model, which, weights, device)
+    protocol = sample_protocol(lm, model, which, weights)
+    if template is not None:
+        _template(lm, template, options, n, length, batch_size, protocol, as_json)
+        return
+    one = n == 1 and not (as_json or as_lines or watch)
+    samples, protocol = write_samples(
+        lm, Request(n, length, prompt, suffix, infill), options, batch_size=batch_size, watch=watch, html=html,
+        stream=_show if one else None, protocol=protocol,
+    )  # fmt: skip
+    if as_json:
+        _print_json({"samples": [s.as_dict() for s in samples], "protocol": protocol})
+        return
+    for s in samples:
+        if as_lines:
+            sys.stdout.write(json.dumps(s.as_dict(tokens=True) | {"index": s.index}, allow_nan=False) + "\n")
+            continue
+        if len(samples) > 1:
+            err_console.print(f"[dim]-- seed {s.seed}, {s.network_calls} network calls[/dim]")
+        sys.stdout.write("\n" if one else s.text + "\n")
+    if html is not None:
+        err_console.print(f"replay: {html}", markup=False)
+
+
+def _show(piece: str) -> None:
+    """Text as soon as it is fixed."""
+    sys.stdout.write(piece)
+    if piece:
+        sys.stdout.flush()
+
+
+def _template(
+    lm: Any, path: str, options: Any, n: int, length: int | None, batch_size: int, protocol: Any, as_json: bool
+) -> None:
+    """All lines of a template file; exit code 2 after them if one was wrong."""
+    from .templates import Bad, read_lines, write_template
+    from .track import progress_bar
+
+    if n < 1:
+        raise UserError(f"-n {n} must be at least 1")
+    lines = read_lines(path)
+    if not lines:
+        raise UserError(f"the template file {path} is empty; give it a JSON object a line")
+    bad, documents = 0, []
+    with progress_bar("writing") as progress:
+        for found in write_template(
+            lm, lines, options, n=n, length=length, batch_size=batch_size, report=progress
+        ):  # fmt: skip
+            if isinstance(found, Bad):
+                bad += 1
+                reason = " ".join(found.reason.splitlines())
+                err_console.print(f"unmask: line {found.number} of {path}: {reason}", markup=False)
+                found = {"line": found.number, "error": found.reason}
+            documents.append(found)
+            if not as_json:
+                sys.stdout.write(json.dumps(found, allow_nan=False) + "\n")
+                sys.stdout.flush()
+    if as_json:
+        _print_json({"lines": documents, "protocol": {**protocol, **options.describe()}})
+    if bad:
+        raise typer.Exit(2)
+
+
+def _integers(text: str | None) -> tuple[int, ...] | None:
+    if text is None:
+        return None
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise UserError(f"--order {text} must be whole numbers with commas between, for example 2,0,1") from None
+
+
+def _pair(text: str | None) -> tuple[float, float] | None:
+    if text is None:
+        return None
+    try:
+        on, off = (float(part) for part in text.split(","))
+    except ValueError:
+        raise UserError(f"--window {text} must be two times with a comma between, for example 0.55,0.05") from None
+    return on, off
+
+
+def _word(text: str) -> str | int:
+    """A token by its text, or by its number as #17."""
+    return int(text[1:]) if text.startswith("#") and text[1:].isdecimal() else text
+
+
+@app.command()
+def score(
+    model: Model,
+    texts: Annotated[list[str] | None, typer.Argument(help="Texts to score.")] = None,
+    file: Annotated[str | None, typer.Option(help="A text a line; .jsonl: objects with text and span.")] = None,
+    method: Annotated[
+        str | None, typer.Option(help="strata (default), bound, pll, exact, orders or plan (default with --plan).")
+    ] = None,
+    span: Annotated[
+        list[str] | None, typer.Option(help="Score only characters 4:7, given the rest (may be repeated).")
+    ] = None,
+    marks: Annotated[bool, typer.Option("--marked", help="Score only what stands in [[...]], given the rest.")] = False,
+    draws: Annotated[int | None, typer.Option(help="Independent draws; 2 or more give an error bar.")] = None,
+    calls: Annotated[int | None, typer.Option(help="strata: network calls of one draw.")] = None,
+    orders: Annotated[int | None, typer.Option(help="orders: how many random orders.")] = None,
+    plan: Annotated[
+        str | None,
+        typer.Option(help="left-to-right, order, confidence, entropy, margin; random: first-hitting, plan (T steps)."),
+    ] = None,
+    steps: Annotated[int | None, typer.Option(help="T of a plan.")] = None,
+    k: Annotated[int | None, typer.Option("-k", help="Tokens a step of a plan.")] = None,
+    threshold: Annotated[float | None, typer.Option(help="Of a confidence, entropy or margin plan.")] = None,
+    order: Annotated[str | None, typer.Option(help="For --plan order: tokens from 0, as 2,0,1.")] = None,
+    label: Annotated[str | None, typer.Option(help="Label of a model that was trained with labels.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of masks and orders.")] = 0,
+    batch_size: Annotated[int, typer.Option(help="Rows a network call; it does not change the result.")] = 32,
     which: Which = "last",
     weights: Weights = "ema",
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
-    """Write text: from nothing, after a prompt, or into gaps."""
-    from .commands import write_samples
+    """How likely are these texts, or spans of them? Bounds, exact laws and pseudo-likelihood."""
+    from .commands import Texts, load_lm, score_texts
+    from .scoring import score_lines, token_lines
 
-    if prompt is not None and infill is not None:
-        raise UserError("give either --prompt or --infill; a prompt is a text with a gap at its end")
-    if infill is not None and length is not None:
-        raise UserError("--length does not go with --infill; the text and its gaps say how long it is")
-    samples, protocol = write_samples(
-        model, n=n, length=length, prompt=prompt, infill=infill, watch=watch, which=which, weights=weights,
-        device=device,
-        how={"steps": steps, "seed": seed, "temperature": temperature, "top_k": top_k, "top_p": top_p,
-             "sampler": sampler, "batch_size": batch_size},
+    settings = {"steps": steps, "k": k, "threshold": threshold, "order": _integers(order)}
+    own, found = score_texts(
+        load_lm(model, which, weights, device), Texts(texts or [], file, span, marks), method=method, plan=plan,
+        plan_settings=settings, label=label, draws=draws, calls=calls, orders=orders, seed=seed, batch_size=batch_size,
     )  # fmt: skip
+    protocol = {"model": model, "checkpoint": which, **found.protocol}
     if as_json:
-        shown = [{"text": s.text, "ids": s.ids, "seed": s.seed, "network_calls": s.network_calls} for s in samples]
-        _print_json({"samples": shown, "protocol": protocol})
+        each = [
+            {"text": text, **one.as_dict(), "nats": one.nats, "pieces": one.pieces, "token_nats": one.token_nats}
+            for text, one in zip(own, found.texts, strict=True)
+        ]
+        for one in each:
+            del one["protocol"]
+        _print_json({**found.as_dict(), "nats": found.nats, "protocol": protocol, "texts": each})
         return
-    for s in samples:
-        if len(samples) > 1:
-            err_console.print(f"[dim]-- seed {s.seed}, {s.network_calls} network calls[/dim]")
-        sys.stdout.write(s.text + "\n")
+    lines = score_lines(found, own)
+    if len(own) == 1 and (tokens := token_lines(found.texts[0])):
+        lines += ["", *tokens]
+    lines += ["", *(f"  {name}: {value}" for name, value in protocol.items())]
+    for line in lines:
+        out_console.print(line, markup=False)
 
 
 @app.command()

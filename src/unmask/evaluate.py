@@ -8,9 +8,9 @@ independent draws over the whole set, and the error over texts, with the Monte C
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -21,16 +21,31 @@ from .data.pack import Rows
 from .dist import World
 from .keys import Keys
 from .models.base import LanguageModel
-from .types import Batch, Likelihood, Progress, UserError
+from .types import Batch, Likelihood, Progress, TokenNats, UserError
 
 
-def draw_nats(model: LanguageModel, batch: Batch, draws: int, keys: Keys) -> tuple[np.ndarray, np.ndarray]:
+@dataclass(frozen=True)
+class Estimator:
+    """How one draw of the bound is taken: what the protocol says of it, and the nats of a batch for given keys."""
+
+    name: str
+    nats: Callable[[LanguageModel, Batch, Keys], TokenNats]
+
+
+TIMES = Estimator(
+    "one time a row and draw, strata over the data set", lambda model, batch, keys: model.nats(batch, keys)
+)
+
+
+def draw_nats(
+    model: LanguageModel, batch: Batch, draws: int, keys: Keys, estimator: Estimator = TIMES
+) -> tuple[np.ndarray, np.ndarray]:
     """(nats (B, draws), tokens (B,)) of a batch, float64."""
     device = model.device
     nats = np.empty((len(batch), draws))
     with torch.no_grad():
         for draw in range(draws):
-            scored = model.nats(batch.to(device), keys.at(draw))
+            scored = estimator.nats(model, batch.to(device), keys.at(draw))
             nats[:, draw] = scored.nats.double().sum(-1).cpu().numpy()
     return nats, batch.weight().sum(-1).double().cpu().numpy()
 
@@ -68,6 +83,7 @@ def evaluate(
     limit: int | None = None,
     world: World | None = None,
     attend_pads: bool = False,
+    estimator: Estimator = TIMES,
     progress: Progress | None = None,
     protocol: dict[str, Any] | None = None,
 ) -> Likelihood:
@@ -85,7 +101,7 @@ def evaluate(
             part = mine[start : start + batch_size]
             batch = eval_batch(rows, chosen[part], attend_pads)
             batch = replace(batch, index=torch.tensor(part), total=len(chosen))
-            nats[part], tokens[part] = draw_nats(model, batch, draws, keys)
+            nats[part], tokens[part] = draw_nats(model, batch, draws, keys, estimator)
             if progress:
                 progress(min(start + batch_size, len(mine)), len(mine))
     both = world.sum(torch.from_numpy(np.column_stack((nats, tokens)))).cpu().numpy()
@@ -96,7 +112,8 @@ def evaluate(
         "draws": draws,
         "seed": seed,
         "dtype": compute_dtype(model),
-        "estimator": "one time a row and draw, strata over the data set",
+        "estimator": estimator.name,
+        **({"labels": "given" if rows.labelled else "none"} if model.backbone.n_labels else {}),
         **(protocol or {}),
     }
     return summarise(both[:, :-1], both[:, -1], rows.bytes_per_token, facts)

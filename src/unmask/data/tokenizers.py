@@ -69,6 +69,11 @@ class Tokenizer:
         """The ids of a text, without special tokens around it or in it."""
         return self.encode_batch([text])[0]
 
+    def offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        """The ids of a text, and the characters (from, to) that each of them stands for."""
+        found = self._backend.encode(storable(text), add_special_tokens=False)
+        return list(found.ids), list(found.offsets)
+
     def encode_batch(self, texts: Iterable[str]) -> list[list[int]]:
         """The ids of several texts."""
         return [ids.tolist() for ids in self.arrays(list(texts))]
