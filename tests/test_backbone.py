@@ -168,6 +168,26 @@ def test_padding_may_be_on_the_left_or_be_a_whole_row():
     assert torch.isfinite(got).all()
 
 
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("timed", [False, True])
+def test_some_queries_are_those_columns_of_everything(padded, timed):
+    """Whatever is left out of the last block must not show in what is kept: order, repeats and shifted positions."""
+    net, tokens = dit(time_conditioning=timed), tokens_of(3, 9)
+    valid = torch.arange(9) < torch.tensor([9, 6, 4])[:, None] if padded else None
+    positions = torch.arange(9) + torch.tensor([0, 5, 2])[:, None]
+    queries = torch.tensor([[0, 8, 3], [5, 0, 0], [3, 1, 2]])
+    sigma = torch.tensor([0.1, 1.0, 3.0])
+    everything = logits_of(net, tokens, sigma, Attn(valid=valid, positions=positions))
+    some = logits_of(net, tokens, sigma, Attn(valid=valid, positions=positions, queries=queries))
+    assert some.shape == (3, 3, VOCAB.size)
+    torch.testing.assert_close(some, everything[torch.arange(3)[:, None], queries], rtol=1e-5, atol=1e-5)
+
+
+def test_some_queries_need_full_attention():
+    with pytest.raises(ValueError, match="full attention"):
+        logits_of(dit(), tokens_of(), attn=Attn("causal", queries=torch.zeros(3, 1, dtype=torch.int64)))
+
+
 def test_gradients_are_finite_with_a_row_of_nothing_but_padding():
     net, tokens = dit(), tokens_of()
     valid = torch.tensor([[True] * 9, [True] * 3 + [False] * 6, [False] * 9])

@@ -17,6 +17,7 @@ class Backbone(nn.Module, ABC):
     vocab: Vocab
     hidden_dim: int
     time_conditioning: bool = False  # whether it is told the time
+    takes_queries: bool = False  # whether it saves work for columns that are not asked for (attn.queries)
     n_labels: int = 0  # labels that `condition` takes: 0 .. n_labels - 1, and -1 = no label
 
     @abstractmethod
@@ -30,7 +31,10 @@ class Backbone(nn.Module, ABC):
         attn: Attn | None = None,
         cache: Any = None,
     ) -> tuple[Tensor, Any]:
-        """(B, L) tokens to (B, L, hidden) states, final norm applied, and the new cache (or None)."""
+        """(B, L) tokens to (B, L, hidden) states, final norm applied, and the new cache (or None).
+
+        With attn.queries (B, M), where the backbone takes them, (B, M, hidden): only those columns.
+        """
 
     @abstractmethod
     def head(self, rows: Tensor) -> Tensor:

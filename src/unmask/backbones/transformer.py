@@ -37,10 +37,16 @@ class Block(nn.Module):
         nn.init.zeros_(self.adaLN_modulation.weight)
         nn.init.zeros_(self.adaLN_modulation.bias)
 
-    def forward(self, x: Tensor, cond: Tensor, rotary: tuple[Tensor, Tensor], attn: Attn) -> Tensor:
-        """(B, L, dim) to (B, L, dim); cond is (1 or B, cond_dim)."""
+    def forward(
+        self, x: Tensor, cond: Tensor, rotary: tuple[Tensor, Tensor], attn: Attn, queries: Tensor | None = None
+    ) -> Tensor:
+        """(B, L, dim) to (B, L, dim), or of some columns (B, M) only; cond is (1 or B, cond_dim)."""
         shift1, scale1, gate1, shift2, scale2, gate2 = self.adaLN_modulation(cond)[:, None].chunk(6, dim=-1)
-        x = self._add(x, gate1, self._attend(self.norm1(x, shift1, scale1), rotary, attn))
+        h = self.norm1(x, shift1, scale1)
+        if queries is None:
+            x = self._add(x, gate1, self._attend(h, rotary, attn))
+        else:
+            x = self._add(pick(x, queries), gate1, self._attend_some(h, rotary, attn, queries))
         return self._add(x, gate2, self.mlp(self.norm2(x, shift2, scale2)))
 
     def _attend(self, h: Tensor, rotary: tuple[Tensor, Tensor], attn: Attn) -> Tensor:
@@ -52,8 +58,26 @@ class Block(nn.Module):
         v = qkv[:, :, 2].transpose(1, 2)
         return self.attn_out(attention(q, k, v, attn).transpose(1, 2).reshape(batch, length, dim))
 
+    def _attend_some(self, h: Tensor, rotary: tuple[Tensor, Tensor], attn: Attn, queries: Tensor) -> Tensor:
+        """The same for some columns: keys and values of all, queries of those."""
+        batch, length, dim = h.shape
+        q_weight, kv_weight = self.attn_qkv.weight.split([dim, 2 * dim])
+        kv = F.linear(h, kv_weight).view(batch, length, 2, self.n_heads, -1)
+        q = F.linear(pick(h, queries), q_weight).view(batch, queries.shape[1], self.n_heads, -1)
+        cos, sin = (table.expand(batch, -1, -1, -1) for table in rotary)
+        k = rotate(kv[:, :, 0], cos, sin).to(kv.dtype).transpose(1, 2)
+        row = torch.arange(batch, device=h.device)[:, None]
+        q = rotate(q, cos[row, queries], sin[row, queries]).to(q.dtype).transpose(1, 2)
+        out = attention(q, k, kv[:, :, 1].transpose(1, 2), attn)  # (B, H, M, D)
+        return self.attn_out(out.transpose(1, 2).reshape(batch, -1, dim))
+
     def _add(self, x: Tensor, gate: Tensor, branch: Tensor) -> Tensor:
         return torch.addcmul(x, gate.float(), dropout(branch, self.dropout, self.training).float())
+
+
+def pick(x: Tensor, columns: Tensor) -> Tensor:
+    """(B, M, dim) of (B, L, dim): some columns of each row."""
+    return x[torch.arange(len(x), device=x.device)[:, None], columns]
 
 
 class OutputLayer(nn.Module):
@@ -70,6 +94,8 @@ class OutputLayer(nn.Module):
 
 class DiT(Backbone):
     """Tokens to hidden states; `head` for the rows whose logits are wanted."""
+
+    takes_queries = True
 
     def __init__(
         self,
@@ -128,12 +154,15 @@ class DiT(Backbone):
         x = self.vocab_embed(tokens) if inputs is None else inputs
         assert cond is not None, "the DiT needs cond = backbone.condition(sigma)"
         attn = attn or Attn()
+        if attn.queries is not None and attn.pattern != "full":
+            raise ValueError("the DiT backbone takes some queries only with full attention")
         positions = torch.arange(x.shape[1], device=x.device) if attn.positions is None else attn.positions
         cos, sin = rotary_table(positions, self.head_dim)
         shape = (-1, x.shape[1], 1, self.head_dim)
         rotary = (cos.view(shape), sin.view(shape))
-        for block in self.blocks:
+        for block in self.blocks[:-1]:
             x = block(x, cond, rotary, attn)
+        x = self.blocks[-1](x, cond, rotary, attn, attn.queries)  # only here can columns be left out
         out = self.output_layer
         shift, scale = out.adaLN_modulation(cond)[:, None].chunk(2, dim=-1)
         return out.norm_final(x, shift, scale), None

@@ -50,13 +50,26 @@ class MaskedDiffusion(LanguageModel):
         other = MaskedDiffusion(self.backbone, schedule or self.schedule, law or self.law, self.parameterization)
         return other.train(self.training)
 
-    def hidden(self, z: Tensor, t: Tensor, present: Tensor | None = None, label: Tensor | None = None) -> Tensor:
-        """Hidden states (B, L, hidden) of z at times t (B,), given labels (B,) if the network has any (-1 = none)."""
+    def hidden(
+        self,
+        z: Tensor,
+        t: Tensor,
+        present: Tensor | None = None,
+        label: Tensor | None = None,
+        queries: Tensor | None = None,
+    ) -> Tensor:
+        """Hidden states (B, L, hidden) of z at times t (B,), given labels (B,) if the network has any (-1 = none).
+
+        With `queries` (B, M), those of these columns only: (B, M, hidden).
+        """
         sigma = self.schedule.sigma(t).clamp(max=SIGMA_TOLD)
         told = None if label is None else label.to(z.device)
         cond = self.backbone.condition(sigma.float().to(z.device), told)
         valid = None if present is None else present.to(z.device)
-        return self.backbone(z, cond=cond, attn=Attn(valid=valid))[0]
+        if queries is None or (self.backbone.takes_queries and 2 * queries.shape[1] <= z.shape[1]):
+            return self.backbone(z, cond=cond, attn=Attn(valid=valid, queries=queries))[0]
+        hidden = self.backbone(z, cond=cond, attn=Attn(valid=valid))[0]
+        return hidden[torch.arange(len(z), device=z.device)[:, None], queries]
 
     def log_x(self, rows: Tensor) -> Tensor:
         """Log x̂ (N, V) in float32 of chosen rows of hidden states."""

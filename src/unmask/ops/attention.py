@@ -17,6 +17,7 @@ class Attn:
     pattern: Literal["full", "causal"] = "full"
     valid: Tensor | None = None  # (B, L) bool; None = all
     positions: Tensor | None = None  # (B, L) or (L,) int64; None = 0, 1, 2, ...
+    queries: Tensor | None = None  # (B, M) columns whose hidden states are wanted; None = all
 
 
 def rotary_table(positions: Tensor, dim: int, base: float = 10_000.0) -> tuple[Tensor, Tensor]:
@@ -38,6 +39,8 @@ def attention(q: Tensor, k: Tensor, v: Tensor, attn: Attn) -> Tensor:
     if attn.valid is None:
         return F.scaled_dot_product_attention(q, k, v, is_causal=attn.pattern == "causal")
     allowed = attn.valid[:, None, None, :]
+    if q.shape[-2] != k.shape[-2]:  # some queries of full attention: each of them looks at something that exists
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=allowed)
     if attn.pattern == "causal":
         length = q.shape[-2]
         allowed = allowed & torch.ones(length, length, dtype=torch.bool, device=q.device).tril()

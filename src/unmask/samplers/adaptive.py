@@ -35,6 +35,21 @@ def margin(log_x: Tensor) -> Tensor:
     return best[:, 0] - best[:, 1]
 
 
+TIE = 1e-5  # scores that are closer than this differ by no more than rounding
+
+
+def by_score(scores: Tensor) -> Tensor:
+    """Indices from the highest score to the lowest; ties go from left to right.
+
+    Ties are the rule, not the exception: all positions of an empty canvas have the same distribution, since attention
+    over equal values cannot see where they stand. Rounding must not choose among them, as it depends on the batch.
+    """
+    order = scores.argsort(descending=True, stable=True)
+    rank = torch.zeros_like(order)
+    rank[1:] = (scores[order].diff() < -TIE).cumsum(0)
+    return order[(rank * len(scores) + order).argsort()]
+
+
 MEASURES: dict[str, Callable[[Tensor], Tensor]] = {"confidence": confidence, "entropy": entropy, "margin": margin}
 
 
@@ -95,9 +110,10 @@ class _Surest(Course):
         return self.measure(log_x)
 
     def choose(self, scores: Tensor) -> None:
-        order = scores.argsort(descending=True, stable=True)  # ties go to the left
-        k = self.k if self.least is None else max(1, int((scores >= self.least).sum()))
-        self.chosen = self.left[order[:k]].sort().values
+        enough = torch.zeros_like(scores, dtype=torch.bool) if self.least is None else scores >= self.least
+        if not enough.any():
+            enough[by_score(scores)[: self.k or 1]] = True
+        self.chosen = self.left[enough]
 
     def due(self) -> Tensor:
         return self.chosen

@@ -42,8 +42,15 @@ class Denoiser(Protocol):
     def normalised(self) -> bool:
         """Whether x̂ sums to 1 over the clean tokens: then the schedule alone says when a position is revealed."""
 
-    def hidden(self, z: Tensor, t: Tensor, present: Tensor | None = None, label: Tensor | None = None) -> Tensor:
-        """Hidden states of z at times t."""
+    def hidden(
+        self,
+        z: Tensor,
+        t: Tensor,
+        present: Tensor | None = None,
+        label: Tensor | None = None,
+        queries: Tensor | None = None,
+    ) -> Tensor:
+        """Hidden states of z at times t, of the columns (B, M) that are asked for."""
 
     def log_x(self, rows: Tensor) -> Tensor:
         """Log x̂ of chosen rows of hidden states."""

@@ -53,7 +53,8 @@ class Written:
 
     def part(self, start: int, stop: int) -> Written:
         """Some of the rows."""
-        return Written(*(getattr(self, f.name)[start:stop] for f in fields(self)))
+        here = slice(start, stop)
+        return Written(self.tokens[here], self.log_probs[here], self.tops[here], self.top_probs[here])
 
     def best(self, m: int) -> tuple[Tensor, Tensor] | None:
         """The m best alternatives of each row: a neighbour in the batch may have asked for more, or for none."""
@@ -117,8 +118,9 @@ class Desk:
         return states
 
     def _call(self) -> list[tuple[State, Tensor]]:
-        rows = _Rows(self.model, self.active)
         looks = [course.look() for _, course in self.active]
+        wanted = [look if len(look) else course.due() for look, (_, course) in zip(looks, self.active, strict=True)]
+        rows = _Rows(self.model, self.active, wanted)
         for (_, course), scores in zip(self.active, rows.scores(looks), strict=True):
             if scores is not None:
                 course.choose(scores)
@@ -141,7 +143,7 @@ class Desk:
 class _Rows:
     """The hidden states of one call, and the head on any rows of them, in chunks."""
 
-    def __init__(self, model: Denoiser, active: list[tuple[Task, Course]]) -> None:
+    def __init__(self, model: Denoiser, active: list[tuple[Task, Course]], wanted: Sequence[Tensor]) -> None:
         self.model, self.active = model, active
         guided = [i for i, (task, _) in enumerate(active) if task.guidance != 1]
         self.twin = torch.full((len(active),), -1)  # the row without a label, for those that are guided
@@ -155,8 +157,13 @@ class _Rows:
             for i, (task, _) in enumerate(active):
                 label[i] = -1 if task.label is None else task.label
             label = label.to(model.device)
-        more = {} if label is None else {"label": label}
-        self.hidden = model.hidden(z.to(model.device), t, present, **more)
+        queries = torch.nn.utils.rnn.pad_sequence([*wanted, *(wanted[i] for i in guided)], batch_first=True)
+        if not queries.shape[1]:  # a textbook step after the last reveal: one column, as no network takes none
+            queries = queries.new_zeros(len(courses), 1)
+        self.slot = torch.zeros(len(active), z.shape[1], dtype=torch.int64)  # where a position is among those wanted
+        for i, positions in enumerate(wanted):
+            self.slot[i, positions] = torch.arange(len(positions))
+        self.hidden = model.hidden(z.to(model.device), t, present, label, queries.to(model.device))
         self.at_once = max(1, LOGITS_AT_ONCE // model.vocab.size)
 
     def _chunks(self, wanted: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor, Segments]]:
@@ -223,12 +230,13 @@ class _Rows:
     def _log_x(self, which: Tensor, positions: Tensor) -> Tensor:
         """Log x̂ (N, V) of positions of sequences, guided where that was asked for."""
         device = self.hidden.device
-        log_x = self.model.log_x(self.hidden[which.to(device), positions.to(device)])
+        slots = self.slot[which, positions].to(device)
+        log_x = self.model.log_x(self.hidden[which.to(device), slots])
         twin = self.twin[which]
         guided = torch.nonzero(twin >= 0).squeeze(-1)
         if not len(guided):
             return log_x
-        plain = self.model.log_x(self.hidden[twin[guided].to(device), positions[guided].to(device)])
+        plain = self.model.log_x(self.hidden[twin[guided].to(device), slots[guided.to(device)]])
         scale = torch.tensor([self.active[int(i)][0].guidance for i in which[guided]], device=device)[:, None]
         own = log_x[guided.to(device)]
         mixed = torch.where(torch.isneginf(own), own, plain + scale * (own - plain))
@@ -274,6 +282,7 @@ def replay(
     keys: Sequence[Keys],
     batch_size: int = 16,
     control: Control | None = None,
+    labels: Sequence[int] | None = None,
 ) -> list[Tensor]:
     """Follow a plan, but write the tokens of `targets`: (L,) float64 log-probability of each, 0 where it was given.
 
@@ -284,7 +293,8 @@ def replay(
     result = [torch.zeros(len(canvas), dtype=torch.float64) for canvas in canvases]
     for row, (canvas, target, key) in enumerate(zip(canvases, targets, keys, strict=True)):
         _check_target(row, canvas, target, model.vocab.mask)
-        desk.add(Task(row, canvas, plan, key, control=control, target=target))
+        label = None if labels is None else labels[row]
+        desk.add(Task(row, canvas, plan, key, control=control, label=label, target=target))
     while desk.busy:
         for state, log_probs in desk.round():
             result[state.row][state.positions[: len(log_probs)]] = log_probs

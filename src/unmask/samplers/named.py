@@ -14,6 +14,7 @@ from .plans import FirstHitting, GivenOrder, LeftToRight, RevealPlan
 from .remask import PredictorCorrector, Remasking
 
 STEPS = 128  # where nobody says how many
+MOST = 10_000_000  # steps and corrections together; first-hitting is the limit of infinitely many
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,15 @@ PLANS: dict[str, Named] = {
 }
 
 
+def named(name: str) -> Named:
+    """The entry of a name."""
+    if name not in PLANS:
+        from ..config import nearest
+
+        raise UserError(f"unknown sampler {name!r}{nearest(name, PLANS)}; choose one of {', '.join(PLANS)}")
+    return PLANS[name]
+
+
 def plan_named(
     name: str,
     *,
@@ -79,22 +89,21 @@ def plan_named(
     corrections: int | None = None,
 ) -> Plan:
     """The plan of a name; settings that are None take their usual values."""
-    if name not in PLANS:
-        from ..config import nearest
-
-        raise UserError(f"unknown sampler {name!r}{nearest(name, PLANS)}; choose one of {', '.join(PLANS)}")
+    chosen = named(name)
     settings = {
-        "steps": steps, "k": k, "threshold": threshold, "order": order, "eta": eta, "window": window, "keep": keep,
-        "corrections": corrections,
+        "steps": steps, "k": None if k is None else min(k, MOST), "threshold": threshold, "order": order, "eta": eta,
+        "window": window, "keep": keep, "corrections": corrections,
     }  # fmt: skip
     given = {setting: value for setting, value in settings.items() if value is not None}
-    chosen = PLANS[name]
     for setting in given:
         if setting not in chosen.takes:
-            users = ", ".join(other for other, named in PLANS.items() if setting in named.takes)
+            users = ", ".join(other for other, entry in PLANS.items() if setting in entry.takes)
             raise UserError(f"sampler {name!r} has no use for {setting}; it belongs to {users}")
     if name == "order" and order is None:
         raise UserError("sampler 'order' needs the order, for example 2,0,1 for three masked tokens")
     if "steps" in given and ("k" in given or "threshold" in given):
         raise UserError(f"give sampler {name!r} either steps, tokens a step or a threshold")
+    if (steps or STEPS) * (1 + (corrections or 0)) > MOST:
+        what = "steps" if (steps or STEPS) > MOST else "corrections"
+        raise UserError(f"{what}={given[what]} is too many; at most {MOST:,} steps and corrections can be planned")
     return chosen.make(**given)
