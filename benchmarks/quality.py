@@ -105,8 +105,9 @@ def plot(path: Path, out: Path) -> None:
                 (c for c in found["cells"] if c["plan"] == plan), key=lambda c: c["network_calls_per_sample"]
             )
             panel.errorbar(
-                [c["network_calls_per_sample"] for c in cells], [c[name] for c in cells], [c["stderr"][name] for c in cells],
-                label=plan, marker=markers[i % len(markers)], markersize=5, linewidth=1.2, capsize=2,
+                [c["network_calls_per_sample"] for c in cells], [c[name] for c in cells],
+                [c["stderr"][name] for c in cells], label=plan, linewidth=1.2,
+                marker=markers[i % len(markers)], markersize=5, capsize=2,
                 color=plt.get_cmap("tab20")(i * 2 % 20 + (i >= 10)),
             )  # fmt: skip
         panel.axhline(found["reference"][name], color="black", linestyle="--", linewidth=1, label="real text")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import re
 
@@ -15,11 +16,13 @@ from hypothesis import strategies as st
 
 import unmask
 from helpers import SENTENCE, random_lm, trained
+from unmask.backbones.base import Backbone
 from unmask.data.rows import Rows
 from unmask.data.tokenizers import Tokenizer, bpe_tokenizer, bytes_tokenizer, chars_tokenizer
 from unmask.evaluate import eval_keys, evaluate
 from unmask.lm import LM
-from unmask.types import Batch, State, UserError
+from unmask.models.masked import MaskedDiffusion
+from unmask.types import Batch, State, UserError, Vocab
 
 CORPUS = ["the naïve café of the 日本 and the 🙂 of the other café, again and again"] * 3
 MAKERS = {
@@ -122,6 +125,128 @@ def test_braces_that_are_no_gap() -> None:
         lm.infill("{{" + "9" * 5000 + "}}")
     assert len(lm.gap_canvas("{{40}}").ids) == 40
     assert len(lm.gap_canvas("{single} {{2}} {").ids) == len("{single} ") + 2 + len(" {")
+
+
+# -- gaps of unknown length ------------------------------------------------------------------------------------------
+
+
+class Layout(Backbone):
+    """Knows one text with its gaps by heart: at every position it expects the token that stands there, else anything.
+
+    Its bound on any layout is known without looking at masks: a token in its place costs little, another one a lot.
+    """
+
+    def __init__(self, vocab: Vocab, text: str) -> None:
+        super().__init__()
+        self.vocab, self.hidden_dim, self.time_conditioning = vocab, vocab.size, False
+        self.logits = torch.nn.Parameter(torch.zeros(40, vocab.size))
+        with torch.no_grad():
+            for place, character in enumerate(text):
+                if character != "_":
+                    self.logits[place, ord(character)] = 9.0
+
+    def condition(self, sigma: torch.Tensor, label: torch.Tensor | None = None) -> None:
+        return None
+
+    def forward(self, tokens: torch.Tensor | None = None, **_: object) -> tuple[torch.Tensor, None]:
+        assert tokens is not None
+        return self.logits[: tokens.shape[1]].expand(len(tokens), -1, -1), None
+
+    def head(self, rows: torch.Tensor) -> torch.Tensor:
+        return rows
+
+    def cost(self, text: str) -> float:
+        """Nats of the letters of a layout of the text."""
+        log_p = torch.log_softmax(self.logits[:, :-1].detach().double(), -1)  # [MASK] is the last
+        return -sum(float(log_p[place, ord(letter)]) for place, letter in enumerate(text) if letter != "_")
+
+
+def knows(text: str) -> tuple[LM, Layout]:
+    lm = make("bytes")
+    network = Layout(lm.tokenizer.vocab, text)
+    model = MaskedDiffusion(network, lm.model.schedule)  # type: ignore[arg-type]
+    return LM(model.eval(), lm.tokenizer, lm.config), network
+
+
+@pytest.mark.parametrize("right", range(1, 7))
+def test_the_length_under_which_the_given_text_is_likeliest(right: int) -> None:
+    lm, network = knows("ab" + "_" * right + "cdef")
+    canvas = lm.gap_canvas("ab{{1-6}}cdef")
+    assert canvas.lengths == [right] and len(canvas.ids) == 6 + right
+    assert canvas.nats == pytest.approx({str(k): network.cost("ab" + "_" * k + "cdef") for k in range(1, 7)}, rel=1e-4)
+    [sample] = lm.write([canvas])
+    assert sample.gaps == [right] and sample.gap_nats == canvas.nats
+    assert sample.as_dict()["gap_nats"] == canvas.nats and sample.as_dict()["gaps"] == [right]
+    assert "gap_nats" not in lm.write([lm.gap_canvas("a{{3}}")])[0].as_dict()
+
+
+@pytest.mark.parametrize("right", [(1, 3), (2, 2), (3, 1), (4, 3)])
+def test_two_gaps_of_unknown_length(right: tuple[int, int]) -> None:
+    """Layouts of the same total length differ in where the text between the gaps stands."""
+    lm, network = knows("ab" + "_" * right[0] + "cd" + "_" * right[1] + "ef")
+    canvas = lm.gap_canvas("ab{{1-4}}cd{{1-3}}ef")
+    want = {f"{i}+{j}": network.cost(f"ab{'_' * i}cd{'_' * j}ef") for i in range(1, 5) for j in range(1, 4)}
+    assert canvas.nats == pytest.approx(want, rel=1e-4) and list(canvas.nats) == list(want)
+    assert tuple(canvas.lengths) == right
+
+
+@pytest.mark.parametrize("timed", [False, True])
+def test_the_bound_of_a_length_is_that_of_all_orders(timed: bool) -> None:
+    """By enumeration: the sum over n of the mean nll of n hidden tokens, over all sets of n; the gap stays masked."""
+    lm = make("bytes", f"model.time_conditioning={str(timed).lower()}", "data.block_ends=true")
+    found = lm.gap_canvas("ab{{1-2}}cd", draws=4096).nats
+    for length in (1, 2):
+        ids = lm.gap_canvas(f"ab{{{{{length}}}}}cd").ids  # BOS first: it is always seen and never scored
+        places = [i for i in range(1, len(ids)) if ids[i] != lm.tokenizer.vocab.mask]
+        total = 0.0
+        for n in range(1, 5):
+            nll = []
+            for hidden in itertools.combinations(places, n):
+                z = ids.clone()
+                z[list(hidden)] = lm.tokenizer.vocab.mask
+                t = (n / 4 * 0.999) / 0.999  # log-linear: the share of masks is the time
+                with torch.no_grad():
+                    log_x = lm.model.log_x(lm.model.hidden(z[None], torch.tensor([t], dtype=torch.float64))[0])  # type: ignore[operator]
+                nll.append(-float(sum(log_x[i, ids[i]] for i in hidden)) / n)
+            total += sum(nll) / len(nll)
+        assert found[str(length)] == pytest.approx(total, rel=0.01)
+
+
+def test_lengths_are_compared_on_the_same_masks() -> None:
+    """A network that sees which letters stand, but not where: no length is better, and none may seem to be."""
+
+    class Bag(Layout):
+        def forward(self, tokens: torch.Tensor | None = None, **_: object) -> tuple[torch.Tensor, None]:
+            assert tokens is not None
+            seen = torch.nn.functional.one_hot(tokens, self.vocab.size).float()
+            seen[..., self.vocab.mask] = 0
+            return torch.sin(seen.sum(1) @ self.mix)[:, None].expand(-1, tokens.shape[1], -1), None
+
+    lm, _ = knows("")
+    network = Bag(lm.tokenizer.vocab, "")
+    network.mix = torch.randn(259, 259)
+    lm = LM(MaskedDiffusion(network, lm.model.schedule).eval(), lm.tokenizer, lm.config)  # type: ignore[arg-type]
+    nats = list(lm.gap_canvas("abcdef{{1-5}}ghi").nats.values())
+    assert max(nats) - min(nats) < 1e-5 * nats[0]
+
+
+def test_lengths_need_given_text_and_whole_rows() -> None:
+    lm = make("bytes")
+    for text in ("{{1-3}}", "{{1-3}}{{2}}"):
+        with pytest.raises(UserError, match="needs given text"):
+            lm.infill(text)
+    with pytest.raises(UserError, match="does not go with a stride"):
+        lm.infill("a{{1-3}}", stride=4)
+    with pytest.raises(UserError, match="needs given text"):
+        make("bytes", "data.block_ends=true").infill("{{1-3}}")
+    assert lm.infill("a{{2-2}}", stride=4)[0].startswith("a")
+    assert lm.infill("a{{1-3}}b", n=3, seed=1) == [lm.infill("a{{1-3}}b", seed=1 + i)[0] for i in range(3)]
+
+
+def test_the_length_that_was_learnt() -> None:
+    """The trained model has only ever seen "one two three four."."""
+    for text, right in [("one {{1-6}} three four.", 3), ("two {{3-8}} four.", 5), ("four.\n{{1-6}}two three", 4)]:
+        assert learnt().gap_canvas(text).lengths == [right]
 
 
 # -- sampling --------------------------------------------------------------------------------------------------------

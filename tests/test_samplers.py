@@ -12,55 +12,31 @@ import pytest
 import torch
 from scipy import stats
 
-from oracles import ALPHAS, CLEAN, LENGTH, MASK, SCHEDULES, TableNet, V, ancestral_law, random_joint, step_law
-from unmask.keys import Keys
+from laws import filtered, mass_law, time_of
+from oracles import (
+    ALPHAS,
+    CLEAN,
+    LENGTH,
+    MASK,
+    SCHEDULES,
+    TableNet,
+    V,
+    ancestral_law,
+    d3pm,
+    keep_grid,
+    random_joint,
+    step_law,
+)
+from sampling import CANVASES, finish, keys_of, model_of, outcomes, p_value
 from unmask.models.masked import MaskedDiffusion
-from unmask.samplers import Ancestral, Choice, Plan, RevealPlan, stack, time_grid
+from unmask.parameterization import Mean
+from unmask.samplers import Ancestral, Choice, FirstHitting, RevealPlan, stack, time_grid
 from unmask.schedule import Schedule
 from unmask.types import State, UserError, Vocab
 
 PLANS = [RevealPlan, Ancestral]
-N = 3000  # samples a law is judged by; one test below says what that can tell apart
+N = 1000  # samples a law is judged by; one test below says what that can tell apart
 each_plan = pytest.mark.parametrize("plan", PLANS)
-
-
-def model_of(name: str = "log-linear", **kwargs) -> MaskedDiffusion:
-    return MaskedDiffusion(TableNet.random(**kwargs), SCHEDULES[name]).eval()
-
-
-def keys_of(n: int, seed: int = 0) -> list[Keys]:
-    return [Keys(seed * 1_000_000 + i) for i in range(n)]
-
-
-def finish(model: MaskedDiffusion, canvases, plan: Plan, keys, **kwargs) -> list[State]:
-    """The last state of every canvas, in order."""
-    last: dict[int, State] = {}
-    for state in model.generate([torch.tensor(c) for c in canvases], plan, keys, **kwargs):
-        last[state.row] = state
-    assert sorted(last) == list(range(len(canvases))) and all(state.done for state in last.values())
-    return [last[row] for row in range(len(canvases))]
-
-
-def outcomes(*args, **kwargs) -> Counter:
-    return Counter(tuple(state.canvas.tolist()) for state in finish(*args, **kwargs))
-
-
-def p_value(counts: Counter, law: dict) -> float:
-    """Chi-square of counts against an exact law; outcomes too rare for it share one cell."""
-    n = sum(counts.values())
-    assert set(counts) <= {x for x, p in law.items() if p > 0}
-    assert sum(law.values()) == pytest.approx(1, abs=1e-9)
-    seen, expected = [0], [0.0]
-    for x, p in law.items():
-        if n * p >= 8:
-            seen.append(counts[x])
-            expected.append(n * p)
-        else:
-            seen[0] += counts[x]
-            expected[0] += n * p
-    first = 0 if expected[0] > 1 else 1
-    kept = np.array(expected[first:])
-    return stats.chisquare(seen[first:], kept * sum(seen[first:]) / kept.sum()).pvalue
 
 
 # -- (c) the law -----------------------------------------------------------------------------------------------------
@@ -75,8 +51,10 @@ LAWS = {
 }
 
 
-@each_plan
-@pytest.mark.parametrize("case", LAWS)
+@pytest.mark.parametrize(
+    ("case", "plan"),
+    [*((case, RevealPlan) for case in LAWS), *((case, Ancestral) for case in LAWS if "cut" in case or "joint" in case)],
+)
 def test_the_law_is_the_exact_t_step_law(case, plan):
     name, steps, canvas, kind = LAWS[case]
     net = TableNet.exact(random_joint()) if kind == "exact" else TableNet.random(7, timed=kind == "timed")
@@ -95,6 +73,27 @@ def test_the_test_of_the_law_can_tell_laws_apart():
     for truth, wrong in ((right, ancestral_law(start, denoise, "cosine", 3)), (cut, merged)):
         counts = Counter({x: round(N * p) for x, p in wrong.items()})
         assert p_value(counts, truth) < 1e-3
+
+
+@pytest.mark.parametrize(
+    ("name", "steps", "canvas", "is_timed"),
+    [
+        ("log-linear", 3, (MASK,) * 3, False),
+        ("geometric wide cut", 2, (MASK, 2, MASK), True),
+        ("cosine", 1, (MASK,), False),
+    ],
+)
+def test_the_textbook_is_exact_where_the_network_has_mass_on_mask(name, steps, canvas, is_timed):
+    """D3PM: the network has a say in when a position is revealed. What is left in the end is drawn, not left (P9)."""
+    net = TableNet.random(7, timed=is_timed)
+    with torch.no_grad():
+        net.table[..., MASK] += 1.5
+    law = mass_law(canvas, net.denoiser(name, d3pm), name, steps)
+    model = MaskedDiffusion(net, SCHEDULES[name], parameterization=Mean(zero_mask=False))
+    counts = outcomes(model, [canvas] * N, Ancestral(steps), keys_of(N), batch_size=N)
+    assert p_value(counts, law) > 1e-3
+    without = ancestral_law(canvas, net.denoiser(name), name, steps)
+    assert len(canvas) == 1 or p_value(counts, without) < 1e-3  # and that is not the law of SUBS
 
 
 def test_reveal_plan_and_ancestral_agree():
@@ -134,18 +133,21 @@ def test_chance_of_every_reveal_step(name, steps):
     assert (given == -1).all()
 
 
-# -- contracts -------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_first_hitting_times(name):
+    """The share of positions that is written by time t is keep(t), exactly; the rest comes together at t = 0."""
+    n, model = 300, model_of(name)
+    course = FirstHitting().course(torch.full((n,), MASK), model, Grid(n))
+    last = keep_grid(name, 1, cut=True)[0]
+    in_time = sum((i + 0.5) / n < last for i in range(n))
+    for i, (step, t, positions) in enumerate(course.events[:in_time]):
+        assert step == i and positions.tolist() == [i]  # the grid's numbers rise from left to right
+        assert t == pytest.approx(time_of(name, (i + 0.5) / n), abs=1e-9)
+    rest = [(event.step, event.t, event.positions.tolist()) for event in course.events[in_time:]]
+    assert rest == ([(in_time, 0.0, list(range(in_time, n)))] if in_time < n else [])
 
-CANVASES = [
-    [MASK, MASK, MASK],
-    [0, MASK, 3],
-    [2, 2, 2],
-    [MASK],
-    [MASK, 3],
-    [3, MASK, MASK],
-    [0],
-    [MASK, MASK, MASK],
-]
+
+# -- contracts -------------------------------------------------------------------------------------------------------
 
 
 @each_plan
@@ -285,6 +287,15 @@ def scaled(weights) -> list[float]:
         (Choice(top_p=1), [0.5, 0, 0.3, 0.15, 0.05]),
         (Choice(top_k=3, top_p=0.6), [0.5, 0, 0.3, 0, 0]),  # 0.5/0.95 < 0.6: top-p of what top-k left
         (Choice(temperature=0.5, top_p=0.6), [1, 0, 0, 0, 0]),  # 0.25/0.365 > 0.6: temperature first
+        (Choice(min_p=0.5), [0.5, 0, 0.3, 0, 0]),
+        (Choice(min_p=0.2), [0.5, 0, 0.3, 0.15, 0]),
+        (Choice(min_p=0.0), [0.5, 0, 0.3, 0.15, 0.05]),
+        (Choice(min_p=1.0), [1, 0, 0, 0, 0]),
+        (Choice(temperature=0.5, min_p=0.5), [1, 0, 0, 0, 0]),  # 0.09/0.25 < 0.5: temperature first
+        (Choice(top_p=0.96, min_p=0.2), [0.5, 0, 0.3, 0.15, 0]),
+        (Choice(top_k=3, top_p=0.85, min_p=0.4), [0.5, 0, 0.3, 0, 0]),
+        (Choice(top_k=2, top_p=0.7), [0.5, 0, 0.3, 0, 0]),  # 0.5/0.8 < 0.7; with all it would have been 0.5 + 0.3 > 0.7
+        (Choice(temperature=2, top_k=2, top_p=0.55), [1, 0, 0, 0, 0]),  # 0.707/1.255 > 0.55
     ],
     ids=repr,
 )
@@ -309,6 +320,7 @@ def test_ties_and_rows_of_one_token():
     flat = torch.zeros(1, 4)
     assert law_of(Choice(), flat) == pytest.approx([0.25] * 4, abs=1e-3)
     assert sum(p > 0 for p in law_of(Choice(top_p=0.5), flat)) == 2
+    assert law_of(Choice(top_k=2), flat) == law_of(Choice(min_p=1.0), flat) == law_of(Choice(), flat)  # as likely
     sure = torch.tensor([[-math.inf, 0.0, -math.inf]])
     for choice in (Choice(), Choice(temperature=0), Choice(top_k=2), Choice(top_p=0.5), Choice(temperature=1e-3)):
         assert law_of(choice, sure) == [0, 1, 0]
@@ -336,6 +348,23 @@ def test_filters_never_change_when_a_position_is_revealed(plan):
         assert clock(choice) == plain
 
 
+CHOICES = [
+    {"temperature": 0.6}, {"top_k": 2}, {"top_p": 0.7}, {"min_p": 0.3}, {"temperature": 1.8, "top_p": 0.8},
+    {"temperature": 0.5, "top_k": 2, "top_p": 0.9, "min_p": 0.1},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("how", CHOICES, ids=repr)
+def test_filters_are_the_oracles_on_any_rows(how):
+    """Exactly, row by row: 200 random distributions, with a token that cannot be."""
+    log_x = torch.randn(200, 1, 6, dtype=torch.float64) * 2
+    log_x[..., MASK] = -math.inf
+    log_x = torch.log_softmax(log_x, -1)
+    rows = torch.softmax(Choice(**how).filtered(log_x[:, 0]), -1)
+    expected = np.stack([np.exp(filtered(lambda z, t, row=row: row, **how)((MASK,), 0.0)[0]) for row in log_x.numpy()])
+    np.testing.assert_allclose(rows.numpy(), expected, atol=1e-9)
+
+
 def test_filters_change_the_law_as_the_enumeration_says():
     """Top-k inside the sampler: the exact law with a denoiser that was cut by hand."""
     net = TableNet.random(9)
@@ -357,7 +386,8 @@ def test_filters_change_the_law_as_the_enumeration_says():
     ("field", "value"),
     list(itertools.product(["temperature"], [-1.0, math.inf, math.nan]))
     + list(itertools.product(["top_k"], [0, -2]))
-    + list(itertools.product(["top_p"], [0.0, 1.5, -0.1, math.nan])),
+    + list(itertools.product(["top_p"], [0.0, 1.5, -0.1, math.nan]))
+    + list(itertools.product(["min_p"], [-0.1, 1.1, math.nan])),
 )
 def test_a_wrong_choice_is_a_sentence_that_names_it(field, value):
     with pytest.raises(UserError, match=f"{field}={value}"):

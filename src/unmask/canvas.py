@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import re
 from dataclasses import dataclass, field
-from itertools import product
 
 import torch
 from torch import Tensor
@@ -19,6 +18,8 @@ from .data.tokenizers import Tokenizer
 from .types import UserError
 
 GAP = re.compile(r"\{\{(.*?)\}\}", re.DOTALL)
+MOST_LENGTHS = 256  # combinations of lengths of ranged gaps that are compared
+LONGEST = 2**22  # tokens of a text that is written in windows
 LENGTHS = re.compile(r"\s*0*([1-9][0-9]{0,8})\s*(?:-\s*0*([1-9][0-9]{0,8})\s*)?")
 
 
@@ -35,7 +36,7 @@ class Canvas:
     """Tokens with masks to be written, and how the result is read as text: given strings stay as they were typed."""
 
     ids: Tensor  # (L,)
-    parts: list[str | slice]  # given text, or the positions of a gap
+    parts: list[str | slice]  # given text, or the positions of a gap (gaps with nothing between them are one)
     lengths: list[int] = field(default_factory=list)  # of the gaps
     nats: dict[str, float] = field(default_factory=dict)  # the bound by which the lengths of ranged gaps were chosen
 
@@ -96,6 +97,7 @@ class Painter:
                 f"length={length} must be between 1 and {most}, the length the model was trained on; "
                 f"give a stride below {most}, for example {most // 2}, to write more in windows"
             )
+        _check_longest(length)
         given, after = self.encode(self.before_gap(prompt)), self.encode(suffix)
         if self.frame is not None and not windowed:
             given = [self.frame[0], *given]
@@ -112,39 +114,65 @@ class Painter:
 
     def gaps(self, parts: list[str | Gap], lengths: list[int] | None = None, windowed: bool = False) -> Canvas:
         """A text with gaps, of the lengths that are given (default: the shortest)."""
-        sizes = iter(lengths or [part.low for part in parts if isinstance(part, Gap)])
+        chosen = lengths or [part.low for part in parts if isinstance(part, Gap)]
+        sizes = iter(chosen)
         ids: list[int] = [] if self.frame is None or windowed else [self.frame[0]]
         shown: list[str | slice] = []
         for i, part in enumerate(parts):
             if isinstance(part, str):
-                ids += self.encode(self.before_gap(part) if i + 1 < len(parts) else part)
-                shown.append(part)
+                ids += self._given(parts, i)
+                shown += [part] if part else []
                 continue
             size = next(sizes)
-            if not windowed and len(ids) + size > self.spec.length:  # before a huge gap is made
+            if windowed:
+                _check_longest(len(ids) + size)
+            elif len(ids) + size > self.spec.length:  # before a huge gap is made
                 raise UserError(
                     f"the text with its gaps is longer than the {self.spec.length} tokens the model was trained on; "
                     "shorten it, or give a stride to write in windows"
                 )
-            shown.append(slice(len(ids), len(ids) + size))
+            last = shown[-1] if shown else ""
+            if isinstance(last, slice):
+                shown[-1] = slice(last.start, len(ids) + size)
+            else:
+                shown.append(slice(len(ids), len(ids) + size))
             ids += [self.vocab.mask] * size
         if not windowed and len(ids) > self.spec.length:
             raise UserError(
                 f"the text with its gaps has {len(ids)} tokens, more than the {self.spec.length} the model was trained "
                 "on; shorten it, or give a stride to write in windows"
             )
-        chosen = lengths or [part.low for part in parts if isinstance(part, Gap)]
         return Canvas(torch.tensor(ids, dtype=torch.int64), shown, list(chosen))
 
     def candidates(self, parts: list[str | Gap]) -> list[list[int]]:
-        """Every combination of lengths of the ranged gaps; at most 256."""
-        ranges = [range(part.low, part.high + 1) for part in parts if isinstance(part, Gap)]
-        count = 1
-        for r in ranges:
-            count *= len(r)
-        if count > 256:
-            raise UserError(f"the ranges of the gaps allow {count} combinations of lengths, more than 256; narrow them")
-        return [list(lengths) for lengths in product(*ranges)]
+        """Every combination of lengths of the ranged gaps that fits into the model's length; at most 256."""
+        given = sum(len(self._given(parts, i)) for i, part in enumerate(parts) if isinstance(part, str))
+        gaps = [part for part in parts if isinstance(part, Gap)]
+        if all(gap.low == gap.high for gap in gaps):
+            return [[gap.low for gap in gaps]]
+        room = self.spec.length - given - (0 if self.frame is None else 1)
+        if sum(gap.low for gap in gaps) > room:
+            raise UserError(
+                f"even the shortest gaps make the text longer than the {self.spec.length} tokens the model was trained "
+                "on; shorten it"
+            )
+        found: list[list[int]] = [[]]
+        for i, gap in enumerate(gaps):  # each of them can be completed, so their number only grows
+            spare = room - sum(other.low for other in gaps[i + 1 :])
+            found = [
+                [*sizes, size] for sizes in found for size in range(gap.low, min(gap.high, spare - sum(sizes)) + 1)
+            ]
+            if len(found) > MOST_LENGTHS:
+                raise UserError(
+                    f"the ranges of the gaps allow more than {MOST_LENGTHS} combinations of lengths; narrow them"
+                )
+        return found
+
+    def _given(self, parts: list[str | Gap], i: int) -> list[int]:
+        """The ids of given part i of a text with gaps."""
+        part = parts[i]
+        assert isinstance(part, str)
+        return self.encode(self.before_gap(part) if i + 1 < len(parts) else part)
 
     def encode(self, text: str) -> list[int]:
         """The ids of a text that a user gave."""
@@ -159,6 +187,11 @@ class Painter:
         """Whether the tokenizer writes a space as the beginning of the next word's token, as GPT-2's does."""
         return self.tokenizer.pieces(self.tokenizer.encode(" a")[:1]) != [" "]
 
+    @functools.cached_property
+    def drops_spaces(self) -> bool:
+        """Whether white space has no tokens at all, as in WordPiece: it is the decoder that sets words apart."""
+        return not self.tokenizer.encode(" \n")
+
     def before_gap(self, text: str) -> str:
         """What the network sees of a text before a gap: the space between belongs to the first word of the gap."""
         return text[:-1] if self.joins_spaces and text.endswith(" ") else text
@@ -166,20 +199,22 @@ class Painter:
     def text(self, canvas: Canvas, ids: Tensor, upto: int | None = None) -> str:
         """Given strings as typed, gaps decoded; with `upto` only what stands before that position.
 
-        An end of text inside a gap reads as a line break.
+        An end of text between other text reads as a line break.
         """
-        text = ""
+        text, ended = "", False
         upto = len(ids) if upto is None else upto
         for part in canvas.parts:
             if isinstance(part, str):
-                text += part
+                text += "\n" + part if ended and part else part
                 continue
             written = self._read(ids[: part.start].tolist(), ids[part.start : min(part.stop, upto)].tolist())
-            if text.endswith(" ") and written.startswith(" ") and self.before_gap(text) != text:
+            apart = text[-1:].isspace() if self.drops_spaces else self.before_gap(text) != text
+            if apart and written.startswith(" "):
                 written = written[1:]  # the given text has it already
             text += written
             if upto < part.stop:
                 break  # the gap is still open
+            ended = bool(text) and int(ids[part.stop - 1]) in (self.vocab.eos, self.vocab.bos)
         return text
 
     def _read(self, before: list[int], ids: list[int]) -> str:
@@ -197,4 +232,10 @@ class Painter:
             both = self.tokenizer.decode([before[-1], *documents[0]])
             if alone and both.startswith(alone):
                 lines[0] = both[len(alone) :]
-        return "\n".join(lines)
+        after_text = bool(before) and before[-1] not in ends
+        return "\n".join(["", *lines] if lines and not documents[0] and after_text else lines)
+
+
+def _check_longest(tokens: int) -> None:
+    if tokens > LONGEST:
+        raise UserError(f"a text of {tokens:,} tokens is longer than the {LONGEST:,} that can be written; shorten it")

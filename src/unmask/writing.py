@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from numbers import Integral, Real
 from typing import Any
 
 import torch
 
 from .canvas import Canvas, Painter
+from .config import nearest
 from .evaluate import check_seed
 from .samplers import PLANS, Choice, Control, Plan, Windows, plan_named
 from .samplers.control import Constrain
+from .samplers.named import named
 from .types import State, UserError
 
 Word = str | int  # a token by its text or by its id
+MOST_GUIDANCE = 1e6  # beyond it differences of log-probabilities are no numbers any more
+UNKNOWN = ("[UNK]", "<unk>", "\ufffd")  # what tokenizers write for a word that they do not know
 
 
 @dataclass(frozen=True)
@@ -46,17 +51,19 @@ class Options:
     stop_at_eos: bool = False
 
     def __post_init__(self) -> None:
+        for name, (fits, what) in KINDS.items():
+            value = getattr(self, name)
+            if not fits(value) and not (value is None and name in NULLABLE):
+                raise UserError(f"{name}={_shown(value)} must be {what}")
         check_seed(self.seed)
+        named(self.sampler)
+        Choice(self.temperature, self.top_k, self.top_p, self.min_p)
         if self.min_length < 0:
             raise UserError(f"min_length={self.min_length} must be at least 0")
-        if not 0 <= self.guidance < float("inf"):
+        if not 0 <= self.guidance <= MOST_GUIDANCE:
             raise UserError(
-                f"guidance={self.guidance} must be a number of at least 0; 1 is the label's own distribution"
+                f"guidance={self.guidance} must be between 0 and a million; 1 is the label's own distribution"
             )
-        if isinstance(self.stop, str) or any(not word for word in self.stop):
-            raise UserError("stop must be a list of texts that are not empty")
-        if self.guidance != 1 and self.label is None:
-            raise UserError(f"guidance={self.guidance} needs a label to be guided by; give one with label")
 
     @property
     def choice(self) -> Choice:
@@ -65,13 +72,15 @@ class Options:
 
     def plan(self, painter: Painter) -> Plan:
         """The plan, in windows if a stride is given."""
-        plan = plan_named(
+        if self.stride is None:
+            return self._plan()
+        return Windows(self._plan(), painter.spec.length, self.stride, painter.frame)
+
+    def _plan(self) -> Plan:
+        return plan_named(
             self.sampler, steps=self.steps, k=self.k, threshold=self.threshold, order=self.order, eta=self.eta,
             window=self.window, keep=self.keep, corrections=self.corrections,
         )  # fmt: skip
-        if self.stride is None:
-            return plan
-        return Windows(plan, painter.spec.length, self.stride, painter.frame)
 
     def control(self, canvas: Canvas, painter: Painter) -> Control | None:
         """The rules for a canvas, or None where there are none."""
@@ -84,37 +93,97 @@ class Options:
         for index in self.allowed:
             if not 0 <= index < len(masked):
                 raise UserError(f"allowed names masked token {index}, but there are {len(masked)} (from 0)")
-        control = Control(
+        least = min(self.min_length, len(masked))
+        control = Control(  # as the user counts: masked tokens from 0
             banned=frozenset(token for word in self.ban for token in tokens_of(word, painter)),
             allowed={
-                masked[index]: [token for word in words for token in tokens_of(word, painter)]
+                index: [token for word in words for token in tokens_of(word, painter)]
                 for index, words in self.allowed.items()
             },
-            eos_from=masked[0] + self.min_length if self.min_length and masked else 0,
+            eos_from=least,
             constrain=self.constrain,
         )
-        control.check(canvas.ids, vocab, painter.tokenizer.piece)
-        return control
+        control.check(canvas.ids[masked], vocab, painter.tokenizer.piece)
+        if least and len(control.banned | {vocab.mask, vocab.eos}) == vocab.size:
+            raise UserError("contradiction: ban leaves only the end of text, which min_length forbids at first")
+        allowed = {masked[index]: tokens for index, tokens in control.allowed.items()}
+        return replace(control, allowed=allowed, eos_from=masked[least - 1] + 1 if least else 0)
 
     def label_id(self, labels: Sequence[str]) -> int | None:
         """The number of the label, by its name or number."""
+        if self.label is None and self.guidance != 1:
+            raise UserError(f"guidance={self.guidance} needs a label to be guided by; give one with label")
         if self.label is None:
             return None
         if not labels:
             raise UserError("this model was trained without labels; train one with data.label to ask for a label")
-        if str(self.label) in labels:
-            return list(labels).index(str(self.label))
-        raise UserError(f"unknown label {self.label!r}; the model knows {', '.join(labels[:20])}")
+        name = str(self.label).lower() if isinstance(self.label, bool) else str(self.label)
+        if name in labels:
+            return list(labels).index(name)
+        known = ", ".join(labels[:20]) + (f", and {len(labels) - 20} more" if len(labels) > 20 else "")
+        raise UserError(f"unknown label {name!r}{nearest(name, labels)}; the model knows {known}")
 
     def describe(self) -> dict[str, Any]:
-        """Law and settings, for protocols."""
+        """Law and settings, for protocols: those that were given, and those that the sampler has from itself."""
         usual = {f.name: f.default for f in fields(self)}
-        shown = {name: getattr(self, name) for name in usual}
-        always = ("sampler", "steps", "temperature", "top_k", "top_p")
-        kept = {name: value for name, value in shown.items() if name in always or (value and value != usual[name])}
+        always = ("sampler", "temperature", "top_k", "top_p")
+        kept = {name: value for name in usual if (value := getattr(self, name)) != usual[name] and _says(value)}
+        shown = {"law": PLANS[self.sampler].law} | {name: getattr(self, name) for name in always} | kept
+        try:
+            plan = self._plan()
+        except UserError:  # the lines of a template may give what is missing
+            plan = None
+        own = {name: getattr(plan, name, None) for name in PLANS[self.sampler].takes}
+        shown |= {name: value for name, value in own.items() if value is not None}
         if self.constrain is not None:
-            kept["constrain"] = getattr(self.constrain, "__name__", "a function")
-        return {"law": PLANS[self.sampler].law if self.sampler in PLANS else None, **kept}
+            shown["constrain"] = getattr(self.constrain, "__name__", "a function")
+        return shown
+
+
+def _says(value: Any) -> bool:
+    """Whether a setting is there at all: an empty list of rules is none."""
+    return value is not None and (not isinstance(value, Sequence | Mapping) or len(value) > 0)
+
+
+def _shown(value: Any) -> str:
+    """A value that is wrong, cut short."""
+    text = repr(list(value) if isinstance(value, tuple) else value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _whole(value: Any) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def _list(each: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, Sequence) and not isinstance(value, str) and all(map(each, value))
+
+
+def _word(value: Any) -> bool:
+    return isinstance(value, str) or _whole(value)
+
+
+def _rules(value: Any) -> bool:
+    return isinstance(value, Mapping) and all(_whole(key) and _list(_word)(words) for key, words in value.items())
+
+
+KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {  # setting -> whether a value is of its kind, and which that is
+    **dict.fromkeys(("seed", "steps", "k", "corrections", "top_k", "min_length", "stride"), (_whole, "a whole number")),
+    **dict.fromkeys(("threshold", "eta", "keep", "temperature", "top_p", "min_p", "guidance"), (_number, "a number")),
+    "sampler": (lambda value: isinstance(value, str), "the name of a sampler"),
+    "order": (_list(_whole), "a list of whole numbers"),
+    "window": (lambda value: _list(_number)(value) and len(value) == 2, "two times, for example 0.55 and 0.05"),
+    "ban": (_list(_word), "a list of tokens, each by its text or its id"),
+    "allowed": (_rules, "masked tokens (from 0) with a list of tokens for each, by text or id"),
+    "stop": (_list(lambda word: isinstance(word, str) and word != ""), "a list of texts that are not empty"),
+    "stop_at_eos": (lambda value: isinstance(value, bool), "true or false"),
+    "label": (lambda value: isinstance(value, str | int), "the name or the number of a label"),
+}
+NULLABLE = {f.name for f in fields(Options) if f.default is None}
 
 
 def tokens_of(word: Word, painter: Painter) -> list[int]:
@@ -123,6 +192,8 @@ def tokens_of(word: Word, painter: Painter) -> list[int]:
         if not 0 <= word < painter.vocab.size:
             raise UserError(f"token {word} is outside the vocabulary of {painter.vocab.size} tokens")
         return [word]
+    if not word:
+        raise UserError("a token in a rule is empty; give its text or its id")
     spellings = [word] if word.startswith(" ") or not painter.joins_spaces else [word, " " + word]
     found = {ids[0] for ids in map(painter.encode, spellings) if len(ids) == 1}
     if not found:
@@ -130,6 +201,8 @@ def tokens_of(word: Word, painter: Painter) -> list[int]:
             f"{word!r} is {len(painter.encode(word))} tokens for this model's tokenizer; rules work on single tokens: "
             "name its parts or an id, or use constrain="
         )
+    if any(piece in UNKNOWN and piece != word for piece in map(painter.tokenizer.piece, found)):
+        raise UserError(f"{word!r} is unknown to this model's tokenizer, so it is never written; take it out")
     return sorted(found)
 
 
@@ -171,7 +244,14 @@ class Stop:
 
     def _cut(self, state: State, tokens: int, why: str, start: int) -> tuple[str, str, int]:
         """At the first stop string in what was written from `start` on."""
-        text = self.painter.text(self.canvas, state.canvas, tokens)
-        given = len(self.painter.text(self.canvas, state.canvas, start))
-        places = [(at, word) for word in self.options.stop if (at := text.find(word, given)) >= 0]
-        return (text[: min(places)[0]], "stop", tokens) if places else (text, why, tokens)
+        text = self._reads(state, tokens)
+        given = len(self._reads(state, start))
+        places = [(at, at + len(word)) for word in self.options.stop if (at := text.find(word, given)) >= 0]
+        if not places:
+            return text, why, tokens
+        at, end = min(places)
+        seen = (count for count in range(start, tokens) if self._reads(state, count)[:end] == text[:end])
+        return text[:at], "stop", next(seen, tokens)  # no token after the one that completed the stop string
+
+    def _reads(self, state: State, tokens: int) -> str:
+        return self.painter.text(self.canvas, state.canvas, tokens)
