@@ -39,6 +39,7 @@ class Piece:
     kept_pages: bool
     counts: dict[str, Counts]  # by T
     memory: int | None  # bytes by which a process grows in a call of the plan
+    lean: bool = False  # one call of the plan was timed for all T
     seconds: dict[str, list[float]] = field(default_factory=dict)  # by part, one value a round
     peaks: list[float] = field(default_factory=list)  # sgemm FLOP/s, one value a round
     complete: dict[str, tuple[float, int]] = field(default_factory=dict)  # "sampler T" -> (seconds, network calls)
@@ -120,6 +121,7 @@ def _table(piece: Piece) -> None:
         f"\n{piece.network}: {piece.blocks} x {piece.width}, V = {piece.vocab:,}, L = {piece.length}, "
         f"{piece.parameters / 1e6:.1f}M parameters, batch {piece.batch}; {len(piece.peaks)} timed calls a part, "
         f"baselines {piece.style}, {piece.threads} threads, torch {piece.torch}{pages}; ~ extrapolated"
+        + ("; one call of the plan timed for all T" if piece.lean else "")
     )
     print(f"{'':>7}  {'textbook':^21} {'cached':^21} {'reveal plan':^31} {'plan is faster than':>20}")
     print(f"{'T':>7}  " + f"{'calls':>6} {'time':>14} " * 2 + f"{'calls':>6} {'time':>14} {'row calls':>9} "
@@ -145,10 +147,12 @@ def _parts(piece: Piece) -> None:
         low, high = _quartiles(values)
         line = f"  {part:18s} {statistics.median(values):9.4f}  ({min(values):.4f}; {low:.4f} .. {high:.4f})"
         if part.startswith("plan"):
-            of_trunk = statistics.median(a / b for a, b in zip(values, piece.seconds["trunk"], strict=True))
+            trunks = piece.seconds.get("trunk")
+            share = trunks and statistics.median(a / b for a, b in zip(values, trunks, strict=True))
+            of_trunk = f"{share:.2f} of the trunk; " if share else ""
             of_round = statistics.median(piece.flops / a / b for a, b in zip(values, piece.peaks, strict=True))
             of_peak = piece.flops / statistics.median(values) / peak
-            line += f"  {of_trunk:.2f} of the trunk; {of_peak:.2f} of the peak ({of_round:.2f} of its round's sgemm)"
+            line += f"  {of_trunk}{of_peak:.2f} of the peak ({of_round:.2f} of its round's sgemm)"
         print(line)
 
 

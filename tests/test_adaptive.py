@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
+from drawing import CANVASES, Law, keys_of, outcomes, p_value, tensors
 from helpers import random_model, tiny_config
 from laws import hitting_law, masks_of, order_law, ruled, surest, surest_law, windows_law
 from oracles import MASK, SCHEDULES, XS, TableNet, V
-from sampling import CANVASES, Law, keys_of, outcomes, p_value, tensors
 from unmask.models.masked import MaskedDiffusion
 from unmask.samplers import (
     Adaptive,

@@ -9,10 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from helpers import random_model, tiny_config
-from laws import masks_of
-from oracles import CLEAN, MASK, SCHEDULES, TableNet, V
-from sampling import (
+from drawing import (
     CANVASES,
     PLANS,
     TIMED,
@@ -25,6 +22,9 @@ from sampling import (
     tensors,
     texts,
 )
+from helpers import random_model, tiny_config
+from laws import masks_of
+from oracles import CLEAN, MASK, SCHEDULES, TableNet, V
 from unmask.keys import Keys
 from unmask.models.masked import MaskedDiffusion
 from unmask.parameterization import Mean

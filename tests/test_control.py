@@ -8,9 +8,7 @@ import math
 import pytest
 import torch
 
-from laws import legs_law, order_law, remask_legs, ruled, surest_law
-from oracles import CLEAN, MASK, SCHEDULES, TableNet, V, ancestral_law
-from sampling import (
+from drawing import (
     Case,
     each_plan,
     finish,
@@ -21,6 +19,8 @@ from sampling import (
     plan_for,
     texts,
 )
+from laws import legs_law, order_law, remask_legs, ruled, surest_law
+from oracles import CLEAN, MASK, SCHEDULES, TableNet, V, ancestral_law
 from unmask.models.masked import MaskedDiffusion
 from unmask.parameterization import Mean
 from unmask.samplers import Adaptive, Ancestral, Choice, Control, LeftToRight, Remasking, RevealPlan, Windows

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
+from drawing import Case, close, judge, keys_of, mixed, model_of
 from laws import guided, order_law, random_order_law, ruled, surest_law
 from oracles import MASK, SCHEDULES, TableNet, ancestral_law
-from sampling import Case, close, judge, keys_of, mixed, model_of
 from unmask.models.masked import MaskedDiffusion
 from unmask.samplers import Adaptive, Ancestral, Control, FirstHitting, LeftToRight, RevealPlan
 from unmask.types import UserError

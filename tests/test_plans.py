@@ -9,6 +9,14 @@ from collections import Counter
 import pytest
 import torch
 
+from drawing import (
+    Case,
+    close,
+    judge,
+    keys_of,
+    mixed,
+    p_value,
+)
 from laws import (
     corrector_legs,
     filtered,
@@ -22,14 +30,6 @@ from laws import (
     windows_law,
 )
 from oracles import MASK, SCHEDULES, TableNet, ancestral_law
-from sampling import (
-    Case,
-    close,
-    judge,
-    keys_of,
-    mixed,
-    p_value,
-)
 from unmask.models.masked import MaskedDiffusion
 from unmask.samplers import (
     Adaptive,

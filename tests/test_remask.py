@@ -7,9 +7,9 @@ import math
 import pytest
 import torch
 
+from drawing import close, keys_of, model_of, tensors
 from laws import corrector_legs, legs_law, remask_legs, time_of
 from oracles import MASK, SCHEDULES, TableNet, ancestral_law, keep_grid
-from sampling import close, keys_of, model_of, tensors
 from unmask.keys import Keys
 from unmask.samplers import PredictorCorrector, Remasking
 from unmask.samplers.base import Plan

@@ -12,6 +12,7 @@ import pytest
 import torch
 from scipy import stats
 
+from drawing import CANVASES, finish, keys_of, model_of, outcomes, p_value
 from laws import filtered, mass_law, time_of
 from oracles import (
     ALPHAS,
@@ -27,7 +28,6 @@ from oracles import (
     random_joint,
     step_law,
 )
-from sampling import CANVASES, finish, keys_of, model_of, outcomes, p_value
 from unmask.models.masked import MaskedDiffusion
 from unmask.parameterization import Mean
 from unmask.samplers import Ancestral, Choice, FirstHitting, RevealPlan, stack, time_grid

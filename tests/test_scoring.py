@@ -481,9 +481,6 @@ def test_plans_without_a_likelihood() -> None:
         plan_nats(model_of(table()), batch_of(), ALL, Ancestral(3), Keys(0))
     with pytest.raises(UserError, match="time"):
         plan_nats(model_of(table(1, timed=True)), batch_of(), ALL, LeftToRight(), Keys(0))
-    labelled = Batch(torch.tensor(XS[:1]), torch.arange(1), 1, label=torch.zeros(1, dtype=torch.int64))
-    with pytest.raises(UserError, match="label"):
-        plan_nats(model_of(table()), labelled, ALL[:1], LeftToRight(), Keys(0))
 
 
 # -- texts and spans -------------------------------------------------------------------------------------------------

@@ -7,9 +7,9 @@ import functools
 import pytest
 import torch
 
+from drawing import Case, judge, keys_of, mixed, model_of, tensors
 from laws import collect, order_law, surest_law, windows_law
 from oracles import MASK, SCHEDULES, TableNet, ancestral_law
-from sampling import Case, judge, keys_of, mixed, model_of, tensors
 from unmask.keys import Keys
 from unmask.models.masked import MaskedDiffusion
 from unmask.samplers import (
@@ -145,6 +145,22 @@ def test_what_a_window_wrote_never_changes(frame):
             assert MASK not in course.whole()[closed]
         assert course.fixed(MASK) == 15 and MASK not in course.whole()
     assert taken > 20
+
+
+@pytest.mark.parametrize(
+    "inner", [LeftToRight(), FirstHitting(), Ancestral(4), Remasking(6, "rescale", 0.9)], ids=lambda p: type(p).__name__
+)
+@pytest.mark.parametrize("frame", [None, (BOS, EOS)])
+def test_a_frame_is_not_counted_as_text(inner, frame):
+    """`fixed` counts tokens of the canvas: what it promises stands, and orders promise all up to the first mask."""
+    _, states = shown(Windows(inner, 4, 1, frame), [MASK, 2, MASK, MASK, MASK, 0, MASK])
+    last = states[-1].canvas.tolist()
+    for state in states:
+        text = state.canvas.tolist()
+        assert MASK not in text[: state.fixed] and text[: state.fixed] == last[: state.fixed]
+        if isinstance(inner, LeftToRight | FirstHitting):
+            assert state.fixed == (text.index(MASK) if MASK in text else len(text))
+    assert states[-1].fixed == len(last)
 
 
 def test_each_window_has_random_numbers_of_its_own():
