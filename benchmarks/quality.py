@@ -42,7 +42,7 @@ def settings(calls: int, length: int = LENGTH) -> dict[str, dict[str, Any]]:
     return plans
 
 
-def run(model: str, scorer: str, out: Path, n: int, seed: int, batch_size: int) -> None:
+def run(model: str, scorer: str, out: Path, n: int, seed: int, batch_size: int, only: str = "") -> None:
     """Draw and judge what is not in the file yet."""
     from unmask.generative import judge_model
 
@@ -50,7 +50,7 @@ def run(model: str, scorer: str, out: Path, n: int, seed: int, batch_size: int) 
     done = {(cell["plan"], cell["budget"]) for cell in found["cells"]}
     for calls in BUDGETS:
         for plan, how in settings(calls).items():
-            if (plan, calls) in done:
+            if (plan, calls) in done or (only and plan not in only.split(",")):
                 continue
             start = time.perf_counter()
             first = found["reference"] is None
@@ -128,6 +128,7 @@ def main() -> None:
     parser.add_argument("--scorer", default="llama2c:../shared/data/weights/stories260K")
     parser.add_argument("--out", type=Path, default=Path("runs/quality.json"))
     parser.add_argument("--plot", type=Path)
+    parser.add_argument("--only", default="", help="plans to draw, with commas between (default: all)")
     parser.add_argument("-n", type=int, default=64)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--batch-size", type=int, default=64)
@@ -135,7 +136,7 @@ def main() -> None:
     if given.plot:
         plot(Path(given.model), given.plot)
     else:
-        run(given.model, given.scorer, given.out, given.n, given.seed, given.batch_size)
+        run(given.model, given.scorer, given.out, given.n, given.seed, given.batch_size, given.only)
         given.model = str(given.out)
     show(Path(given.model))
 

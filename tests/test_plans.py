@@ -46,13 +46,14 @@ from unmask.samplers import (
 )
 from unmask.types import State
 
-N, SEED = 500, 16  # samples of each case; the table
+N = 300  # samples of each case; one test below says what that can tell apart
 M2, M3, M4 = (MASK,) * 2, (MASK,) * 3, (MASK,) * 4
 
 # -- laws, all plans in one call -------------------------------------------------------------------------------------
 
 CUT = "geometric wide cut"  # keeps 0.13 at t = 1 and loses 0.18 at t = 0: no end may be taken for granted
-plain = functools.cache(lambda: TableNet.random(SEED).denoiser(CUT))
+table = functools.partial(TableNet.random, 53, spread=2.5)  # of the first 60, the one that tells most laws apart
+plain = functools.cache(lambda: table().denoiser(CUT))
 unbanned = functools.cache(lambda: ruled(plain(), lambda position, token: token != 3))
 CASES: dict[str, Case] = {
     "reveal": Case(RevealPlan(2), lambda: ancestral_law(M3, plain(), CUT, 2)),
@@ -124,7 +125,7 @@ CASES: dict[str, Case] = {
 
 @functools.cache
 def run_of_all() -> dict[str, list[State]]:
-    model = MaskedDiffusion(TableNet.random(SEED), SCHEDULES[CUT])
+    model = MaskedDiffusion(table(), SCHEDULES[CUT])
     return dict(zip(CASES, mixed(model, list(CASES.values()), keys_of(N), batch_size=500), strict=True))
 
 
@@ -136,14 +137,15 @@ def test_the_law_in_a_batch_of_all_plans(case):
 @pytest.mark.parametrize("case", CASES)
 def test_alone_it_is_the_same_sample(case):
     """So the law above is also that of a plan by itself: same text, same number of calls, whoever else is there."""
-    own, model = CASES[case], MaskedDiffusion(TableNet.random(SEED), SCHEDULES[CUT])
+    own, model = CASES[case], MaskedDiffusion(table(), SCHEDULES[CUT])
     (alone,) = mixed(model, [own], keys_of(25), batch_size=1)
     for state, among in zip(alone, run_of_all()[case], strict=False):
         assert state.canvas.tolist() == among.canvas.tolist() and state.calls == among.calls
         torch.testing.assert_close(state.probs, among.probs)
 
 
-timed = functools.cache(lambda: TableNet.random(5, timed=True).denoiser("cosine"))
+timed_table = functools.partial(TableNet.random, 7, timed=True, spread=2.5)
+timed = functools.cache(lambda: timed_table().denoiser("cosine"))
 TIMED_CASES: dict[str, Case] = {
     "reveal": Case(RevealPlan(2), lambda: ancestral_law(M2, timed(), "cosine", 2), M2),
     "ancestral": Case(Ancestral(3), lambda: ancestral_law(M2, timed(), "cosine", 3), M2),
@@ -167,7 +169,7 @@ TIMED_CASES: dict[str, Case] = {
 
 @functools.cache
 def timed_run() -> dict[str, list[State]]:
-    model = MaskedDiffusion(TableNet.random(5, timed=True), SCHEDULES["cosine"])
+    model = MaskedDiffusion(timed_table(), SCHEDULES["cosine"])
     return dict(zip(TIMED_CASES, mixed(model, list(TIMED_CASES.values()), keys_of(N, 1), batch_size=300), strict=True))
 
 
@@ -178,9 +180,8 @@ def test_the_law_of_a_network_that_is_told_the_time(case):
 
 
 NEAR = [  # with this table; `test_adaptive` and `test_remask` compare the orders and the legs themselves
-    {"left-to-right 2", "entropy 2"},
-    {"confidence", "entropy threshold"},
-    {"confidence threshold", "margin threshold"},
+    {"order", "entropy threshold"},
+    {"confidence", "margin"},
     *({"cap", "loop"}, {"cap", "corrector"}, {"loop", "corrector"}),
 ]
 
@@ -194,9 +195,15 @@ def test_the_laws_of_the_mixed_runs_differ():
             told_apart = any(b.get(x, 0) == 0 for x in counts) or p_value(counts, b) < 1e-3
             assert told_apart or {first, second} in NEAR, (first, second)
     frozen = lambda z, t: timed()(z, 0.5)  # noqa: E731
+    steps = {n: ancestral_law(M2, timed(), "cosine", n) for n in (2, 3, 4, 6)}
+    hitting = hitting_law(M2, timed(), "cosine")
     for law, other in (
-        (hitting_law(M2, timed(), "cosine"), hitting_law(M2, frozen, "cosine")),
-        (legs_law(M2, timed(), remask_legs("cosine", 4, "cap", 0.4)), ancestral_law(M2, timed(), "cosine", 4)),
+        (hitting, hitting_law(M2, frozen, "cosine")),
+        (hitting, steps[4]),
+        (steps[2], steps[3]),
+        (legs_law(M2, timed(), remask_legs("cosine", 4, "cap", 0.4)), steps[4]),
+        (legs_law(M2, timed(), remask_legs("cosine", 6, "loop", 0.7, (0.6, 0.3), 0.7)), steps[6]),
+        (legs_law(M2, timed(), corrector_legs("cosine", 3, 1, 0.5, (1.0, 0.0))), steps[3]),
     ):
         assert p_value(Counter({x: round(N * p) for x, p in law.items()}), other) < 1e-3
 
@@ -208,5 +215,5 @@ def test_the_oracles_agree_where_laws_are_equal():
     assert (
         close(legs_law(start, denoise, remask_legs(CUT, 3, "cap", 0.0)), ancestral_law(start, denoise, CUT, 3)) < 1e-9
     )
-    many = ancestral_law(M2, TableNet.random(5, timed=True).denoiser(CUT), CUT, 200)
-    assert close(hitting_law(M2, TableNet.random(5, timed=True).denoiser(CUT), CUT), many) < 5e-3
+    many = ancestral_law(M2, timed_table().denoiser(CUT), CUT, 200)
+    assert close(hitting_law(M2, timed_table().denoiser(CUT), CUT), many) < 5e-3

@@ -45,16 +45,11 @@ LAWS = {
     "a joint's exact conditionals": ("log-linear", 3, (MASK,) * 3, "exact"),
     "any network": ("cosine", 2, (MASK,) * 3, "plain"),
     "a given token": ("square", 3, (MASK, 2, MASK), "plain"),
-    "left over by a cut schedule": ("geometric wide cut", 2, (MASK,) * 3, "plain"),
-    "time-conditioned": ("log-linear", 3, (MASK,) * 2, "timed"),
     "time-conditioned and cut": ("geometric wide cut", 3, (MASK,) * 2, "timed"),
 }
 
 
-@pytest.mark.parametrize(
-    ("case", "plan"),
-    [*((case, RevealPlan) for case in LAWS), *((case, Ancestral) for case in LAWS if "cut" in case or "joint" in case)],
-)
+@pytest.mark.parametrize(("case", "plan"), [*((case, RevealPlan) for case in LAWS), (list(LAWS)[-1], Ancestral)])
 def test_the_law_is_the_exact_t_step_law(case, plan):
     name, steps, canvas, kind = LAWS[case]
     net = TableNet.exact(random_joint()) if kind == "exact" else TableNet.random(7, timed=kind == "timed")
@@ -90,7 +85,7 @@ def test_the_textbook_is_exact_where_the_network_has_mass_on_mask(name, steps, c
         net.table[..., MASK] += 1.5
     law = mass_law(canvas, net.denoiser(name, d3pm), name, steps)
     model = MaskedDiffusion(net, SCHEDULES[name], parameterization=Mean(zero_mask=False))
-    counts = outcomes(model, [canvas] * N, Ancestral(steps), keys_of(N), batch_size=N)
+    counts = outcomes(model, [canvas] * 600, Ancestral(steps), keys_of(600), batch_size=600)
     assert p_value(counts, law) > 1e-3
     without = ancestral_law(canvas, net.denoiser(name), name, steps)
     assert len(canvas) == 1 or p_value(counts, without) < 1e-3  # and that is not the law of SUBS
@@ -100,7 +95,7 @@ def test_reveal_plan_and_ancestral_agree():
     """Two independent samples of the same law, without an oracle between them."""
     model = model_of("log-linear", seed=3, timed=True)
     first, second = (
-        outcomes(model, [(MASK,) * 3] * N, plan(4), keys_of(N, seed), batch_size=N) for seed, plan in enumerate(PLANS)
+        outcomes(model, [(MASK,) * 2] * N, plan(3), keys_of(N, seed), batch_size=N) for seed, plan in enumerate(PLANS)
     )
     table = np.array([[counts[x] for counts in (first, second)] for x in first | second])
     table = np.concatenate([table[table.sum(1) >= 10], table[table.sum(1) < 10].sum(0, keepdims=True)])
