@@ -23,6 +23,7 @@ from .control import Control
 
 PLAIN = Choice()
 Segments = list[tuple[int, Tensor]]  # sequences by their number, with positions of each
+TOKENS_AT_ONCE = 2048  # that go through the network together on a CPU
 LOGITS_AT_ONCE = 2**25  # float32 logits held at a time (128 MiB)
 
 
@@ -163,7 +164,7 @@ class _Rows:
         self.slot = torch.zeros(len(active), z.shape[1], dtype=torch.int64)  # where a position is among those wanted
         for i, positions in enumerate(wanted):
             self.slot[i, positions] = torch.arange(len(positions))
-        self.hidden = model.hidden(z.to(model.device), t, present, label, queries.to(model.device))
+        self.hidden = _hidden(model, z, t, present, label, queries)
         self.at_once = max(1, LOGITS_AT_ONCE // model.vocab.size)
 
     def _chunks(self, wanted: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor, Segments]]:
@@ -257,6 +258,25 @@ class _Rows:
                 rows = task.control(rows, course.place(positions), course.whole(), self.model.vocab)
             out.append(rows)
         return torch.cat(out)
+
+
+def _hidden(
+    model: Denoiser, z: Tensor, t: Tensor, present: Tensor | None, label: Tensor | None, queries: Tensor
+) -> Tensor:
+    """One network call; on a CPU a few rows at a time, so that what is between two layers stays in its caches."""
+    device = model.device
+    rows = max(1, TOKENS_AT_ONCE // z.shape[1]) if device.type == "cpu" else len(z)
+    parts = [
+        model.hidden(
+            z[i : i + rows].to(device),
+            t[i : i + rows],
+            None if present is None else present[i : i + rows],
+            None if label is None else label[i : i + rows],
+            queries[i : i + rows].to(device),
+        )
+        for i in range(0, len(z), rows)
+    ]
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def run(
