@@ -78,11 +78,11 @@ class Course(ABC):
         return NOTHING
 
     def score(self, log_x: Tensor) -> Tensor:
-        """(k,) a score of each row of log-probabilities (k, V)."""
+        """(k,) a score of each row of log-probabilities (k, V). Only a course that looks is ever asked."""
         raise NotImplementedError
 
     def choose(self, scores: Tensor) -> None:
-        """Take the scores of the positions that `look` named."""
+        """Take the scores of the positions that `look` named. Only a course that looks is ever told."""
         raise NotImplementedError
 
     @abstractmethod

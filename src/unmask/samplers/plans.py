@@ -143,12 +143,13 @@ class GivenOrder(Plan):
     def course(self, canvas: Tensor, model: Denoiser, key: Keys) -> Timetable:
         """Masked positions in that order."""
         positions = masked_positions(canvas, model.vocab)
-        wanted, there = list(self.order), range(len(positions))
+        wanted, there, seen = list(self.order), range(len(positions)), set[int]()
         for index in wanted:
             if index not in there:
                 raise UserError(f"the order names masked position {index}, but there are {len(positions)} (from 0)")
-            if wanted.count(index) > 1:
+            if index in seen:
                 raise UserError(f"the order names masked position {index} twice")
-        if missing := set(there) - set(wanted):
+            seen.add(index)
+        if missing := set(there) - seen:
             raise UserError(f"the order leaves out masked position {min(missing)}; name all {len(positions)}")
         return in_order(canvas, key, positions[torch.tensor(wanted, dtype=torch.int64)], self.k)
