@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
-from oracles import ALPHAS, CLEAN, MASK, Denoiser, State, V, keep_grid, step_law
+from oracles import ALPHAS, CLEAN, MASK, Denoiser, State, V, keep_grid
 
 # -- the laws of orders, remasking and windows -----------------------------------------------------------------------
 
@@ -213,16 +213,6 @@ def windows_law(
         if at + room >= len(start):
             return law
         at = min(at + stride, len(start) - room)
-
-
-def mass_law(start: State, denoise: Denoiser, name: str, steps: int) -> dict[State, float]:
-    """T steps where x̂ has mass on [MASK]: after the last one masks are left, which are drawn from the clean tokens."""
-    alpha = [ALPHAS[name](i / steps) for i in range(steps + 1)]
-    law = {start: 1.0}
-    for i in range(steps, 0, -1):
-        law = step_law(law, denoise, i / steps, alpha[i - 1], alpha[i])
-    clean = ruled(denoise, lambda position, token: token != MASK)
-    return collect((state, c * p) for z, c in law.items() for state, p in written(z, clean(z, 0.0), masks_of(z)))
 
 
 # -- what shapes a distribution --------------------------------------------------------------------------------------

@@ -122,7 +122,9 @@ BAD = [
     "model.backbone=lstm", "schedule.name=linar", "schedule.eps=1", "schedule.sigma_max=0", "schedule.power=0",
     "objective.bound=tight", "objective.bound=discrete", "objective.steps=5", "objective.cutoff=0", "eval.draws=0",
     "eval.batch_size=0", "eval.rows=0", "sample.n=0", "sample.steps=0", "sample.length=0", "seed=9223372036854775808",
-    "seed=x", "model.time_conditioning=maybe",
+    "seed=x", "model.time_conditioning=maybe", "model.method=mdml", "schedule.low=0", "schedule.low=1",
+    "objective.proposal=flat", "objective.loss=mse", "objective.clip=[0.8,0.3]", "objective.clip=[0,0.5]",
+    "objective.clip=[0.5]", "objective.times=sobol", "objective.start_token=perhaps",
 ]  # fmt: skip
 
 

@@ -27,7 +27,7 @@ from laws import masks_of
 from oracles import CLEAN, MASK, SCHEDULES, TableNet, V
 from unmask.keys import Keys
 from unmask.models.masked import MaskedDiffusion
-from unmask.parameterization import Mean
+from unmask.parameterization import Mean, Score
 from unmask.samplers import (
     Adaptive,
     Ancestral,
@@ -347,9 +347,11 @@ def test_a_plan_without_a_clock_is_refused_by_a_network_that_is_told_the_time(na
 
 
 @pytest.mark.parametrize("name", [name for name in PLANS if name not in TEXTBOOK])
-def test_a_network_with_mass_on_mask_takes_the_textbook_only(name):
-    model = MaskedDiffusion(TableNet.random(), SCHEDULES["log-linear"], parameterization=Mean(zero_mask=False))
-    with pytest.raises(UserError, match=r"mass on \[MASK\]"):
+@pytest.mark.parametrize("meaning", [Mean(zero_mask=False), Mean(carry_over=False), Mean(False, False), Score()])
+def test_a_network_that_has_a_say_in_the_reveal_takes_the_textbook_only(name, meaning):
+    """Mass on [MASK], mass that is not 1, or tokens that are written anew: no plan can be drawn ahead."""
+    model = MaskedDiffusion(TableNet.random(), SCHEDULES["log-linear"], parameterization=meaning)
+    with pytest.raises(UserError, match=r"sums to 1 .* carries them over.*ancestral"):
         finish(model, [[MASK] * 3], plan_for(name, [MASK] * 3), keys_of(1))
 
 

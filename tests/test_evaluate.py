@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
+import shutil
 from collections import Counter
 from functools import cache
 from pathlib import Path
@@ -12,16 +14,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import yaml
 
 import unmask
 from helpers import SENTENCE, folder, random_model, random_rows, refused, run, settings, tiny_config, trained
 from unmask.config import DataConfig
 from unmask.data.pack import prepare
 from unmask.dist import World
-from unmask.evaluate import baselines, evaluate, pick_rows, summarise
+from unmask.evaluate import baselines, evaluate, pick_rows, row_nats, summarise
+from unmask.keys import Keys
 from unmask.models.masked import MaskedDiffusion
 from unmask.schedule import Cosine, DiscreteTime, Geometric, Law, Linear, Polynomial, Schedule
-from unmask.types import Likelihood, UserError, Vocab
+from unmask.types import Batch, Likelihood, UserError, Vocab
 
 VOCAB = Vocab(12, mask=11, pad=10)
 
@@ -298,3 +302,96 @@ def test_the_protocol_names_the_type_it_was_computed_in() -> None:
         cast = evaluate(lm.model, rows, draws=1, limit=2)
     assert (plain.protocol["dtype"], cast.protocol["dtype"]) == ("float32", "bfloat16")
     assert plain.nats != cast.nats
+
+
+# -- other methods ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_an_exact_model_takes_one_draw_and_has_no_error_of_its_own(padded: bool) -> None:
+    """However many draws are asked for; the sum is that of -log p(token | tokens before it), one prefix at a time."""
+    causal = random_model(tiny_config("model.method=ar", "data.length=8"), VOCAB)
+    rows = random_rows(VOCAB, 5, 8, padded=padded)
+    found = evaluate(causal, rows, draws=7)
+    assert found.stderr_nats == 0.0 and found.stderr_data is not None and found.stderr_data > 0
+    assert found.protocol["draws"] == 1 and found.protocol["estimator"] == "none: exact"
+    assert found == evaluate(causal, rows, draws=7, batch_size=2, seed=0)
+    nats, tokens = row_nats(causal, rows, draws=7)
+    assert nats.shape == (5, 1) and tokens.sum() == found.tokens and nats.sum() == pytest.approx(found.nats)
+    truth = 0.0
+    for row in range(5):
+        begin, end = (
+            (0 if not row else int(rows.ends[row - 1]), int(rows.ends[row])) if padded else (8 * row, 8 * row + 8)
+        )  # type: ignore[index]
+        text = [VOCAB.mask, *(int(token) for token in rows.stream[begin:end])]
+        with torch.no_grad():
+            for i in range(1, len(text)):
+                logits = causal.backbone.head(causal.backbone(torch.tensor([text[:i]]))[0][0, -1])
+                logits[VOCAB.mask] = -math.inf
+                truth -= float(torch.log_softmax(logits, -1)[text[i]])
+    assert found.nats == pytest.approx(truth, rel=1e-5)
+
+
+def test_rows_before_they_are_summed() -> None:
+    rows = random_rows(VOCAB, 6, 8)
+    nats, tokens = row_nats(model(), rows, draws=3, seed=2)
+    assert nats.shape == (6, 3) and tokens.tolist() == [8.0] * 6
+    for draw in range(3):
+        alone = row_nats(model(), rows, draws=draw + 1, seed=2, batch_size=4)[0]
+        assert alone[:, draw] == pytest.approx(nats[:, draw], rel=1e-5)
+    found = evaluate(model(), rows, draws=3, seed=2)
+    assert found.nats == pytest.approx(nats.mean(1).sum()) and found.tokens == 48
+
+
+class Mute(MaskedDiffusion):
+    """A model that bounds nothing."""
+
+    likelihood = False
+
+
+def test_a_model_without_a_likelihood_is_refused_with_a_sentence() -> None:
+    mute = Mute(model().backbone, model().schedule)
+    with pytest.raises(UserError, match=r"no likelihood.*--generative") as caught:
+        evaluate(mute, random_rows(VOCAB, 2, 8))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("method", ["d3pm", "no-carry-over", "sedd"])
+def test_other_methods_depend_on_the_seed_and_nothing_else(method: str) -> None:
+    network = random_model(tiny_config(f"model.method={method}", "data.length=8"), VOCAB)
+    rows = random_rows(VOCAB, 9, 8, padded=True)
+    whole = evaluate(network, rows, draws=3, seed=1)
+    for size in (1, 4):
+        part = evaluate(network, rows, draws=3, seed=1, batch_size=size)
+        assert part.nats == pytest.approx(whole.nats, rel=1e-5) and part.tokens == whole.tokens
+    shares = [
+        evaluate(network, rows, draws=3, seed=1, world=Share(rank, 2, torch.device("cpu"))).nats for rank in (0, 1)
+    ]
+    assert sum(shares) == pytest.approx(whole.nats, rel=1e-5)
+    batch = Batch(torch.from_numpy(np.array(rows.stream[:8], dtype=np.int64))[None], torch.tensor([0]), 1)
+    assert torch.isfinite(network.nats(batch, Keys(0)).nats).all()
+
+
+def test_a_checkpoint_from_before_the_new_settings_is_scored_as_it_was(tmp_path: Path) -> None:
+    """Its config.yaml knows none of the keys of the objective that came later."""
+    now = json.loads(run("eval", str(trained()), "--rows", "4", "--draws", "1", "--json").out)
+    old = tmp_path / "old"
+    shutil.copytree(trained(), old)
+    gone = 0
+    for path in old.rglob("config.yaml"):
+        said = yaml.safe_load(path.read_text())
+        for section, keys in (
+            ("objective", ["proposal", "loss", "clip", "times", "start_token"]), ("schedule", ["low"]),
+        ):  # fmt: skip
+            gone += sum(said[section].pop(key, "never") != "never" for key in keys)
+        path.write_text(yaml.safe_dump(said))
+        files = {
+            p.name: {"size": p.stat().st_size, "sha256": hashlib.sha256(p.read_bytes()).hexdigest()}
+            for p in path.parent.iterdir()
+            if p.is_file() and p.name != "manifest.json"
+        }
+        if (path.parent / "manifest.json").exists():
+            (path.parent / "manifest.json").write_text(json.dumps({"format": 1, "files": files}))
+    assert gone >= 6
+    then = json.loads(run("eval", str(old), "--rows", "4", "--draws", "1", "--json").out)
+    assert then["perplexity"] == now["perplexity"] and then["protocol"]["bound"] == now["protocol"]["bound"]

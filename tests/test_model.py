@@ -28,7 +28,7 @@ from oracles import (
 )
 from unmask.backbones.transformer import DiT
 from unmask.keys import Keys
-from unmask.models import masked as masked_module
+from unmask.models import base as base_module
 from unmask.models.masked import MaskedDiffusion
 from unmask.parameterization import Mean
 from unmask.samplers import Ancestral, Choice, RevealPlan
@@ -66,6 +66,9 @@ class Fixed(Law):
     def draw(self, uniform: Tensor, schedule: Schedule) -> Draw:
         at = torch.full_like(uniform, self.t)
         return Draw(at, 0 * at + self.keep, torch.zeros_like(at, dtype=torch.bool), 0 * at, 0 * at + 2.0)
+
+    def last(self, schedule: Schedule) -> float:
+        return 0.0
 
     def describe(self) -> dict[str, object]:
         return {"bound": "fixed"}
@@ -243,7 +246,7 @@ def test_chunks_change_nothing(monkeypatch, rows, zero_mask):
         return nats.detach(), [p.grad for p in model.parameters()]
 
     whole, gradients = run()
-    monkeypatch.setattr(masked_module, "LOGITS_AT_ONCE", rows * VOCAB.size)
+    monkeypatch.setattr(base_module, "LOGITS_AT_ONCE", rows * VOCAB.size)
     chunked, chunked_gradients = run()
     torch.testing.assert_close(chunked, whole, rtol=1e-5, atol=1e-6)
     for got, truth in zip(chunked_gradients, gradients, strict=True):
@@ -269,9 +272,12 @@ def test_every_likelihood_names_its_law():
     assert dit_model(ContinuousTime(0.01)).describe()["cutoff_mask_rate"] == 0.01
 
 
-def test_without_carry_over_there_is_no_such_model():
-    with pytest.raises(AssertionError, match="reconstruction"):
-        MaskedDiffusion(TableNet.random(), Polynomial(), parameterization=Mean(carry_over=False))
+def test_a_model_that_reconstructs_says_from_what():
+    assert "reconstruction" not in dit_model().describe()
+    model = MaskedDiffusion(TableNet.random(), Polynomial(), parameterization=Mean(carry_over=False))
+    assert "last step" in model.describe()["reconstruction"]
+    assert not model.carry_over and not model.normalised and model.usual_sampler == "ancestral"
+    assert dit_model().carry_over and dit_model().normalised and dit_model().usual_sampler == "plan"
 
 
 @pytest.mark.parametrize("plan", [RevealPlan(6), Ancestral(6)], ids=repr)

@@ -24,7 +24,7 @@ EOS = 256  # of the bytes tokenizer
 ALONE: list[tuple[dict[str, Any], str]] = [  # wrong whatever the model is
     ({"seed": 2**63}, "seed=9223372036854775808"), ({"seed": 1.5}, "seed=1.5"), ({"seed": True}, "seed=True"),
     ({"seed": None}, "seed=None"), ({"sampler": "left-to-rigt"}, "did you mean 'left-to-right'"),
-    ({"sampler": 5}, "sampler=5"), ({"sampler": None}, "sampler=None"), ({"steps": "3"}, "steps='3'"),
+    ({"sampler": 5}, "sampler=5"), ({"sampler": ""}, "unknown sampler ''"), ({"steps": "3"}, "steps='3'"),
     ({"steps": 2.0}, "steps=2.0"), ({"k": "x"}, "k='x'"), ({"threshold": "x"}, "threshold='x'"),
     ({"eta": "x"}, "eta='x'"), ({"keep": []}, r"keep=\[\]"), ({"corrections": 1.5}, "corrections=1.5"),
     ({"temperature": "hot"}, "temperature='hot'"), ({"temperature": None}, "temperature=None"),
@@ -125,8 +125,39 @@ def test_a_model_that_is_told_the_time_follows_no_timeless_plan() -> None:
         how: dict[str, Any] = {"order": [1, 0]} if sampler == "order" else {}
         if sampler in ("left-to-right", "order", "confidence", "entropy", "margin"):
             one_sentence(lambda: lm.infill("a{{2}}", sampler=sampler, **how), "time conditioning")  # noqa: B023
+        elif sampler == "simplex":
+            one_sentence(lambda: lm.infill("a{{2}}", sampler="simplex"), "only SSD-LM models")
         else:
             assert lm.infill("a{{2}}", sampler=sampler, **how)[0].startswith("a")
+
+
+@pytest.mark.parametrize(
+    ("method", "usual"),
+    [("mdlm", "plan"), ("d3pm", "ancestral"), ("no-carry-over", "ancestral"), ("sedd", "ancestral"),
+     ("ar", "left-to-right")],
+)  # fmt: skip
+def test_where_no_sampler_is_named_it_is_the_models_own(method: str, usual: str) -> None:
+    lm = make("bytes", f"model.method={method}")
+    options = Options()
+    assert options.sampler is None and options.settle(lm.model) == Options(sampler=usual)
+    named = Options(sampler="confidence", k=1)
+    assert named.settle(lm.model) is named
+    own, same = (lm.write_samples(1, length=10, prompt="ab", seed=3, **how) for how in ({}, {"sampler": usual}))
+    assert own[0].ids == same[0].ids and own[0].text.startswith("ab")
+    lm.check(Job(lm.prompt_canvas("ab"), options))
+    assert options.settle(lm.model).describe()["sampler"] == usual
+    if method != "mdlm":
+        one_sentence(lambda: lm.sample(prompt="ab", sampler="plan"), usual)
+    assert Options().describe()["sampler"] == "plan"  # of a template that no model has settled yet
+
+
+def test_a_stream_of_a_model_that_rewrites_shows_nothing_before_the_end() -> None:
+    """Without carry-over the last step writes all tokens anew, so that until then nothing is fixed."""
+    lm = make("bytes", "model.method=d3pm")
+    states: list[State] = []
+    [sample] = lm.write_samples(1, length=10, prompt="ab", steps=4, watch=states.append)
+    assert [state.fixed for state in states] == [2] * (len(states) - 1) + [10] and len(states) == 4
+    assert states[-1].canvas.tolist()[:2] == list(b"ab") and sample.text.startswith("ab")
 
 
 def test_labels_are_found_by_name_or_number() -> None:

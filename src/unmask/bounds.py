@@ -23,12 +23,22 @@ def discrete(nll: Tensor, mass: Tensor, u: Tensor, steps: Tensor) -> Tensor:
     At u = 1 (the step to s = 0) the second term is exactly 0: it is left out there instead of computed as 0 · log 0.
     """
     inner = u < 1
-    v = torch.where(inner, u, 0.5)
-    stay = (1 - v) * (torch.log1p(-v) - torch.log1p(-v * mass))
+    v, safe = torch.where(inner, u, 0.5), torch.where(inner, mass, 1.0)  # nor may its gradient be 0 · nan
+    stay = (1 - v) * (torch.log1p(-v) - torch.log1p(-v * safe))
     return steps * (u * nll + torch.where(inner, stay, 0.0))
 
 
-def nats(draw: Draw, nll: Tensor, mass: Tensor) -> Tensor:
-    """The bound's value for masked positions; `draw` is looked up a position (`Draw.rows`)."""
+def log_mass(mass: Tensor) -> Tensor:
+    """Log of the sum of x̃, finite and with a finite gradient also where that sum underflows."""
+    return torch.log(mass.clamp(min=torch.finfo(mass.dtype).tiny))
+
+
+def nats(draw: Draw, nll: Tensor, mass: Tensor, is_measure: bool = False) -> Tensor:
+    """The bound's value for masked positions; `draw` is looked up a position (`Draw.rows`).
+
+    Where x̃ is a measure of any size, the last step (the only finite one then) writes tokens in proportion to it.
+    """
+    if is_measure:
+        nll = nll + log_mass(torch.where(draw.finite, mass, 1.0))
     step = discrete(nll, mass, draw.u, draw.scale)
     return torch.where(draw.finite, step, continuous(nll, mass, draw.scale))

@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
-from .backbones.base import Backbone
+from collections.abc import Callable
+
+from .backbones.causal import Causal
 from .backbones.transformer import DiT
 from .config import Config, ModelConfig, ObjectiveConfig, ScheduleConfig
+from .models.autoregressive import AutoRegressive
 from .models.base import LanguageModel
-from .models.masked import MaskedDiffusion
-from .schedule import ContinuousTime, Cosine, DiscreteTime, Geometric, Law, Linear, Polynomial, Schedule
+from .models.masked import MaskedDiffusion, Objective
+from .parameterization import Mean, Parameterization, Score
+from .schedule import (
+    ClippedTime,
+    ContinuousTime,
+    Cosine,
+    DiscreteTime,
+    Geometric,
+    Law,
+    Linear,
+    LogUniform,
+    Polynomial,
+    Schedule,
+)
 from .types import UserError, Vocab
 
 
@@ -22,20 +37,30 @@ def schedule(spec: ScheduleConfig) -> Schedule:
         "cosine-squared": lambda: Cosine(2, spec.eps),
         "linear": lambda: Linear(spec.sigma_max),
         "geometric": lambda: Geometric(spec.sigma_min, spec.sigma_max),
+        "log-uniform": lambda: LogUniform(spec.low, spec.eps),
     }
     return makers[spec.name]()
 
 
-def law(spec: ObjectiveConfig) -> Law:
-    """The law of the bound that a config names."""
+def law(spec: ObjectiveConfig, times: ScheduleConfig | None = None) -> Law:
+    """The law of the bound that a config names; `times` has the settings of a proposal."""
     if spec.bound == "continuous":
-        return ContinuousTime(spec.cutoff)
+        if spec.proposal is None:
+            return ContinuousTime(spec.cutoff)
+        named = (times or ScheduleConfig()).model_copy(update={"name": spec.proposal})
+        return ContinuousTime(spec.cutoff, schedule(named))
     assert spec.steps is not None
     return DiscreteTime(spec.steps)
 
 
-def backbone(spec: ModelConfig, vocab: Vocab, n_labels: int = 0) -> Backbone:
-    """The network that a config names; `n_labels` is the number of labels that the data have."""
+def objective(spec: ObjectiveConfig) -> Objective:
+    """What the training of a masked diffusion model minimises."""
+    clipped = None if spec.clip is None else ClippedTime(*spec.clip)
+    return Objective(spec.loss == "cross-entropy", clipped, spec.times == "strata")
+
+
+def dit(spec: ModelConfig, vocab: Vocab, n_labels: int = 0) -> DiT:
+    """The paper's diffusion transformer."""
     return DiT(
         vocab,
         hidden_dim=spec.hidden_dim,
@@ -49,9 +74,43 @@ def backbone(spec: ModelConfig, vocab: Vocab, n_labels: int = 0) -> Backbone:
     )
 
 
+def masked(parameterization: Parameterization) -> Method:
+    """Masked diffusion whose logits mean this."""
+
+    def make(config: Config, vocab: Vocab, n_labels: int) -> LanguageModel:
+        return MaskedDiffusion(
+            dit(config.model, vocab, n_labels),
+            schedule(config.schedule),
+            law(config.objective, config.schedule),
+            parameterization,
+            objective(config.objective),
+        )
+
+    return make
+
+
+def autoregressive(config: Config, vocab: Vocab, n_labels: int) -> LanguageModel:
+    """The causal transformer on the same blocks."""
+    if n_labels:
+        raise UserError("an autoregressive model takes no labels; leave data.label out")
+    spec = config.model
+    net = Causal(vocab, spec.hidden_dim, spec.n_blocks, spec.n_heads, spec.mlp_ratio, spec.dropout)
+    return AutoRegressive(net, start=config.objective.start_token)
+
+
+Method = Callable[[Config, Vocab, int], LanguageModel]
+METHODS: dict[str, Method] = {
+    "mdlm": masked(Mean()),
+    "no-carry-over": masked(Mean(carry_over=False)),
+    "d3pm": masked(Mean(zero_mask=False, carry_over=False)),
+    "sedd": masked(Score()),
+    "ar": autoregressive,
+}
+
+
 def model(config: Config, vocab: Vocab, n_labels: int = 0) -> LanguageModel:
     """The language model that a config names, with fresh weights from torch's global generator.
 
     How many labels there are is a fact of the data, or of the checkpoint's labels.json, and never a setting.
     """
-    return MaskedDiffusion(backbone(config.model, vocab, n_labels), schedule(config.schedule), law(config.objective))
+    return METHODS[config.model.method](config, vocab, n_labels)

@@ -73,8 +73,9 @@ def parse_gaps(text: str) -> list[str | Gap]:
 class Painter:
     """Makes canvases for a model: knows its tokenizer, its length and how its rows were laid out."""
 
-    def __init__(self, tokenizer: Tokenizer, spec: DataConfig) -> None:
+    def __init__(self, tokenizer: Tokenizer, spec: DataConfig, any_length: bool = False) -> None:
         self.tokenizer, self.spec, self.vocab = tokenizer, spec, tokenizer.vocab
+        self.any_length = any_length  # whether the model needs no windows for more than it was trained on
 
     @property
     def frame(self) -> tuple[int, int] | None:
@@ -92,7 +93,7 @@ class Painter:
         length = most if length is None else length
         if length < 1:
             raise UserError(f"length={length} must be at least 1")
-        if length > most and not windowed:
+        if length > most and not (windowed or self.any_length):
             raise UserError(
                 f"length={length} must be between 1 and {most}, the length the model was trained on; "
                 f"give a stride below {most}, for example {most // 2}, to write more in windows"

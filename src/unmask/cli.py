@@ -6,6 +6,7 @@ import io
 import json
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -30,6 +31,10 @@ Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...")]
 Model = Annotated[str, typer.Argument(help="Folder of a run or of a checkpoint.")]
 Weights = Annotated[str, typer.Option(help="ema (the average) or raw.")]
 Which = Annotated[str, typer.Option(help="last or best checkpoint of a run.")]
+With = Annotated[
+    list[str] | None,
+    typer.Option("--with", help="Any other setting of the sampler, as projection=greedy (may be repeated)."),
+]
 
 
 def _print_json(value: Any) -> None:
@@ -86,7 +91,7 @@ def figures_line(figures: dict[str, Any]) -> str:
 
 JUDGING = (
     "scorer", "reference", "n", "length", "sampler", "k", "threshold", "eta", "temperature", "top_k", "top_p", "min_p",
-    "stride", "mauve",
+    "stride", "mauve", "more",
 )  # fmt: skip
 
 
@@ -122,7 +127,7 @@ def evaluate(
     reference: Annotated[str, typer.Option(help="Real text beside: train, valid, test, a file, or none.")] = "valid",
     n: Annotated[int, typer.Option("-n", help="Samples.")] = 64,
     length: Annotated[int | None, typer.Option(help="Tokens a sample (default: the model's length).")] = None,
-    sampler: Annotated[str, typer.Option(help="As for unmask sample.")] = "plan",
+    sampler: Annotated[str | None, typer.Option(help="As for unmask sample.")] = None,
     k: Annotated[int | None, typer.Option("-k", help="Tokens a step, for orders.")] = None,
     threshold: Annotated[float | None, typer.Option(help="For confidence, entropy and margin.")] = None,
     eta: Annotated[float | None, typer.Option(help="Strength of remasking and correction.")] = None,
@@ -131,23 +136,26 @@ def evaluate(
     top_p: Annotated[float | None, typer.Option(help="Only the most likely tokens that hold this much.")] = None,
     min_p: Annotated[float | None, typer.Option(help="Only tokens at least this likely, relative to the best.")] = None,
     stride: Annotated[int | None, typer.Option(help="Write in windows that move by this much.")] = None,
+    more: With = None,
     mauve: Annotated[bool, typer.Option("--mauve", help="MAUVE too, on the scorer's hidden states.")] = False,
 ) -> None:
     """Perplexity (an upper bound) of a model on a data set; with --generative, figures of its samples."""
     other = ("data", "split", "bound", "draws", "estimator", "schedule", "label_column") if generative else JUDGING
     for name in other:
         if getattr(ctx.get_parameter_source(name), "name", "") == "COMMANDLINE":
-            option = f"-{name}" if name in ("n", "k") else f"--{name.replace('_', '-')}"
+            option = {"n": "-n", "k": "-k", "more": "--with"}.get(name, f"--{name.replace('_', '-')}")
             raise UserError(f"{option} {'does not go with' if generative else 'needs'} --generative")
     if generative:
         from .generative import judge_model
         from .judge import protocol_lines, table
 
+        how: dict[str, Any] = {
+            "sampler": sampler, "steps": steps, "seed": seed, "temperature": temperature, "top_k": top_k,
+            "top_p": top_p, "min_p": min_p, "stride": stride, "k": k, "threshold": threshold, "eta": eta,
+        }  # fmt: skip
         report = judge_model(
             model, scorer=scorer, n=n, length=length, reference=reference, rows=rows, with_mauve=mauve, which=which,
-            weights=weights, device=device, batch_size=batch_size, sampler=sampler, steps=steps, seed=seed,
-            temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, stride=stride, k=k, threshold=threshold,
-            eta=eta,
+            weights=weights, device=device, batch_size=batch_size, **{**how, **_settings(more)},
         )  # fmt: skip
         if as_json:
             _print_json(report.as_dict())
@@ -193,12 +201,12 @@ def sample(
         int | None, typer.Option(help="Any length: windows of the model's length that move by this many tokens.")
     ] = None,
     sampler: Annotated[
-        str,
+        str | None,
         typer.Option(
-            help="plan, ancestral, first-hitting, left-to-right, order, confidence, entropy, margin, remask-cap, "
-            "remask-rescale, remask-loop or corrector."
+            help="plan, ancestral, analytic, euler, first-hitting, left-to-right, order, confidence, entropy, margin, "
+            "remask-cap, remask-rescale, remask-loop or corrector (default: what fits the model)."
         ),
-    ] = "plan",
+    ] = None,
     k: Annotated[int | None, typer.Option("-k", help="Tokens a step, for orders.")] = None,
     threshold: Annotated[
         float | None, typer.Option(help="Write all that is at least this sure (entropy: at most this unsure).")
@@ -208,6 +216,7 @@ def sample(
     window: Annotated[str | None, typer.Option(help="Times between which remasking is on, as 0.55,0.05.")] = None,
     keep: Annotated[float | None, typer.Option(help="remask-loop: share that stays written.")] = None,
     corrections: Annotated[int | None, typer.Option(help="Corrector steps after each step.")] = None,
+    more: With = None,
     temperature: Annotated[float, typer.Option(help="0 takes the most likely token.")] = 1.0,
     top_k: Annotated[int | None, typer.Option(help="Only the k most likely tokens.")] = None,
     top_p: Annotated[float | None, typer.Option(help="Only the most likely tokens that hold this much.")] = None,
@@ -245,7 +254,9 @@ def sample(
         min_p=min_p, ban=[_word(word) for word in ban or []], min_length=min_length, label=label, guidance=guidance,
         stride=stride, stop=stop or [], stop_at_eos=stop_at_eos,
     )  # fmt: skip
+    options = replace(options, **_settings(more))
     lm = load_lm(model, which, weights, device)
+    options = options.settle(lm.model)
     protocol = sample_protocol(lm, model, which, weights)
     if template is not None:
         _template(lm, template, options, n, length, batch_size, protocol, as_json)
@@ -267,6 +278,27 @@ def sample(
         sys.stdout.write("\n" if one else s.text + "\n")
     if html is not None:
         err_console.print(f"replay: {html}", markup=False)
+
+
+def _settings(given: list[str] | None) -> dict[str, Any]:
+    """What `--with` says."""
+    import yaml
+
+    from .config import nearest
+    from .writing import KINDS
+
+    found: dict[str, Any] = {}
+    for text in given or []:
+        name, sep, value = text.partition("=")
+        if not sep:
+            raise UserError(f"--with {text} must be a setting and its value, for example projection=greedy")
+        if name not in KINDS:
+            raise UserError(f"--with {text}: a sampler has no setting {name!r}{nearest(name, KINDS)}")
+        try:
+            found[name] = yaml.safe_load(value)
+        except yaml.YAMLError:
+            found[name] = value
+    return found
 
 
 def _show(piece: str) -> None:

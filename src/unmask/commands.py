@@ -56,7 +56,7 @@ def evaluate_model(
         spec, own = _data(config.data, data, split, label_column)
         model = lm.model
         if config != lm.config:  # another schedule or bound than the model's own
-            model = model.under(build.schedule(config.schedule), build.law(config.objective))
+            model = model.under(build.schedule(config.schedule), build.law(config.objective, config.schedule))
         with world.first(), progress_bar("tokenizing", quiet=not world.main) as progress:
             prepared = prepare(spec, lm.tokenizer, splits=(own,), progress=progress, labels=lm.labels or None)
             if split == "all" and prepared.corpus.division is None:
@@ -103,6 +103,7 @@ def _with_law(config: Config, bound: str | None, steps: int | None, schedule: st
         if bound == "continuous" and steps is not None:
             raise UserError("--steps belongs to --bound discrete")
         changes += [f"objective.bound={bound}", f"objective.steps={'null' if steps is None else steps}"]
+        changes += ["objective.proposal=null"] if bound == "discrete" else []
     return config.override(changes)
 
 
@@ -142,6 +143,7 @@ def write_samples(
     """Samples and the protocol they were drawn by; watched, streamed, or kept as an HTML replay."""
     if html is not None:
         check_writable(html)
+    options = options.settle(lm.model)
     canvas = request.canvas(lm, options)
     protocol |= {"length": len(canvas.ids), **options.describe(), "seed": options.seed, "batch_size": batch_size}
     jobs = [Job(canvas, replace(options, seed=check_seed(options.seed + i))) for i in range(request.n)]

@@ -71,7 +71,7 @@ class DataConfig(Section):
 class ModelConfig(Section):
     """The network."""
 
-    method: Literal["mdlm"] = "mdlm"
+    method: Literal["mdlm", "no-carry-over", "d3pm", "sedd", "ar"] = "mdlm"
     backbone: Literal["dit"] = "dit"
     hidden_dim: PositiveInt = 768
     n_blocks: PositiveInt = 12
@@ -91,14 +91,18 @@ class ModelConfig(Section):
         return self
 
 
+ScheduleName = Literal["log-linear", "cosine", "cosine-squared", "linear", "geometric", "polynomial", "log-uniform"]
+
+
 class ScheduleConfig(Section):
     """alpha(t), the signal kept at time t."""
 
-    name: Literal["log-linear", "cosine", "cosine-squared", "linear", "geometric", "polynomial"] = "log-linear"
-    eps: float = Field(1e-3, ge=0, lt=1)  # alpha(1) of log-linear, cosine, cosine-squared and polynomial
+    name: ScheduleName = "log-linear"
+    eps: float = Field(1e-3, ge=0, lt=1)  # alpha(1) of all but geometric and linear
     sigma_min: PositiveFloat = 1e-3  # geometric
     sigma_max: PositiveFloat = 20.0  # geometric and linear
     power: PositiveFloat = 2.0  # polynomial
+    low: float = Field(1e-3, gt=0, lt=1)  # mask rate at t = 0 of log-uniform
 
 
 class ObjectiveConfig(Section):
@@ -107,9 +111,18 @@ class ObjectiveConfig(Section):
     bound: Literal["continuous", "discrete"] = "continuous"
     steps: PositiveInt | None = None  # T of the discrete bound
     cutoff: float = Field(1e-3, gt=0, lt=1)  # continuous: below this mask rate the rest is revealed in one step
+    proposal: ScheduleName | None = None  # continuous: draw times evenly in the time of this schedule
+    loss: Literal["bound", "cross-entropy"] = "bound"  # train on the bound, or on the masked tokens' plain mean
+    clip: tuple[float, float] | None = None  # train on mask rates between these two only
+    times: Literal["strata", "independent"] = "strata"  # one row a stratum of time, or each row for itself
+    start_token: bool = True  # ar: rows begin with a symbol of their own, so that their first token is scored too
 
     @model_validator(mode="after")
     def _steps(self) -> ObjectiveConfig:
+        if self.clip is not None and not 0 < self.clip[0] < self.clip[1] <= 1:
+            raise ValueError(f"clip={list(self.clip)} must be two mask rates, for example [0.3, 0.8]")
+        if self.proposal is not None and self.bound != "continuous":
+            raise ValueError("proposal belongs to objective.bound=continuous: T steps are drawn evenly")
         if (self.bound == "discrete") != (self.steps is not None):
             raise ValueError("objective.steps belongs to objective.bound=discrete, and that bound needs it")
         return self
@@ -164,7 +177,7 @@ class SampleConfig(Section):
     every: NonNegativeInt = 0  # training steps between samples; 0 = none
     n: PositiveInt = 2
     length: PositiveInt | None = None  # default: data.length
-    steps: PositiveInt = 128
+    steps: PositiveInt | None = None  # default: the sampler's own
 
 
 class Config(Section):

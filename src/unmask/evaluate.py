@@ -42,12 +42,13 @@ def draw_nats(
 ) -> tuple[np.ndarray, np.ndarray]:
     """(nats (B, draws), tokens (B,)) of a batch, float64."""
     device = model.device
-    nats = np.empty((len(batch), draws))
+    nats, tokens = np.empty((len(batch), draws)), np.zeros(len(batch))
     with torch.no_grad():
         for draw in range(draws):
             scored = estimator.nats(model, batch.to(device), keys.at(draw))
             nats[:, draw] = scored.nats.double().sum(-1).cpu().numpy()
-    return nats, batch.weight().sum(-1).double().cpu().numpy()
+            tokens = scored.weight.sum(-1).double().cpu().numpy()
+    return nats, tokens
 
 
 def eval_keys(seed: int) -> Keys:
@@ -73,7 +74,7 @@ def evaluating(model: LanguageModel) -> Iterator[None]:
         model.train(was_training)
 
 
-def evaluate(
+def row_nats(
     model: LanguageModel,
     rows: Rows,
     *,
@@ -85,12 +86,14 @@ def evaluate(
     attend_pads: bool = False,
     estimator: Estimator = TIMES,
     progress: Progress | None = None,
-    protocol: dict[str, Any] | None = None,
-) -> Likelihood:
-    """The model's bound on a split, in nats per token with both standard errors."""
+) -> tuple[np.ndarray, np.ndarray]:
+    """(nats (rows, draws), tokens (rows,)) of a split, before anything is summed; of an exact model, one draw."""
     for name, value in (("draws", draws), ("batch_size", batch_size), ("rows", limit)):
         if value is not None and value < 1:
             raise UserError(f"{name}={value} must be at least 1")
+    if not model.likelihood:
+        raise UserError(f"a {type(model).__name__} model has no likelihood; judge its samples with eval --generative")
+    draws = 1 if model.exact else draws
     chosen = pick_rows(len(rows), limit)
     world = world or World(0, 1, model.device)
     mine = list(world.slots(len(chosen)))
@@ -105,18 +108,34 @@ def evaluate(
             if progress:
                 progress(min(start + batch_size, len(mine)), len(mine))
     both = world.sum(torch.from_numpy(np.column_stack((nats, tokens)))).cpu().numpy()
+    return both[:, :-1], both[:, -1]
+
+
+def evaluate(
+    model: LanguageModel,
+    rows: Rows,
+    *,
+    draws: int = 4,
+    seed: int = 0,
+    estimator: Estimator = TIMES,
+    protocol: dict[str, Any] | None = None,
+    **how: Any,
+) -> Likelihood:
+    """The model's bound on a split, in nats per token with both standard errors; `how` as in `row_nats`."""
+    nats, tokens = row_nats(model, rows, draws=draws, seed=seed, estimator=estimator, **how)
     facts = {
         **rows.describe(),
         **model.describe(),
-        "rows": len(chosen),
-        "draws": draws,
+        "rows": len(nats),
+        "draws": nats.shape[1],
         "seed": seed,
         "dtype": compute_dtype(model),
-        "estimator": estimator.name,
+        "estimator": "none: exact" if model.exact else estimator.name,
         **({"labels": "given" if rows.labelled else "none"} if model.backbone.n_labels else {}),
         **(protocol or {}),
     }
-    return summarise(both[:, :-1], both[:, -1], rows.bytes_per_token, facts)
+    found = summarise(nats, tokens, rows.bytes_per_token, facts)
+    return replace(found, stderr_nats=0.0) if model.exact else found
 
 
 def compute_dtype(model: LanguageModel) -> str:

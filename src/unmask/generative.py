@@ -87,7 +87,7 @@ def judge_model(
     """Draw `n` samples of a saved model and judge them; `how` are the fields of `writing.Options`."""
     _check(n, rows, reference, scorer, with_mauve, batch_size)
     lm = load(path, which=which, weights=weights, device=device)
-    options = Options(**how)
+    options = Options(**how).settle(lm.model)
     steps = getattr(options.plan(lm.painter), "steps", None)  # what was asked for, or what the sampler is used with
     length = len(lm.prompt_canvas("", length, windowed=options.stride is not None).ids)
     by = None if scorer is None else _open(scorer, lm.model.device, device)

@@ -52,7 +52,7 @@ class LM:
     @functools.cached_property
     def painter(self) -> Painter:
         """Makes canvases from text, and text from canvases."""
-        return Painter(self.tokenizer, self.config.data)
+        return Painter(self.tokenizer, self.config.data, self.model.any_length)
 
     # -- writing -----------------------------------------------------------------------------------------------------
 
@@ -121,6 +121,7 @@ class LM:
     def run(self, jobs: Sequence[Job], *, batch_size: int = 16, tops: int = 0) -> Iterator[tuple[State, Sample | None]]:
         """Every state of every job, all through the network together, and the sample where one is finished."""
         painter = self.painter
+        jobs = [replace(job, options=job.options.settle(self.model)) for job in jobs]
         plans = [job.options.plan(painter) for job in jobs]
         controls = [job.options.control(job.canvas, painter) for job in jobs]
         stops = [Stop.of(job.canvas, job.options, painter) for job in jobs]
@@ -151,7 +152,7 @@ class LM:
 
     def check(self, job: Job) -> None:
         """Raise, before anything is written, what `run` would raise."""
-        self.model.check(job.canvas.ids, job.options.plan(self.painter))
+        self.model.check(job.canvas.ids, job.options.settle(self.model).plan(self.painter))
         job.options.control(job.canvas, self.painter)
         Stop.of(job.canvas, job.options, self.painter)
         job.options.label_id(self.labels)

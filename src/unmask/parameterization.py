@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
@@ -16,6 +17,7 @@ class Parameterization(ABC):
 
     zero_mask: bool  # x̂ has no mass on [MASK] and sums to 1 over the others
     carry_over: bool  # unmasked positions are copied: they cost nothing and never change
+    is_measure = False  # x̂ may sum to anything: there is no T-step posterior, and the last step scales it to 1
 
     @abstractmethod
     def log_x(self, logits: Tensor, mask: int) -> Tensor:
@@ -49,3 +51,26 @@ class Mean(Parameterization):
             return -at_token, torch.ones_like(at_token)
         folded, mass = fold(at_token, log_x[..., mask], 0.0, alpha_t)
         return -folded, mass
+
+
+@dataclass(frozen=True)
+class Score(Parameterization):
+    """SEDD: the logits are those of a concrete score s(y) = x̂(y) alpha/(1 - alpha), log x̂ = logits - log(V - 1).
+
+    Its published output layer has a scale log(e^sigma - 1), which is that of alpha/(1 - alpha): it cancels in x̂
+    (`ctmc.sedd_log_score` has it), so nothing here depends on sigma, and a network need not be told it.
+    """
+
+    zero_mask = False
+    carry_over = True
+    is_measure = True
+
+    def log_x(self, logits: Tensor, mask: int) -> Tensor:
+        """Log x̂ (N, V) in float32; nothing on [MASK]."""
+        column = torch.tensor([mask], device=logits.device)
+        return (logits.float() - math.log(logits.shape[-1] - 1)).index_fill(-1, column, float("-inf"))
+
+    def target(self, logits: Tensor, tokens: Tensor, alpha_t: Tensor, mask: int) -> tuple[Tensor, Tensor]:
+        """(-log x̂(token), sum of x̂) for each row."""
+        log_x = self.log_x(logits, mask)
+        return -log_x.gather(-1, tokens.unsqueeze(-1)).squeeze(-1), torch.logsumexp(log_x, -1).exp()

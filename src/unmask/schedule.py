@@ -14,11 +14,12 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import torch
 from torch import Tensor
 
+from .errors import UserError
 from .keys import Keys
 
 
@@ -157,9 +158,37 @@ class Geometric(SigmaSchedule):
         return torch.log(-torch.log(alpha) / self.sigma_min) / math.log(self.sigma_max / self.sigma_min)
 
 
+@dataclass(frozen=True)
+class LogUniform(Schedule):
+    """1 - alpha = (1 - eps) low^(1 - t): the log of the mask rate is uniform, so every time has the same weight.
+
+    As a proposal it is importance sampling by the weight of the bound. The end near t = 0 is cut.
+    """
+
+    low: float = 1e-3
+    eps: float = 1e-3
+
+    def alpha(self, t: Tensor) -> Tensor:
+        """Signal kept at time t."""
+        return 1 - (1 - self.eps) * self.low ** (1 - t)
+
+    def dalpha(self, t: Tensor) -> Tensor:
+        """D alpha / d t."""
+        return (1 - self.eps) * math.log(self.low) * self.low ** (1 - t)
+
+    def inverse(self, alpha: Tensor) -> Tensor:
+        """The time at which alpha is reached."""
+        return 1 - torch.log((1 - alpha) / (1 - self.eps)) / math.log(self.low)
+
+
 def reveal_chance(alpha_s: Tensor, alpha_t: Tensor) -> Tensor:
     """U = (alpha_s - alpha_t)/(1 - alpha_t): chance that a masked position is revealed in t -> s."""
     return (alpha_s - alpha_t) / (1 - alpha_t)
+
+
+def independent(index: Tensor, total: int, keys: Keys) -> Tensor:
+    """One uniform a row, each for itself: what `strata` is measured against."""
+    return keys.uniform("time", index)
 
 
 def strata(index: Tensor, total: int, keys: Keys) -> Tensor:
@@ -195,7 +224,19 @@ class Law(ABC):
 
     @abstractmethod
     def draw(self, uniform: Tensor, schedule: Schedule) -> Draw:
-        """Turn uniforms (B,) into times with their weights."""
+        """Turn uniforms (B,) into times with their weights; the smallest ones are the last step, if there is one."""
+
+    @abstractmethod
+    def last(self, schedule: Schedule) -> float:
+        """The chance with which `draw` takes the last step, which ends at t = 0."""
+
+    def split(self, uniform: Tensor, schedule: Schedule) -> tuple[Draw, Draw]:
+        """(a step that is not the last, the last one): apart, as the last may cost a forward pass of its own."""
+        chance = self.last(schedule)
+        beyond = math.nextafter(chance, 1)  # T · (1/T) may come out below 1, which would be the last step again
+        inner = self.draw((beyond + (1 - chance) * uniform).clamp(max=1), schedule)
+        last = self.draw(torch.zeros_like(uniform), schedule)
+        return replace(inner, scale=inner.scale * (1 - chance)), replace(last, scale=last.scale * chance)
 
     @abstractmethod
     def describe(self) -> dict[str, object]:
@@ -212,21 +253,80 @@ class ContinuousTime(Law):
     """
 
     cutoff: float = 1e-3
+    proposal: Schedule | None = None  # times are drawn evenly in the time of this schedule; the bound does not change
 
     def draw(self, uniform: Tensor, schedule: Schedule) -> Draw:
         """Times on [t_low, 1] in proportion to 1 - p, and the last step with chance p, its own mask rate."""
-        one = torch.ones((), dtype=torch.float64)
-        alpha_low = 1 - self.cutoff * (1 - schedule.alpha(one))  # where 1 - keep = cutoff
-        t_low = schedule.inverse(torch.minimum(alpha_low, schedule.alpha(0 * one)))
+        if self.proposal is not None:
+            return self._proposed(uniform, schedule, self.proposal)
+        t_low = self._low(schedule)
         last = 1 - schedule.keep(t_low)
         ended = uniform < last
         t = torch.where(ended, t_low, t_low + (uniform - last) / (1 - last) * (1 - t_low))
         scale = torch.where(ended, 1 / last, schedule.rate(t) * (1 - t_low) / (1 - last))
         return Draw(t, schedule.keep(t), ended, ended.double(), scale)
 
+    def _proposed(self, uniform: Tensor, schedule: Schedule, proposal: Schedule) -> Draw:
+        """The bound is an integral over the mask rate alone (paper section 3.4): only the name of each time changes."""
+        own = self._own(schedule)
+        begin = float(1 - proposal.keep(torch.zeros((), dtype=torch.float64)))
+        if begin > own.cutoff * (1 + 1e-6):
+            raise UserError(
+                f"the proposal {proposal!r} has no times below mask rate {begin:.3g}, and the bound needs them from "
+                f"{own.cutoff:.3g} on; raise objective.cutoff, or lower schedule.low or schedule.sigma_min"
+            )
+        drawn = own.draw(uniform, proposal)
+        end = schedule.alpha(torch.ones((), dtype=torch.float64))
+        return replace(drawn, t=schedule.inverse(end + drawn.keep * (1 - end)).clamp(0, 1))
+
+    def _own(self, schedule: Schedule) -> ContinuousTime:
+        """The law without a proposal, with the last step where it is under this schedule."""
+        return ContinuousTime(float(1 - schedule.keep(self._low(schedule))))
+
+    def _low(self, schedule: Schedule) -> Tensor:
+        """The time from which on all that is masked is revealed at once."""
+        one = torch.ones((), dtype=torch.float64)
+        alpha_low = 1 - self.cutoff * (1 - schedule.alpha(one))  # where 1 - keep = cutoff
+        return schedule.inverse(torch.minimum(alpha_low, schedule.alpha(0 * one)))
+
+    def last(self, schedule: Schedule) -> float:
+        """The mask rate at which the last step begins."""
+        if self.proposal is not None:
+            return self._own(schedule).last(self.proposal)
+        return float(1 - schedule.keep(self._low(schedule)))
+
     def describe(self) -> dict[str, object]:
         """For the protocol of a reported number."""
-        return {"bound": "continuous", "cutoff_mask_rate": self.cutoff}
+        proposal = {} if self.proposal is None else {"proposal": repr(self.proposal)}
+        return {"bound": "continuous", "cutoff_mask_rate": self.cutoff, **proposal}
+
+
+@dataclass(frozen=True)
+class ClippedTime(Law):
+    """Only mask rates between low and high: a part of the continuous bound, for training with less noise.
+
+    Not a bound of anything: models are scored under the whole of it.
+    """
+
+    low: float
+    high: float
+
+    def draw(self, uniform: Tensor, schedule: Schedule) -> Draw:
+        """Times evenly between those two mask rates."""
+        end = schedule.alpha(torch.ones((), dtype=torch.float64))
+        rates = torch.tensor([self.low, self.high], dtype=torch.float64)
+        early, late = schedule.inverse(1 - rates * (1 - end)).clamp(0, 1)
+        t = early + (late - early) * uniform
+        never = torch.zeros_like(t, dtype=torch.bool)
+        return Draw(t, schedule.keep(t), never, never.double(), schedule.rate(t) * (late - early))
+
+    def last(self, schedule: Schedule) -> float:
+        """There is none."""
+        return 0.0
+
+    def describe(self) -> dict[str, object]:
+        """For the protocol of a reported number."""
+        return {"bound": f"none: mask rates {self.low} to {self.high} only"}
 
 
 @dataclass(frozen=True)
@@ -243,6 +343,10 @@ class DiscreteTime(Law):
         u = reveal_chance(alpha_s, schedule.alpha(t))
         every = torch.ones_like(t, dtype=torch.bool)
         return Draw(t, schedule.keep(t), every, u, torch.full_like(t, float(self.steps)))
+
+    def last(self, schedule: Schedule) -> float:
+        """One of T."""
+        return 1 / self.steps
 
     def describe(self) -> dict[str, object]:
         """For the protocol of a reported number."""

@@ -22,10 +22,12 @@ from .dist import World
 from .dist import world as join_world
 from .evaluate import evaluate
 from .keys import Keys
-from .lm import LM
+from .lm import LM, Job
+from .samplers import PLANS
 from .track import Display, Sink, open_sinks, progress_bar
 from .trainer import Trainer
 from .types import Likelihood, UserError
+from .writing import Options
 
 # Settings that a continued run may have different: how far it goes, what is reported, and on which machine. (Under a
 # decay, train.steps moves the learning rate of the steps to come.)
@@ -71,6 +73,9 @@ class Run:
         torch.manual_seed(Keys(config.seed).torch_seed("init"))
         model = build.model(config, self.data.tokenizer.vocab, len(self.data.labels))
         self.trainer = Trainer(config, model, world)
+        if config.sample.every:  # said now, and not after a day
+            lm, steps = self._writer()
+            lm.check(Job(lm.prompt_canvas("", config.sample.length), Options(steps=steps)))
         self.best: dict[str, Any] | None = None
         self.other_machine = ""
         self.valid: Likelihood | None = None
@@ -156,7 +161,7 @@ class Run:
         if step % spec.train.log_every == 0 or last:
             self._log(step, {**figures, "tokens_per_second": speed})
         improved = False
-        if last or (spec.eval.every and step % spec.eval.every == 0):
+        if self.trainer.model.likelihood and (last or (spec.eval.every and step % spec.eval.every == 0)):
             improved = self._evaluate(step)
         if spec.sample.every and (last or step % spec.sample.every == 0):
             self._sample(step)
@@ -184,11 +189,15 @@ class Run:
             self.best = {"step": step, "nats": nats}
         return improved
 
-    def _sample(self, step: int) -> None:
-        spec = self.config.sample
+    def _writer(self) -> tuple[LM, int | None]:
+        """The model with its tokenizer, and the steps of its samples: None where its sampler takes no steps."""
         lm = LM(self.trainer.model, self.data.tokenizer, self.config, labels=list(self.data.labels))
+        return lm, self.config.sample.steps if "steps" in PLANS[lm.model.usual_sampler].takes else None
+
+    def _sample(self, step: int) -> None:
+        spec, (lm, steps) = self.config.sample, self._writer()
         with self.trainer.ema.swapped(self.trainer.model), self.trainer.autocast():
-            texts = lm.sample(spec.n, length=spec.length, steps=spec.steps, seed=self.config.seed)
+            texts = lm.sample(spec.n, length=spec.length, steps=steps, seed=self.config.seed)
         self._log(step, {"samples": texts})
         for text in texts:
             self.display.say(f"sample at step {step}: {text}")

@@ -128,6 +128,7 @@ class Trainer:
             total += torch.tensor([loss.item(), weight.item(), 0.0], dtype=torch.float64)
         total[2] = float(stop)
         loss_sum, weight_sum, stops = self.world.sum(total).tolist()
+        weight_sum = max(weight_sum, 1.0)  # a step of cross-entropy may, by chance, have masked nothing
         norm = self._apply(weight_sum, step)
         figures = {"loss": loss_sum / weight_sum, "lr": self.optimizer.param_groups[0]["lr"], "grad_norm": norm}
         return figures | {"tokens": weight_sum}, stops > 0

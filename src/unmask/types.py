@@ -60,6 +60,14 @@ class Batch:
         """(B, L) bool: the positions that count."""
         return torch.ones_like(self.tokens, dtype=torch.bool) if self.scored is None else self.scored
 
+    def rows(self, which: Tensor) -> Batch:
+        """Some of the rows, with the places they have in the whole."""
+        parts: dict[str, Any] = {}
+        for name in ("tokens", "index", "scored", "present", "label"):
+            value = getattr(self, name)
+            parts[name] = None if value is None else value[which.to(value.device)]
+        return replace(self, **parts)
+
     def __len__(self) -> int:
         return self.tokens.shape[0]
 

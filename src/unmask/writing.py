@@ -12,6 +12,7 @@ import torch
 from .canvas import Canvas, Painter
 from .config import nearest
 from .evaluate import check_seed
+from .models.base import LanguageModel
 from .samplers import PLANS, Choice, Control, Plan, Windows, plan_named
 from .samplers.control import Constrain
 from .samplers.named import named
@@ -27,7 +28,7 @@ class Options:
     """Settings of one sequence. None means the usual value of the sampler."""
 
     seed: int = 0
-    sampler: str = "plan"
+    sampler: str | None = None  # None: what the model is usually sampled with (`settle`)
     steps: int | None = None
     k: int | None = None  # tokens a step, for orders
     threshold: float | None = None  # for confidence, entropy and margin
@@ -56,7 +57,8 @@ class Options:
             if not fits(value) and not (value is None and name in NULLABLE):
                 raise UserError(f"{name}={_shown(value)} must be {what}")
         check_seed(self.seed)
-        named(self.sampler)
+        if self.sampler is not None:
+            named(self.sampler)
         Choice(self.temperature, self.top_k, self.top_p, self.min_p)
         if self.min_length < 0:
             raise UserError(f"min_length={self.min_length} must be at least 0")
@@ -64,6 +66,14 @@ class Options:
             raise UserError(
                 f"guidance={self.guidance} must be between 0 and a million; 1 is the label's own distribution"
             )
+
+    def settle(self, model: LanguageModel) -> Options:
+        """The same, with the model's usual sampler where none was named."""
+        return self if self.sampler is not None else replace(self, sampler=model.usual_sampler)
+
+    @property
+    def _sampler(self) -> str:
+        return self.sampler or LanguageModel.usual_sampler
 
     @property
     def choice(self) -> Choice:
@@ -78,7 +88,7 @@ class Options:
 
     def _plan(self) -> Plan:
         return plan_named(
-            self.sampler, steps=self.steps, k=self.k, threshold=self.threshold, order=self.order, eta=self.eta,
+            self._sampler, steps=self.steps, k=self.k, threshold=self.threshold, order=self.order, eta=self.eta,
             window=self.window, keep=self.keep, corrections=self.corrections,
         )  # fmt: skip
 
@@ -126,14 +136,18 @@ class Options:
     def describe(self) -> dict[str, Any]:
         """Law and settings, for protocols: those that were given, and those that the sampler has from itself."""
         usual = {f.name: f.default for f in fields(self)}
-        always = ("sampler", "temperature", "top_k", "top_p")
+        always = ("temperature", "top_k", "top_p")
         kept = {name: value for name in usual if (value := getattr(self, name)) != usual[name] and _says(value)}
-        shown = {"law": PLANS[self.sampler].law} | {name: getattr(self, name) for name in always} | kept
+        shown = (
+            {"law": PLANS[self._sampler].law, "sampler": self._sampler}
+            | {name: getattr(self, name) for name in always}
+            | kept
+        )
         try:
             plan = self._plan()
         except UserError:  # the lines of a template may give what is missing
             plan = None
-        own = {name: getattr(plan, name, None) for name in PLANS[self.sampler].takes}
+        own = {name: getattr(plan, name, None) for name in PLANS[self._sampler].takes}
         shown |= {name: value for name, value in own.items() if value is not None}
         if self.constrain is not None:
             shown["constrain"] = getattr(self.constrain, "__name__", "a function")

@@ -3,10 +3,13 @@
 Parameter names are those of the published checkpoints. The network without time conditioning still has the adaLN
 layers and is told sigma = 0, as the published one is. A network for labelled data has one more parameter, an embedding
 of the labels that is added to that of the time (as in the DiT of Peebles and Xie); its last row stands for "no label".
+
+The blocks serve the autoregressive network too (`causal.py`), without adaLN and with a cache of keys and values.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -19,11 +22,13 @@ from ..types import Vocab
 from .base import Backbone
 from .layers import Embedding, LayerNorm, TimestepEmbedder
 
+KeyValue = tuple[Tensor, Tensor]  # keys (rotated) and values of one block, (B, H, L, D) each
+
 
 class Block(nn.Module):
-    """Attention and MLP, each with adaLN before and a gate after."""
+    """Attention and MLP, each with adaLN before and a gate after; without cond_dim a plain norm and no gate."""
 
-    def __init__(self, dim: int, n_heads: int, cond_dim: int, mlp_ratio: int, dropout: float) -> None:
+    def __init__(self, dim: int, n_heads: int, cond_dim: int | None, mlp_ratio: int, dropout: float) -> None:
         super().__init__()
         self.n_heads, self.dropout = n_heads, dropout
         self.norm1 = LayerNorm(dim)
@@ -33,30 +38,51 @@ class Block(nn.Module):
         self.mlp = nn.Sequential(
             nn.Linear(dim, mlp_ratio * dim), nn.GELU(approximate="tanh"), nn.Linear(mlp_ratio * dim, dim)
         )
-        self.adaLN_modulation = nn.Linear(cond_dim, 6 * dim)
-        nn.init.zeros_(self.adaLN_modulation.weight)
-        nn.init.zeros_(self.adaLN_modulation.bias)
+        self.adaLN_modulation = None if cond_dim is None else nn.Linear(cond_dim, 6 * dim)
+        if self.adaLN_modulation is not None:
+            nn.init.zeros_(self.adaLN_modulation.weight)
+            nn.init.zeros_(self.adaLN_modulation.bias)
 
     def forward(
-        self, x: Tensor, cond: Tensor, rotary: tuple[Tensor, Tensor], attn: Attn, queries: Tensor | None = None
-    ) -> Tensor:
-        """(B, L, dim) to (B, L, dim), or of some columns (B, M) only; cond is (1 or B, cond_dim)."""
-        shift1, scale1, gate1, shift2, scale2, gate2 = self.adaLN_modulation(cond)[:, None].chunk(6, dim=-1)
+        self,
+        x: Tensor,
+        cond: Tensor | None,
+        rotary: tuple[Tensor, Tensor],
+        attn: Attn,
+        queries: Tensor | None = None,
+        past: KeyValue | None = None,
+    ) -> tuple[Tensor, KeyValue | None]:
+        """(B, L, dim) to (B, L, dim), or of some columns (B, M) only; cond is (1 or B, cond_dim).
+
+        With the keys and values of what stands before x, `past`, those of both come back as well.
+        """
+        shift1, scale1, gate1, shift2, scale2, gate2 = self._modulation(cond)
         h = self.norm1(x, shift1, scale1)
         if queries is None:
-            x = self._add(x, gate1, self._attend(h, rotary, attn))
+            attended, past = self._attend(h, rotary, attn, past)
+            x = self._add(x, gate1, attended)
         else:
             x = self._add(pick(x, queries), gate1, self._attend_some(h, rotary, attn, queries))
-        return self._add(x, gate2, self.mlp(self.norm2(x, shift2, scale2)))
+        return self._add(x, gate2, self.mlp(self.norm2(x, shift2, scale2))), past
 
-    def _attend(self, h: Tensor, rotary: tuple[Tensor, Tensor], attn: Attn) -> Tensor:
+    def _modulation(self, cond: Tensor | None) -> Sequence[Tensor | None]:
+        if self.adaLN_modulation is None:
+            return [None] * 6
+        return self.adaLN_modulation(cond)[:, None].chunk(6, dim=-1)
+
+    def _attend(
+        self, h: Tensor, rotary: tuple[Tensor, Tensor], attn: Attn, past: KeyValue | None
+    ) -> tuple[Tensor, KeyValue | None]:
         batch, length, dim = h.shape
         qkv = self.attn_qkv(h).view(batch, length, 3, self.n_heads, -1)
         cos, sin = rotary  # (1 or B, L, 1, D), float32
         qk = rotate(qkv[:, :, :2], cos[:, :, None], sin[:, :, None]).to(qkv.dtype)
         q, k = qk.transpose(1, 3).unbind(2)  # (B, H, L, D)
         v = qkv[:, :, 2].transpose(1, 2)
-        return self.attn_out(attention(q, k, v, attn).transpose(1, 2).reshape(batch, length, dim))
+        if past is not None:
+            k, v = (torch.cat((old.to(new.dtype), new), dim=2) for old, new in zip(past, (k, v), strict=True))
+            past = (k, v)
+        return self.attn_out(attention(q, k, v, attn).transpose(1, 2).reshape(batch, length, dim)), past
 
     def _attend_some(self, h: Tensor, rotary: tuple[Tensor, Tensor], attn: Attn, queries: Tensor) -> Tensor:
         """The same for some columns: keys and values of all, queries of those."""
@@ -71,8 +97,9 @@ class Block(nn.Module):
         out = attention(q, k, kv[:, :, 1].transpose(1, 2), attn)  # (B, H, M, D)
         return self.attn_out(out.transpose(1, 2).reshape(batch, -1, dim))
 
-    def _add(self, x: Tensor, gate: Tensor, branch: Tensor) -> Tensor:
-        return torch.addcmul(x, gate.float(), dropout(branch, self.dropout, self.training).float())
+    def _add(self, x: Tensor, gate: Tensor | None, branch: Tensor) -> Tensor:
+        branch = dropout(branch, self.dropout, self.training).float()
+        return x + branch if gate is None else torch.addcmul(x, gate.float(), branch)
 
 
 def pick(x: Tensor, columns: Tensor) -> Tensor:
@@ -81,15 +108,30 @@ def pick(x: Tensor, columns: Tensor) -> Tensor:
 
 
 class OutputLayer(nn.Module):
-    """Final adaLN norm, and the projection to the vocabulary (zero at the start: every token equally likely)."""
+    """Final norm, and the projection to the vocabulary (zero at the start: every token equally likely)."""
 
-    def __init__(self, dim: int, vocab_size: int, cond_dim: int) -> None:
+    def __init__(self, dim: int, vocab_size: int, cond_dim: int | None) -> None:
         super().__init__()
         self.norm_final = LayerNorm(dim)
         self.linear = nn.Linear(dim, vocab_size)
-        self.adaLN_modulation = nn.Linear(cond_dim, 2 * dim)
-        for parameter in (*self.linear.parameters(), *self.adaLN_modulation.parameters()):
-            nn.init.zeros_(parameter)
+        self.adaLN_modulation = None if cond_dim is None else nn.Linear(cond_dim, 2 * dim)
+        for name, parameter in self.named_parameters():
+            if not name.startswith("norm_final"):
+                nn.init.zeros_(parameter)
+
+    def forward(self, x: Tensor, cond: Tensor | None) -> Tensor:
+        """The final norm alone: the projection is for the rows whose logits are wanted."""
+        if self.adaLN_modulation is None:
+            return self.norm_final(x)
+        shift, scale = self.adaLN_modulation(cond)[:, None].chunk(2, dim=-1)
+        return self.norm_final(x, shift, scale)
+
+
+def rotary_of(positions: Tensor, head_dim: int) -> tuple[Tensor, Tensor]:
+    """Cos and sin of positions (L,) or (B, L) as blocks take them: (1 or B, L, 1, D)."""
+    cos, sin = rotary_table(positions, head_dim)
+    shape = (-1, positions.shape[-1], 1, head_dim)
+    return cos.view(shape), sin.view(shape)
 
 
 class DiT(Backbone):
@@ -157,15 +199,11 @@ class DiT(Backbone):
         if attn.queries is not None and attn.pattern != "full":
             raise ValueError("the DiT backbone takes some queries only with full attention")
         positions = torch.arange(x.shape[1], device=x.device) if attn.positions is None else attn.positions
-        cos, sin = rotary_table(positions, self.head_dim)
-        shape = (-1, x.shape[1], 1, self.head_dim)
-        rotary = (cos.view(shape), sin.view(shape))
+        rotary = rotary_of(positions, self.head_dim)
         for block in self.blocks[:-1]:
-            x = block(x, cond, rotary, attn)
-        x = self.blocks[-1](x, cond, rotary, attn, attn.queries)  # only here can columns be left out
-        out = self.output_layer
-        shift, scale = out.adaLN_modulation(cond)[:, None].chunk(2, dim=-1)
-        return out.norm_final(x, shift, scale), None
+            x, _ = block(x, cond, rotary, attn)
+        x, _ = self.blocks[-1](x, cond, rotary, attn, attn.queries)  # only here can columns be left out
+        return self.output_layer(x, cond), None
 
     def head(self, rows: Tensor) -> Tensor:
         """(N, hidden) to (N, V) logits."""

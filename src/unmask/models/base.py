@@ -8,18 +8,25 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from ..backbones.base import Backbone
 from ..keys import Keys
-from ..samplers import Choice, Control, Plan
+from ..samplers import Choice, Control, Plan, Task
 from ..schedule import Law, Schedule
 from ..types import Batch, State, TokenNats, UserError, Vocab
+
+LOGITS_AT_ONCE = 2**28  # float32 logits held at a time (1 GiB); beyond it the head runs in recomputed chunks
 
 
 class LanguageModel(nn.Module, ABC):
     """A backbone with a likelihood, a loss and a way to write into masked positions."""
 
     backbone: Backbone
+    exact = False  # whether nats are -log p itself, without a draw: then one draw says all
+    likelihood = True  # whether nats bound -log p at all: without that there is no perplexity
+    any_length = False  # whether it writes texts of any length without windows
+    usual_sampler = "plan"  # the name of the plan it is sampled with where a user names none
 
     @property
     def vocab(self) -> Vocab:
@@ -65,6 +72,30 @@ class LanguageModel(nn.Module, ABC):
         alternatives of every written token; a sequence for which `until` is true is done.
         """
 
+    @staticmethod
+    def tasks(
+        canvases: Sequence[Tensor],
+        plan: Plan | Sequence[Plan],
+        keys: Sequence[Keys],
+        choice: Choice | Sequence[Choice] = Choice(),
+        controls: Sequence[Control | None] | None = None,
+        labels: Sequence[int | None] | None = None,
+        guidance: float | Sequence[float] = 1.0,
+        tops: int = 0,
+    ) -> list[Task]:
+        """What `generate` was asked for, a task a canvas."""
+        n = len(canvases)
+        plans = [plan] * n if isinstance(plan, Plan) else plan
+        choices = [choice] * n if isinstance(choice, Choice) else choice
+        scales = [guidance] * n if isinstance(guidance, int | float) else guidance
+        each = zip(
+            canvases, plans, keys, choices, controls or [None] * n, labels or [None] * n, scales, strict=True
+        )  # fmt: skip
+        return [
+            Task(row, canvas, own, key, drawn, control, label, scale, tops)
+            for row, (canvas, own, key, drawn, control, label, scale) in enumerate(each)
+        ]
+
     @abstractmethod
     def check(self, canvas: Tensor, plan: Plan) -> None:
         """Raise if a plan cannot be followed on a canvas."""
@@ -76,3 +107,14 @@ class LanguageModel(nn.Module, ABC):
     @abstractmethod
     def describe(self) -> dict[str, Any]:
         """The law of its likelihood, for protocols."""
+
+
+def in_chunks(head: Callable[..., tuple[Tensor, ...]], vocab_size: int, *rows: Tensor) -> tuple[Tensor, ...]:
+    """`head` on rows (N, ...) whose logits are (N, V); where those are large, in chunks that backward recomputes."""
+    at_once = max(1, LOGITS_AT_ONCE // vocab_size)
+    if len(rows[0]) <= at_once:
+        return head(*rows)
+    parts = [
+        checkpoint(head, *chunk, use_reentrant=False) for chunk in zip(*(r.split(at_once) for r in rows), strict=True)
+    ]
+    return tuple(torch.cat(values) for values in zip(*parts, strict=True))

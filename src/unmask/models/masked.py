@@ -1,17 +1,20 @@
-"""Masked diffusion (paper sections 3.2-3.5): MDLM is the SUBS parameterization of it.
+"""Masked diffusion (paper sections 3.2-3.5): MDLM, D3PM and the ladder between them, SEDD.
+
+They differ in what the logits mean (`parameterization.py`) and in nothing else.
 
 Only masked rows matter: under carry-over an unmasked position costs nothing and never changes, so the vocabulary
-projection, the softmax and the loss run on masked, scored positions only. No (B, L, V) tensor is ever made.
+projection, the softmax and the loss run on masked, scored positions only. No (B, L, V) tensor is ever made. Without
+carry-over there is one more term, the reconstruction of all positions from the last z (appendix A.2.4).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 from .. import bounds
 from ..backbones.base import Backbone
@@ -19,14 +22,22 @@ from ..keys import Keys
 from ..masking import corrupt
 from ..ops.attention import Attn
 from ..parameterization import Mean, Parameterization
-from ..samplers import Choice, Control, Plan, Task, run
-from ..schedule import ContinuousTime, Law, Schedule, strata
-from ..types import Batch, State, TokenNats
-from .base import LanguageModel
-
-LOGITS_AT_ONCE = 2**28  # float32 logits held at a time (1 GiB); beyond it the head runs in recomputed chunks
+from ..samplers import Choice, Control, Plan, run
+from ..schedule import ContinuousTime, Draw, Law, Schedule, independent, strata
+from ..types import Batch, State, TokenNats, UserError
+from .base import LanguageModel, in_chunks
 
 SIGMA_TOLD = 30.0  # what a network is told saturates here: fewer than 1e-13 of the tokens are left to see
+RECONSTRUCTED = 4  # one row of so many is reconstructed, with that weight: the term is small, a second pass is not
+
+
+@dataclass(frozen=True)
+class Objective:
+    """What training minimises, where it is not the bound itself."""
+
+    cross_entropy: bool = False  # of masked tokens, unweighted (MaskGIT, discrete flow matching)
+    law: Law | None = None  # times of the training only, such as a clipped range
+    stratified: bool = True  # one row a stratum of time; else independent times
 
 
 class MaskedDiffusion(LanguageModel):
@@ -38,16 +49,21 @@ class MaskedDiffusion(LanguageModel):
         schedule: Schedule,
         law: Law | None = None,
         parameterization: Parameterization | None = None,
+        objective: Objective | None = None,
     ) -> None:
         super().__init__()
         self.backbone, self.schedule = backbone, schedule
         self.law: Law = law or ContinuousTime()
         self.parameterization: Parameterization = parameterization or Mean()
-        assert self.parameterization.carry_over, "without carry-over the bound has a reconstruction term of its own"
+        self.objective = objective or Objective()
+        if self.parameterization.is_measure and not isinstance(self.law, ContinuousTime):
+            raise UserError("SEDD's score has a bound in continuous time only; set objective.bound=continuous")
 
     def under(self, schedule: Schedule | None = None, law: Law | None = None) -> MaskedDiffusion:
         """The same network and weights, scored under another schedule or law."""
-        other = MaskedDiffusion(self.backbone, schedule or self.schedule, law or self.law, self.parameterization)
+        other = MaskedDiffusion(
+            self.backbone, schedule or self.schedule, law or self.law, self.parameterization, self.objective
+        )
         return other.train(self.training)
 
     def hidden(
@@ -77,32 +93,73 @@ class MaskedDiffusion(LanguageModel):
 
     def nats(self, batch: Batch, keys: Keys) -> TokenNats:
         """One time and one mask a row: an unbiased draw of the bound."""
-        draw = self.law.draw(strata(batch.index, batch.total, keys), self.schedule)
-        uniform = keys.uniform("mask", batch.index, batch.tokens.shape[1])
-        z = corrupt(batch.tokens.cpu(), draw.keep[:, None], uniform, self.vocab.mask).to(batch.tokens.device)
-        weight = batch.weight()
-        row, column = torch.nonzero((z == self.vocab.mask) & weight, as_tuple=True)
+        return TokenNats(self._nats(batch, keys, self.law), batch.weight())
+
+    def loss(self, batch: Batch, keys: Keys) -> tuple[Tensor, Tensor]:
+        """(sum to minimise, weight it is a sum over)."""
+        law = self.objective.law or self.law
+        if not self.objective.cross_entropy:
+            return self._nats(batch, keys, law).sum(), batch.weight().sum()
+        look = self._look(batch, law.draw(self._times(batch, keys), self.schedule), keys)
+        nll = look.nll + bounds.log_mass(look.mass)  # of x̃ scaled to 1, where it is not
+        return nll.float().sum(), torch.tensor(float(len(nll)), device=nll.device)
+
+    def _times(self, batch: Batch, keys: Keys) -> Tensor:
+        draw = strata if self.objective.stratified else independent
+        return draw(batch.index, batch.total, keys)
+
+    def _nats(self, batch: Batch, keys: Keys, law: Law) -> Tensor:
+        """(B, L) float32."""
+        uniform = self._times(batch, keys)
+        if self.parameterization.carry_over:
+            return self._step(batch, law.draw(uniform, self.schedule), keys)
+        inner, last = law.split(uniform, self.schedule)
+        return self._step(batch, inner, keys) + self._reconstruction(batch, last, keys)
+
+    def _step(self, batch: Batch, draw: Draw, keys: Keys) -> Tensor:
+        """The nats of one step a row: masked positions cost something, the others nothing."""
+        look = self._look(batch, draw, keys)
+        value = bounds.nats(look.draw, look.nll, look.mass, self.parameterization.is_measure).float()
+        return look.spread(value, batch)
+
+    def _look(self, batch: Batch, draw: Draw, keys: Keys) -> Look:
+        """What the network says of the masked, scored positions of a draw."""
+        z = self._corrupt(batch, draw, keys, "mask")
+        row, column = torch.nonzero((z == self.vocab.mask) & batch.weight(), as_tuple=True)
         hidden = self.hidden(z, draw.t, batch.present, batch.label)[row, column]  # (N, hidden)
         draw = draw.rows(row)
-        nll, mass = self._target(hidden, batch.tokens[row, column], draw.keep)
-        value = bounds.nats(draw, nll, mass).float()
-        empty = torch.zeros(weight.shape, dtype=value.dtype, device=value.device)
-        return TokenNats(empty.index_put((row, column), value), weight)
-
-    def _target(self, hidden: Tensor, tokens: Tensor, keep: Tensor) -> tuple[Tensor, Tensor]:
-        """(-log x̃(token), sum of x̃); in chunks that are recomputed in the backward pass where logits are large."""
 
         def target(hidden: Tensor, tokens: Tensor, keep: Tensor) -> tuple[Tensor, Tensor]:
             return self.parameterization.target(self.backbone.head(hidden), tokens, keep, self.vocab.mask)
 
-        rows = max(1, LOGITS_AT_ONCE // self.vocab.size)
-        if len(hidden) <= rows:
-            return target(hidden, tokens, keep)
-        parts = [
-            checkpoint(target, *chunk, use_reentrant=False)
-            for chunk in zip(hidden.split(rows), tokens.split(rows), keep.split(rows), strict=True)
-        ]
-        return torch.cat([nll for nll, _ in parts]), torch.cat([mass for _, mass in parts])
+        nll, mass = in_chunks(target, self.vocab.size, hidden, batch.tokens[row, column], draw.keep)
+        return Look(row, column, draw, nll, mass)
+
+    def _reconstruction(self, batch: Batch, last: Draw, keys: Keys) -> Tensor:
+        """-log x̂(x) at every scored position, masked or not, from the z of the last step (eq. 46, first term).
+
+        Of one row in RECONSTRUCTED, drawn over the global batch or data set, with that weight.
+        """
+        share = -(-batch.total // RECONSTRUCTED)
+        drawn = torch.from_numpy(keys.permute("reconstruct", batch.index, batch.total)) < share
+        # Where no row is drawn the first is looked at and counts 0: FSDP wants as many passes from every process.
+        here = torch.nonzero(drawn if drawn.any() else torch.arange(len(batch)) == 0).squeeze(-1)
+        part, draw = batch.rows(here), last.rows(here)
+        row, column = torch.nonzero(part.weight(), as_tuple=True)
+        z = self._corrupt(part, draw, keys, "last mask")
+        hidden = self.hidden(z, draw.t, part.present, part.label)[row, column]
+
+        def own(hidden: Tensor, tokens: Tensor) -> tuple[Tensor]:
+            return (-self.log_x(hidden).gather(-1, tokens[:, None]).squeeze(-1),)
+
+        (nll,) = in_chunks(own, self.vocab.size, hidden, part.tokens[row, column])
+        scale = replace(draw, scale=draw.scale * drawn[here] * (batch.total / share)).rows(row).scale.float()
+        value = torch.zeros(batch.tokens.shape, dtype=nll.dtype, device=nll.device)
+        return value.index_put((here.to(row.device)[row], column), nll * scale)
+
+    def _corrupt(self, batch: Batch, draw: Draw, keys: Keys, purpose: str) -> Tensor:
+        uniform = keys.uniform(purpose, batch.index, batch.tokens.shape[1])
+        return corrupt(batch.tokens.cpu(), draw.keep[:, None], uniform, self.vocab.mask).to(batch.tokens.device)
 
     def generate(
         self,
@@ -119,18 +176,7 @@ class MaskedDiffusion(LanguageModel):
         until: Callable[[State], bool] | None = None,
     ) -> Iterator[State]:
         """Follow a plan on every canvas, all of them through the network together."""
-        n = len(canvases)
-        plans = [plan] * n if isinstance(plan, Plan) else plan
-        choices = [choice] * n if isinstance(choice, Choice) else choice
-        scales = [guidance] * n if isinstance(guidance, int | float) else guidance
-        each = zip(
-            canvases, plans, keys, choices, controls or [None] * n, labels or [None] * n, scales, strict=True
-        )  # fmt: skip
-        tasks = [
-            Task(row, canvas, own, key, drawn, control, label, scale, tops)
-            for row, (canvas, own, key, drawn, control, label, scale) in enumerate(each)
-        ]
-        return run(self, tasks, batch_size, until)
+        return run(self, self.tasks(canvases, plan, keys, choice, controls, labels, guidance, tops), batch_size, until)
 
     def check(self, canvas: Tensor, plan: Plan) -> None:
         """Raise if a plan cannot be followed on a canvas."""
@@ -144,13 +190,46 @@ class MaskedDiffusion(LanguageModel):
 
     @property
     def normalised(self) -> bool:
-        """Whether x̂ sums to 1 over the clean tokens: then the schedule alone says when a position is revealed."""
-        return self.parameterization.zero_mask
+        """Whether the schedule alone says when a position is revealed, and no token changes afterwards."""
+        return self.parameterization.zero_mask and self.parameterization.carry_over
+
+    @property
+    def carry_over(self) -> bool:
+        """Whether a written token stays: without it the last step writes all tokens anew."""
+        return self.parameterization.carry_over
+
+    @property
+    def usual_sampler(self) -> str:  # type: ignore[override]
+        """The plan drawn ahead where the schedule allows it, else the textbook step."""
+        return "plan" if self.normalised else "ancestral"
 
     def describe(self) -> dict[str, Any]:
         """The law of its likelihood, for protocols."""
-        return {
+        facts = {
             **self.law.describe(),
             "schedule": repr(self.schedule),
             "parameterization": repr(self.parameterization),
         }
+        if not self.carry_over:
+            facts["reconstruction"] = (
+                "-log x̂ of every token from the z of the last step (the paper's), not from clean x"
+            )
+        if not self.objective.stratified:
+            facts["times"] = "independent"
+        return facts
+
+
+@dataclass(frozen=True)
+class Look:
+    """Masked, scored positions and what the network said of them."""
+
+    row: Tensor  # (N,)
+    column: Tensor  # (N,)
+    draw: Draw  # a value a position
+    nll: Tensor  # (N,) -log x̃(x)
+    mass: Tensor  # (N,) sum of x̃
+
+    def spread(self, value: Tensor, batch: Batch) -> Tensor:
+        """(B, L) of values a position; 0 elsewhere."""
+        empty = torch.zeros(batch.tokens.shape, dtype=value.dtype, device=value.device)
+        return empty.index_put((self.row, self.column), value)

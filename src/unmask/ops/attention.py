@@ -15,7 +15,7 @@ class Attn:
     """Who may look at whom: the pattern, the positions that exist, and their numbers."""
 
     pattern: Literal["full", "causal"] = "full"
-    valid: Tensor | None = None  # (B, L) bool; None = all
+    valid: Tensor | None = None  # (B, L) bool, of what is cached too; None = all
     positions: Tensor | None = None  # (B, L) or (L,) int64; None = 0, 1, 2, ...
     queries: Tensor | None = None  # (B, M) columns whose hidden states are wanted; None = all
 
@@ -35,15 +35,19 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, attn: Attn) -> Tensor:
-    """softmax(q kᵀ/√d) v for (B, H, L, D), under a pattern."""
-    if attn.valid is None:
-        return F.scaled_dot_product_attention(q, k, v, is_causal=attn.pattern == "causal")
-    allowed = attn.valid[:, None, None, :]
-    if q.shape[-2] != k.shape[-2]:  # some queries of full attention: each of them looks at something that exists
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=allowed)
-    if attn.pattern == "causal":
-        length = q.shape[-2]
-        allowed = allowed & torch.ones(length, length, dtype=torch.bool, device=q.device).tril()
-    # A row of nothing but padding would be softmax over nothing: let it see itself; nobody reads it.
-    allowed = allowed | torch.eye(q.shape[-2], dtype=torch.bool, device=q.device)
+    """softmax(q kᵀ/√d) v for (B, H, L, D), under a pattern.
+
+    Fewer queries than keys are some columns under the full pattern, and the last columns under the causal one.
+    """
+    new, length, causal = q.shape[-2], k.shape[-2], attn.pattern == "causal"
+    if attn.valid is None and (not causal or new in (1, length)):
+        return F.scaled_dot_product_attention(q, k, v, is_causal=causal and new == length)
+    if attn.valid is not None and not causal and new < length:  # each of these queries looks at something that exists
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=attn.valid[:, None, None, :])
+    own = torch.arange(length - new, length, device=q.device)[:, None]  # the columns of the queries
+    column = torch.arange(length, device=q.device)
+    allowed = (column <= own if causal else torch.ones_like(own, dtype=torch.bool))[None, None]
+    if attn.valid is not None:
+        # A row of nothing but padding would be softmax over nothing: let it see itself; nobody reads it.
+        allowed = (allowed & attn.valid[:, None, None, :]) | (column == own)
     return F.scaled_dot_product_attention(q, k, v, attn_mask=allowed)

@@ -40,7 +40,11 @@ class Denoiser(Protocol):
 
     @property
     def normalised(self) -> bool:
-        """Whether x̂ sums to 1 over the clean tokens: then the schedule alone says when a position is revealed."""
+        """Whether the schedule alone says when a position is revealed, and no token changes afterwards."""
+
+    @property
+    def carry_over(self) -> bool:
+        """Whether a written token stays: without it the last step writes all tokens anew."""
 
     def hidden(
         self,
@@ -135,8 +139,8 @@ class Plan(ABC):
             )
         if not self.any_mass and not model.normalised:
             raise UserError(
-                f"{name} needs a network whose distribution has no mass on [MASK], and this model's has; "
-                "choose the textbook ancestral sampler"
+                f"{name} needs a model whose prediction sums to 1 over the tokens and carries them over, and this "
+                "one's does not; choose the textbook ancestral sampler"
             )
 
     def describe(self) -> dict[str, Any]:

@@ -200,6 +200,8 @@ class _Rows:
         """Tokens for one chunk of rows, which may belong to several sequences."""
         log_x = self._log_x(which, positions)
         log_x[:, self.model.vocab.mask] = NEVER  # never written, whatever mass the network gives it
+        if not self.model.normalised:
+            log_x = torch.log_softmax(log_x, -1)  # of a token that is written now
         shaped = self._controlled(log_x, segments)
         tokens, where = torch.empty(len(which), dtype=torch.int64), dict(segments)
         for choice, members in self._by_choice(segments).items():

@@ -49,6 +49,10 @@ def _remasking(kind: str) -> Callable[..., Plan]:
 PLANS: dict[str, Named] = {
     "plan": Named(("steps",), lambda steps=STEPS: RevealPlan(steps), "T-step ancestral"),
     "ancestral": Named(("steps",), lambda steps=STEPS: Ancestral(steps), "T-step ancestral"),
+    "analytic": Named(
+        ("steps",), lambda steps=STEPS: Ancestral(steps), "SEDD's analytic step, which is T-step ancestral"
+    ),
+    "euler": Named(("steps",), lambda steps=STEPS: Ancestral(steps, euler=True), "T Euler steps of the reverse rate"),
     "first-hitting": Named((), FirstHitting, "ancestral with T -> infinity"),
     "left-to-right": Named(("k",), LeftToRight, "left to right"),
     "order": Named(("order", "k"), GivenOrder, "a given order"),

@@ -46,7 +46,7 @@ def times_nats(model: LanguageModel, batch: Batch, keys: Keys, free: Tensor | No
     """
     if free is None:
         return model.nats(batch, keys)
-    net = diffusion(model, "bound")
+    net = diffusion(model, "span")
     draw = net.law.draw(strata(batch.index, batch.total, keys), net.schedule)
     uniform = keys.uniform("mask", batch.index, batch.tokens.shape[1])
     masked = (uniform >= draw.keep[:, None]) & free.cpu()

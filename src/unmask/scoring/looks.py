@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..models.base import LanguageModel
-from ..models.masked import LOGITS_AT_ONCE, MaskedDiffusion
+from ..models.base import LOGITS_AT_ONCE, LanguageModel
+from ..models.masked import MaskedDiffusion
 from ..types import Batch, UserError
 
 
@@ -25,8 +25,10 @@ class RowNats:
 def diffusion(model: LanguageModel, method: str, *, timeless: bool = False) -> MaskedDiffusion:
     """The model, if it is one that a method can ask: its x̂ sums to 1 over the tokens that are not [MASK]."""
     if not isinstance(model, MaskedDiffusion) or not model.normalised:
+        what = "a span given its context" if method == "span" else f"method {method!r}"
         raise UserError(
-            f"method {method!r} needs a masked diffusion model whose prediction has no mass on [MASK]; use 'bound'"
+            f"{what} needs a masked diffusion model whose prediction sums to 1 over the tokens and that carries them "
+            "over; use 'bound' on whole texts"
         )
     if timeless and model.time_conditioned:
         raise UserError(

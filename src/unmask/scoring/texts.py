@@ -59,7 +59,8 @@ def _bound(ask: Ask, batch: Batch, free: Tensor) -> RowNats:
     hidden = None if torch.equal(free, free_positions(batch)) else free  # None: any method can do it
     batch = batch.to(ask.model.device)
     with torch.no_grad():
-        return _drawn([times_nats(ask.model, batch, ask.keys.at(d), hidden).nats for d in range(ask.draws)])
+        found = _drawn([times_nats(ask.model, batch, ask.keys.at(d), hidden).nats for d in range(ask.draws)])
+    return replace(found, error=np.zeros(len(batch))) if ask.model.exact else found
 
 
 def _strata(ask: Ask, batch: Batch, free: Tensor) -> RowNats:
@@ -125,7 +126,11 @@ def score(
     """
     if not texts and not isinstance(texts, str):
         raise UserError("there is nothing to score; give at least one text")
+    if not model.likelihood:
+        raise UserError(f"a {type(model).__name__} model has no likelihood; judge its samples with eval --generative")
     numbers = _numbers(method, batch_size, {"draws": draws, "calls": calls, "orders": orders})
+    if model.exact and "draws" in numbers:
+        numbers["draws"] = 1  # nothing is drawn
     ask = Ask(model, eval_keys(seed), _plan_for(method, plan), batch_size, progress=progress, **numbers)
     spans = each_span(span, texts)
     texts = [texts] if isinstance(texts, str) else list(texts)
@@ -155,7 +160,8 @@ def _protocol(method: str, ask: Ask, painter: Painter, spans: bool) -> dict[str,
     what = "spans, given the rest of their texts" if spans else "whole texts"
     plan = {} if ask.plan is None else ask.plan.describe()
     block = {"block_length": room, "dtype": compute_dtype(ask.model)}
-    return {"method": method, "law": own.law, "scored": what, **plan, **facts, **block}
+    law = "exact" if own.is_bound and ask.model.exact else own.law
+    return {"method": method, "law": law, "scored": what, **plan, **facts, **block}
 
 
 def _numbers(method: str, batch_size: int, given: dict[str, int | None]) -> dict[str, int]:
