@@ -10,6 +10,7 @@ from .config import Config, ModelConfig, ObjectiveConfig, ScheduleConfig
 from .models.autoregressive import AutoRegressive
 from .models.base import LanguageModel
 from .models.masked import MaskedDiffusion, Objective
+from .models.simplex import SimplexDiffusion
 from .parameterization import Mean, Parameterization, Score
 from .schedule import (
     ClippedTime,
@@ -98,6 +99,18 @@ def autoregressive(config: Config, vocab: Vocab, n_labels: int) -> LanguageModel
     return AutoRegressive(net, start=config.objective.start_token)
 
 
+def simplex(config: Config, vocab: Vocab, n_labels: int) -> LanguageModel:
+    """SSD-LM on the paper's diffusion transformer."""
+    spec = config.simplex
+    if config.train.strategy == "fsdp":
+        raise UserError("SSD-LM has weights outside its backbone, which fsdp does not shard; set train.strategy=ddp")
+    if spec.block > config.data.length:
+        raise UserError(
+            f"simplex.block={spec.block} is longer than a row; set it to at most data.length={config.data.length}"
+        )
+    return SimplexDiffusion(dit(config.model, vocab, n_labels), spec.block, spec.steps, spec.scale, spec.context)
+
+
 Method = Callable[[Config, Vocab, int], LanguageModel]
 METHODS: dict[str, Method] = {
     "mdlm": masked(Mean()),
@@ -105,6 +118,7 @@ METHODS: dict[str, Method] = {
     "d3pm": masked(Mean(zero_mask=False, carry_over=False)),
     "sedd": masked(Score()),
     "ar": autoregressive,
+    "ssd-lm": simplex,
 }
 
 

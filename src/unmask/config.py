@@ -71,7 +71,7 @@ class DataConfig(Section):
 class ModelConfig(Section):
     """The network."""
 
-    method: Literal["mdlm", "no-carry-over", "d3pm", "sedd", "ar"] = "mdlm"
+    method: Literal["mdlm", "no-carry-over", "d3pm", "sedd", "ar", "ssd-lm"] = "mdlm"
     backbone: Literal["dit"] = "dit"
     hidden_dim: PositiveInt = 768
     n_blocks: PositiveInt = 12
@@ -126,6 +126,15 @@ class ObjectiveConfig(Section):
         if (self.bound == "discrete") != (self.steps is not None):
             raise ValueError("objective.steps belongs to objective.bound=discrete, and that bound needs it")
         return self
+
+
+class SimplexConfig(Section):
+    """SSD-LM: the noise on the logits of a block."""
+
+    block: PositiveInt = 25  # tokens that are written at a time
+    steps: PositiveInt = 5000  # T of the training
+    scale: PositiveFloat = 5.0  # K: logits of a token are K, of all others -K
+    context: PositiveInt | None = None  # the most tokens that a block sees before it; default: all
 
 
 class TrainConfig(Section):
@@ -188,6 +197,7 @@ class Config(Section):
     model: ModelConfig = ModelConfig()
     schedule: ScheduleConfig = ScheduleConfig()
     objective: ObjectiveConfig = ObjectiveConfig()
+    simplex: SimplexConfig = SimplexConfig()
     train: TrainConfig = TrainConfig()
     eval: EvalConfig = EvalConfig()
     sample: SampleConfig = SampleConfig()

@@ -9,6 +9,7 @@ from .desk import Desk, Task, replay, run
 from .named import PLANS, plan_named
 from .plans import FirstHitting, GivenOrder, LeftToRight, RevealPlan
 from .remask import PredictorCorrector, Remasking
+from .simplex import Simplex
 from .windows import Windows
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "PredictorCorrector",
     "Remasking",
     "RevealPlan",
+    "Simplex",
     "Task",
     "Windows",
     "plan_named",

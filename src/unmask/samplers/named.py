@@ -12,6 +12,7 @@ from .ancestral import Ancestral
 from .base import Plan
 from .plans import FirstHitting, GivenOrder, LeftToRight, RevealPlan
 from .remask import PredictorCorrector, Remasking
+from .simplex import Simplex
 
 STEPS = 128  # where nobody says how many
 MOST = 10_000_000  # steps and corrections together; first-hitting is the limit of infinitely many
@@ -68,6 +69,7 @@ PLANS: dict[str, Named] = {
         lambda steps=STEPS, **given: PredictorCorrector(steps, **given),
         "predictor-corrector",
     ),
+    "simplex": Named(("steps", "projection", "context"), Simplex, "SSD-LM, block after block"),
 }
 
 
@@ -91,12 +93,14 @@ def plan_named(
     window: tuple[float, float] | None = None,
     keep: float | None = None,
     corrections: int | None = None,
+    projection: str | None = None,
+    context: int | None = None,
 ) -> Plan:
     """The plan of a name; settings that are None take their usual values."""
     chosen = named(name)
     settings = {
         "steps": steps, "k": None if k is None else min(k, MOST), "threshold": threshold, "order": order, "eta": eta,
-        "window": window, "keep": keep, "corrections": corrections,
+        "window": window, "keep": keep, "corrections": corrections, "projection": projection, "context": context,
     }  # fmt: skip
     given = {setting: value for setting, value in settings.items() if value is not None}
     for setting in given:
