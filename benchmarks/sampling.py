@@ -11,7 +11,7 @@ something. The parts of a run are timed in turns, 20 times each, and these are t
 
 A plan's sequences end at different calls, so its last few calls have fewer rows; hence row calls. Quartiles beside
 the last ratio are over rounds, each judged by its own timings. A run that would take at most --complete seconds is
-made, shown without ~, and compared with its extrapolation. `baselines.py` says what --style means.
+made, shown without ~, and compared with its extrapolation. What --style means: unmask/reproduce/published.py.
 
     python benchmarks/sampling.py                                             everything: hours on 2 cores
     python benchmarks/sampling.py --network owt --batch 16 --json owt16.json  one piece
@@ -32,7 +32,6 @@ from pathlib import Path
 
 import torch
 
-from baselines import STYLES, Careful, ancestral
 from measure import sgemm_peak
 from sampling_table import GIB, Counts, Piece, cell, show
 from unmask import build
@@ -40,6 +39,7 @@ from unmask.config import Config, ModelConfig
 from unmask.keys import Keys
 from unmask.models.masked import MaskedDiffusion
 from unmask.ops.memory import keep_pages
+from unmask.reproduce.published import STYLES, Careful, ancestral
 from unmask.samplers import RevealPlan, time_grid
 from unmask.types import State, Vocab
 

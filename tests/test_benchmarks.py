@@ -17,6 +17,7 @@ from scipy import stats
 
 from oracles import CLEAN, MASK, SCHEDULES, TableNet, ancestral_law
 from unmask.models.masked import MaskedDiffusion
+from unmask.reproduce import published
 from unmask.samplers import RevealPlan, time_grid
 
 FOLDER = Path(__file__).parent.parent / "benchmarks"
@@ -26,7 +27,7 @@ FOLDER = Path(__file__).parent.parent / "benchmarks"
 def bench():
     """The benchmark and its parts, as one namespace each."""
     sys.path.insert(0, str(FOLDER))
-    yield {name: importlib.import_module(name) for name in ("baselines", "sampling", "sampling_table")}
+    yield {name: importlib.import_module(name) for name in ("sampling", "sampling_table")}
     sys.path.remove(str(FOLDER))
 
 
@@ -41,16 +42,14 @@ def sampling(bench, monkeypatch) -> ModuleType:
 
 @pytest.mark.parametrize("style", ["careful", "published"])
 @pytest.mark.parametrize("cache", [False, True])
-def test_baselines_have_the_law_of_ancestral_sampling(bench, cache, style):
+def test_published_samplers_have_the_law_of_ancestral_sampling(cache, style):
     model = MaskedDiffusion(TableNet.random(), SCHEDULES["log-linear"]).eval()
     start = (MASK, CLEAN[1], MASK)
     law = ancestral_law(start, model.backbone.denoiser(), "log-linear", 5)
     torch.manual_seed(3)
     batch, runs = (1, 1500) if cache else (1500, 1)  # a whole-batch cache is never used in a large batch
-    more = {"cache": cache, "style": bench["baselines"].STYLES[style]}
-    canvases = torch.cat(
-        [bench["baselines"].ancestral(model, torch.tensor([start] * batch), 5, **more)[0] for _ in range(runs)]
-    )
+    more = {"cache": cache, "style": published.STYLES[style]}
+    canvases = torch.cat([published.ancestral(model, torch.tensor([start] * batch), 5, **more)[0] for _ in range(runs)])
     counts = Counter(tuple(canvas) for canvas in canvases.tolist())
     assert set(counts) <= {x for x, p in law.items() if p > 0}  # all written, nothing given was changed
     common = [x for x, p in law.items() if 1500 * p >= 8]
@@ -64,7 +63,7 @@ def test_baselines_have_the_law_of_ancestral_sampling(bench, cache, style):
 def test_a_cached_call_follows_a_change_anywhere_in_the_batch(bench, batch, monkeypatch):
     model = bench["sampling"].random_model("toy")
     canvases: list[torch.Tensor] = []  # after every step
-    careful = bench["baselines"].Careful
+    careful = published.Careful
 
     draw = careful.draw
 
@@ -80,7 +79,7 @@ def test_a_cached_call_follows_a_change_anywhere_in_the_batch(bench, batch, monk
     model.backbone.register_forward_pre_hook(lambda *_: seen.append(1))
     canvases.append(start)
     torch.manual_seed(0)
-    _, calls = bench["baselines"].ancestral(model, start, 40, cache=True)
+    _, calls = published.ancestral(model, start, 40, cache=True)
     changed = [not torch.equal(a, b) for a, b in itertools.pairwise(canvases)]
     assert len(changed) == 40 and 0 < sum(changed) < 40
     assert calls == len(seen) == 1 + sum(changed[:-1])

@@ -21,13 +21,14 @@ LEVELS = [
     {"writing", "scoring"},
     {"lm"},  # below train, which writes samples with it
     {"train", "finetune", "recipes", "hub"},
-    {"commands", "demo", "generative", "templates"},
+    {"commands", "demo", "generative", "templates", "reproduce"},
     {"cli", "serve", "__main__", "unmask"},  # `unmask` is the package's own __init__
 ]
 LEVEL = {room: level for level, rooms in enumerate(LEVELS) for room in rooms}
 SIDEWAYS = {  # neighbours on one level that may know each other, this way round
     ("parameterization", "masking"),
     ("finetune", "train"),
+    ("reproduce", "generative"),  # samples and their judge
     ("judge", "evaluate"),  # one formula for the error of a ratio
     ("cli", "serve"),
     ("__main__", "cli"),

@@ -423,6 +423,44 @@ def score(
 
 
 @app.command()
+def reproduce(
+    name: Annotated[
+        str,
+        typer.Argument(help="ablation, schedules, steps, time-conditioning, lm, caching, semi-ar or variance-curve."),
+    ],
+    scale: Annotated[str, typer.Option(help="smoke (minutes), small (an hour or so) or paper (a cluster).")] = "smoke",
+    data: Annotated[str, typer.Option(help="The text: a name, a file or a folder.")] = "python-docs",
+    out: Annotated[str, typer.Option(help="Folder of models and reports; tables share the models in it.")] = (
+        "runs/reproduce"
+    ),
+    seed: Annotated[int, typer.Option(help="Seed of trainings and evaluations.")] = 0,
+    scorer: Annotated[str | None, typer.Option(help="Judge of samples, as for unmask eval --generative.")] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Re-create a table of the paper, beside the paper's figures: trains what it needs, writes report.md and plots."""
+    from .reproduce import reproduce as run
+    from .reproduce.bench import Missing
+    from .reproduce.report import plain, terminal_lines
+
+    try:
+        report, page = run(name, scale=scale, data=data, out=out, seed=seed, scorer=scorer, quiet=quiet)
+    except Missing as missing:  # the paper's scale: what to run, and then this command again
+        if as_json:
+            _print_json({"missing": str(missing).splitlines()})
+        else:
+            out_console.print(str(missing), markup=False)
+            err_console.print("train these on a cluster, then run the same command again", markup=False)
+        return
+    if as_json:
+        _print_json(plain(report))
+        return
+    for line in terminal_lines(report):
+        out_console.print(line, markup=False)
+    err_console.print(f"report: {page}", markup=False)
+
+
+@app.command()
 def demo(
     overrides: Overrides = None,
     out: Annotated[str, typer.Option(help="Folder of the run.")] = "runs/demo",

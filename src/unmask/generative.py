@@ -66,7 +66,8 @@ class BoundScorer:
     def describe(self) -> dict[str, Any]:
         """The protocol of the scores."""
         about = {**self.lm.model.describe(), "draws": self.draws, "seed": self.seed, "block_length": self.lm.length}
-        return {"scorer": f"unmask:{self.name}", "likelihood": "bound", "scorer_law": about}
+        kind = "exact" if self.lm.model.exact else "bound"
+        return {"scorer": f"unmask:{self.name}", "likelihood": kind, "scorer_law": about}
 
 
 def judge_model(
@@ -90,7 +91,7 @@ def judge_model(
     options = Options(**how).settle(lm.model)
     steps = getattr(options.plan(lm.painter), "steps", None)  # what was asked for, or what the sampler is used with
     length = len(lm.prompt_canvas("", length, windowed=options.stride is not None).ids)
-    by = None if scorer is None else _open(scorer, lm.model.device, device)
+    by = None if scorer is None else open_judge(scorer, lm.model.device, device)
     if with_mauve:
         mauve_parts(by)
     real = None if reference == "none" else real_rows(lm, reference, length, rows or n)  # before the long part
@@ -139,7 +140,8 @@ def _check(n: int, rows: int | None, reference: str, scorer: str | None, with_ma
         raise UserError("--generative runs in one process; start it without torchrun")
 
 
-def _open(scorer: str, at: torch.device, device: str) -> Scorer:
+def open_judge(scorer: str, at: torch.device, device: str) -> Scorer:
+    """The judge of a name; models of this library are judges too."""
     kind, _, where = scorer.partition(":")
     if kind != "unmask":
         return open_scorer(scorer, at)

@@ -1,5 +1,7 @@
 """What the reveal plan is compared with: T-step ancestral sampling as it is usually written, in plain torch.
 
+Used by the table `caching` and by benchmarks/sampling.py.
+
 The network, the head and the softmax on all B x L positions, then at every step one draw for each position from the
 posterior over V tokens, [MASK] among them, by dividing float32 probabilities by exponential noise. That is the
 sampler of the paper and of its public code. It is here in three styles:
@@ -16,8 +18,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from unmask.models.masked import MaskedDiffusion
-from unmask.samplers import time_grid
+from ..models.masked import MaskedDiffusion
+from ..samplers import time_grid
 
 
 class Careful:

@@ -1,0 +1,5 @@
+"""The paper's tables, re-created at a size that fits the machine: `unmask reproduce NAME`."""
+
+from .run import TABLES, reproduce
+
+__all__ = ["TABLES", "reproduce"]

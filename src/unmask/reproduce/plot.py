@@ -1,0 +1,251 @@
+"""Line plots as SVG, with nothing but the standard library.
+
+A plot brings its own white card, so it reads the same on a white page and on GitHub's dark one. Equal input gives equal
+bytes. Every curve has a colour (Okabe and Ito's, for all kinds of eyes) and a shape of its own.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from html import escape
+
+WIDTH, HEIGHT = 720, 420
+LEFT, RIGHT, BOTTOM = 74, 24, 56  # margins of the plane; the one at the top grows with the legend
+ROW = 20  # height of a line of the legend
+LETTER = 6.9  # width of a letter of 12 pixels, generous
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#7A5C00", "#56B4E9", "#444444")
+SHAPES = (
+    '<circle cx="{x}" cy="{y}" r="3.6"/>',
+    '<rect x="{x}" y="{y}" width="7" height="7" transform="translate(-3.5 -3.5)"/>',
+    '<path d="M{x} {y}m0 -4.8l4.8 4.8l-4.8 4.8l-4.8 -4.8z"/>',
+    '<path d="M{x} {y}m0 -4.8l4.6 8.2h-9.2z"/>',
+)
+DASHES = ("", ' stroke-dasharray="7 4"', ' stroke-dasharray="2 4"')
+MOST_MARKED = 60  # points: a longer curve is a line only
+LARGEST = 1e100  # what is beyond has diverged, and the arithmetic of an axis would overflow
+NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Points, in the order in which a line joins them; `error` is a half-length in y."""
+
+    name: str
+    x: list[float]
+    y: list[float]
+    error: list[float] | None = None
+
+    def __post_init__(self) -> None:
+        sizes = {len(self.x), len(self.y), len(self.x if self.error is None else self.error)}
+        assert len(sizes) == 1, f"the lists of curve {self.name!r} differ in length"
+
+
+@dataclass(frozen=True)
+class Plot:
+    """Curves on one pair of axes; `name` is the stem of its file."""
+
+    name: str
+    title: str
+    x_label: str
+    y_label: str
+    curves: list[Curve]
+    log_x: bool = False
+    log_y: bool = False
+
+
+@dataclass(frozen=True)
+class Axis:
+    """Where a value lies between the two ends of an axis, and its ticks."""
+
+    ticks: list[float]
+    log: bool
+    start: float
+    end: float
+
+    def __call__(self, value: float) -> float:
+        """The coordinate of a value."""
+        f: Callable[[float], float] = math.log if self.log else float
+        low, high = f(self.ticks[0]), f(self.ticks[-1])
+        return self.start + (f(value) - low) / (high - low) * (self.end - self.start)
+
+
+def left_out(plot: Plot) -> list[str]:
+    """What cannot be drawn, in words: curves without points, points that are not finite or have no logarithm."""
+    said = []
+    for curve in plot.curves:
+        missing = len(curve.x) - sum(map(len, _runs(plot, curve)))
+        why = "not finite, or not positive on a log axis" if plot.log_x or plot.log_y else "not finite"
+        if not curve.x:
+            said.append(f"{curve.name}: no points")
+        elif missing:
+            said.append(f"{curve.name}: {missing} of {len(curve.x)} points ({why})")
+    return said
+
+
+def ticks(low: float, high: float, log: bool = False) -> list[float]:
+    """Round numbers, at least two, of which the first is at most `low` and the last at least `high`."""
+    assert -LARGEST <= low <= high <= LARGEST and (low > 0 or not log)
+    if log and high / low > 2.5:  # below that the round numbers of a linear axis serve better, and are positive
+        return _log_ticks(low, high)
+    size = max(abs(low), abs(high))
+    if high - low <= max(1e-9 * size, 1e-90):  # one value: put it in the middle
+        pad = size / 10 if log or size > 1e-80 else 1.0
+        low, high = low - pad, high + pad
+    rough = (high - low) / 5
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(power * nice for nice in (1, 2, 2.5, 5, 10) if power * nice >= rough * (1 - 1e-9))
+    digits = 2 - math.floor(math.log10(step))  # 0.30000000000000004 is 0.3
+    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    first -= round(first * step, digits) > low  # the 1e-9 spares a tick beyond 0.3 / 0.1 = 2.9999999999999996
+    last += round(last * step, digits) < high
+    return [round(k * step, digits) for k in range(first, last + 1)]
+
+
+def _log_ticks(low: float, high: float) -> list[float]:
+    """The coarsest of 1, 1-2-5 and 1-2-3-...-9 that has at least four ticks; many decades are thinned."""
+    first, last = math.floor(math.log10(low)) - 1, math.ceil(math.log10(high)) + 1
+    for mantissas in ((1,), (1, 2, 5), (1, 2, 3, 4, 5, 6, 7, 8, 9)):
+        stride = 1 + (last - first) // 10 if mantissas == (1,) else 1
+        every = [float(f"{m}e{power}") for power in range(first, last + stride, stride) for m in mantissas]
+        start = max(i for i, tick in enumerate(every) if tick <= low)
+        end = min(i for i, tick in enumerate(every) if tick >= high)
+        if end - start >= 3:
+            break
+    return every[start : end + 1]
+
+
+def label(value: float, axis: list[float]) -> str:
+    """A tick in few letters: 0.25, 40, 10k, 2.5M, 1e-06."""
+    largest = max(abs(axis[0]), abs(axis[-1]))
+    if value == 0:
+        return "0"
+    if largest >= 1e15 or largest < 1e-3 or abs(value) < 1e-5:
+        return f"{value:.3g}"
+    for size, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= size and largest >= 1e4:
+            return f"{round(value / size, 6):g}{unit}"
+    return f"{round(value, 9):.10g}"
+
+
+def _runs(plot: Plot, curve: Curve) -> list[list[tuple[float, float, float]]]:
+    """The points (x, y, error) that can be drawn, in pieces between those that cannot."""
+    errors = curve.error or [0.0] * len(curve.x)
+    runs: list[list[tuple[float, float, float]]] = [[]]
+    for x, y, error in zip(curve.x, curve.y, errors, strict=True):
+        if _drawable(x, plot.log_x) and _drawable(y, plot.log_y):
+            runs[-1].append((x, y, error if 0 < error < LARGEST / 2 else 0.0))
+        else:
+            runs.append([])
+    return [run for run in runs if run]
+
+
+def _drawable(value: float, log: bool) -> bool:
+    return (1 / LARGEST if log else -LARGEST / 2) < value < LARGEST / 2  # false for NaN
+
+
+def svg(plot: Plot) -> str:
+    """The whole picture."""
+    curves = [(i, curve, runs) for i, curve in enumerate(plot.curves) if (runs := _runs(plot, curve))]
+    legend, rows = _legend([(i, curve.name) for i, curve, _ in curves])
+    said = left_out(plot)
+    top = 44 + ROW * rows
+    bottom = HEIGHT - BOTTOM + ROW * max(0, rows - 2)  # a long legend makes the picture higher, not the plane lower
+    height = bottom + BOTTOM + 15 * len(said) + 4 * bool(said)
+    notes = [
+        _text(LEFT, bottom + BOTTOM + 4 + 15 * i, _short(f"left out: {line}", 105), 'class="note"')
+        for i, line in enumerate(said)
+    ]
+    head = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}" viewBox="0 0 {WIDTH} {height}"'
+        ' role="img" font-family="system-ui, \'Segoe UI\', Helvetica, Arial, sans-serif" font-size="12">',
+        f"<title>{_safe(plot.title)}</title>",
+        "<style>text{fill:#24292f} .note{fill:#6a737d;font-size:11px} .tick{fill:#57606a}</style>",
+        f'<rect x="0.5" y="0.5" width="{WIDTH - 1}" height="{height - 1}" rx="6" fill="#ffffff" stroke="#d0d7de"/>',
+        _text(LEFT, 27, _short(plot.title, 76), 'font-size="15" font-weight="600"'),
+    ]
+    if not curves:
+        middle = _text(WIDTH / 2, (top + bottom) / 2, "nothing to draw", 'class="note" text-anchor="middle"')
+        return "\n".join([*head, middle, *notes, "</svg>\n"])
+    points = [point for _, _, runs in curves for run in runs for point in run]
+    reach = [v for _, y, error in points for v in (y - error, y, y + error) if v > 0 or not plot.log_y]
+    xs = [x for x, _, _ in points]
+    across = Axis(ticks(min(xs), max(xs), plot.log_x), plot.log_x, LEFT, WIDTH - RIGHT)
+    up = Axis(ticks(min(reach), max(reach), plot.log_y), plot.log_y, bottom, top)
+    drawn = [_curve(i, curve, runs, across, up) for i, curve, runs in curves]
+    return "\n".join([*head, *legend, *_frame(plot, across, up), *drawn, *notes, "</svg>\n"])
+
+
+def _frame(plot: Plot, across: Axis, up: Axis) -> list[str]:
+    lines = []
+    for value in up.ticks:
+        y = _n(up(value))
+        lines.append(f'<path d="M{LEFT} {y}H{WIDTH - RIGHT}" stroke="#e4e8ec"/>')
+        lines.append(_text(LEFT - 8, up(value) + 4, label(value, up.ticks), 'class="tick" text-anchor="end"'))
+    for value in across.ticks:
+        x = _n(across(value))
+        lines.append(f'<path d="M{x} {_n(up.end)}V{_n(up.start)}" stroke="#e4e8ec"/>')
+        lines.append(
+            _text(across(value), up.start + 18, label(value, across.ticks), 'class="tick" text-anchor="middle"')
+        )
+    lines.append(f'<path d="M{LEFT} {_n(up.end)}V{_n(up.start)}H{WIDTH - RIGHT}" fill="none" stroke="#57606a"/>')
+    lines.append(_text((LEFT + WIDTH - RIGHT) / 2, up.start + 40, _short(plot.x_label, 85), 'text-anchor="middle"'))
+    middle = (up.start + up.end) / 2
+    turn = f'text-anchor="middle" transform="rotate(-90 20 {_n(middle)})"'
+    return [*lines, _text(20, middle, _short(plot.y_label, 44), turn)]
+
+
+def _curve(i: int, curve: Curve, runs: list[list[tuple[float, float, float]]], across: Axis, up: Axis) -> str:
+    """One group: error bars, line, points; its title is what a browser shows under the pointer."""
+    colour = COLOURS[i % len(COLOURS)]
+    parts = [f'<g class="curve" stroke="{colour}" fill="{colour}"><title>{_safe(curve.name)}</title>']
+    for run in runs:
+        for x, y, error in run:
+            if error:
+                low = y - error if y > error or not up.log else up.ticks[0]
+                ends = f"{_n(up(low))}V{_n(up(y + error))}"
+                caps = f"M{_n(across(x) - 3)} {_n(up(low))}h6M{_n(across(x) - 3)} {_n(up(y + error))}h6"
+                parts.append(f'<path class="error" d="M{_n(across(x))} {ends}{caps}" fill="none" stroke-width="1.2"/>')
+        path = " ".join(f"{_n(across(x))},{_n(up(y))}" for x, y, _ in run)
+        dash = DASHES[i // len(COLOURS) % len(DASHES)]
+        parts.append(f'<polyline points="{path}" fill="none" stroke-width="1.8" stroke-linejoin="round"{dash}/>')
+        if len(curve.x) <= MOST_MARKED or len(run) == 1:  # a lone point would not be seen without its mark
+            parts += [SHAPES[i % len(SHAPES)].format(x=_n(across(x)), y=_n(up(y))) for x, y, _ in run]
+    return "\n".join([*parts, "</g>"])
+
+
+def _legend(names: list[tuple[int, str]]) -> tuple[list[str], int]:
+    """Names above the plane, from left to right, and the number of lines they take."""
+    parts, x, row = [], float(LEFT), 0
+    for i, name in names:
+        shown = _short(name, 80)
+        width = 34 + LETTER * len(shown) + 14
+        if x > LEFT and x + width > WIDTH - RIGHT + 14:
+            x, row = float(LEFT), row + 1
+        y = 47 + ROW * row
+        colour, dash = COLOURS[i % len(COLOURS)], DASHES[i // len(COLOURS) % len(DASHES)]
+        mark = SHAPES[i % len(SHAPES)].format(x=_n(x + 13), y=y)
+        line = f'<path d="M{_n(x)} {y}h26" fill="none" stroke-width="1.8"{dash}/>'
+        parts.append(f'<g stroke="{colour}" fill="{colour}">{line}{mark}</g>{_text(x + 33, y + 4, shown)}')
+        x += width
+    return parts, row + 1 if names else 0
+
+
+def _text(x: float, y: float, words: str, attributes: str = "") -> str:
+    return f'<text x="{_n(x)}" y="{_n(y)}"{attributes and " " + attributes}>{_safe(words)}</text>'
+
+
+def _safe(words: str) -> str:
+    """Text for XML: escaped, and without the control letters that XML has no way to hold."""
+    return escape(NOT_XML.sub("\ufffd", words))
+
+
+def _short(words: str, most: int) -> str:
+    return words if len(words) <= most else words[: most - 1] + "…"
+
+
+def _n(value: float) -> str:
+    """A coordinate: two decimals, without zeros at the end and without a negative zero."""
+    return f"{round(value, 2) + 0.0:g}"
