@@ -69,6 +69,30 @@ def test_two_processes_give_the_losses_and_weights_of_one(corpus: str, alone: tu
         torch.testing.assert_close(tensor, theirs[name], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("strategy", "method"),
+    [
+        ("ddp", ["model.method=d3pm", "objective.bound=discrete", "objective.steps=9"]),
+        ("fsdp", ["model.method=no-carry-over"]),  # rows to reconstruct may all be on one process
+        ("fsdp", ["model.method=sedd", "model.time_conditioning=true"]),
+        ("fsdp", ["model.method=ar"]),
+        ("ddp", ["model.method=ssd-lm", "simplex.block=8"]),
+        ("ddp", ["objective.loss=cross-entropy", "objective.clip=[0.3,0.8]"]),
+    ],
+    ids=lambda value: value if isinstance(value, str) else value[0],
+)
+def test_every_method_gives_the_same_with_two_processes(
+    corpus: str, tmp_path: Path, strategy: str, method: list[str]
+) -> None:
+    one = run(tmp_path / "one", 1, corpus, *method)
+    two = run(tmp_path / "two", 2, corpus, *method, f"train.strategy={strategy}")
+    assert len(figures(one, "loss")) == 4
+    keys = ("loss",) if "model.method=ssd-lm" in method else ("loss", "valid_nats")
+    for key in keys:
+        torch.testing.assert_close(figures(one, key), figures(two, key), rtol=2e-5, atol=2e-5)
+
+
 @pytest.mark.parametrize(
     ("first", "second"), [((2, "ddp"), (1, "ddp")), ((2, "fsdp"), (1, "ddp")), ((1, "ddp"), (2, "fsdp"))]
 )

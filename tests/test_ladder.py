@@ -593,3 +593,12 @@ def test_every_method_can_be_built_and_says_what_it_is(method):
     assert torch.isfinite(loss) and float(weight) > 0
     assert model.describe() and model.usual_sampler in PLANS
     assert model.exact == (method == "ar") and model.likelihood == (method != "ssd-lm")
+
+
+@pytest.mark.parametrize("change", ["objective.clip=[0.3,0.8]", "objective.loss=cross-entropy"])
+@pytest.mark.parametrize("method", ["d3pm", "no-carry-over"])
+def test_without_carry_over_copying_must_be_learnt(method: str, change: str) -> None:
+    """Neither of these losses has the reconstruction in it: the model's bound would be worse than nothing."""
+    config = tiny_config(f"model.method={method}", change)
+    with pytest.raises(UserError, match="learns to copy"):
+        METHODS[method](config, Vocab(9, 4), 0)

@@ -79,6 +79,12 @@ def masked(parameterization: Parameterization) -> Method:
     """Masked diffusion whose logits mean this."""
 
     def make(config: Config, vocab: Vocab, n_labels: int) -> LanguageModel:
+        spec = config.objective
+        if not parameterization.carry_over and (spec.clip is not None or spec.loss != "bound"):
+            raise UserError(
+                f"method {config.model.method} learns to copy tokens from the whole bound only; "
+                "leave out objective.clip and objective.loss"
+            )
         return MaskedDiffusion(
             dit(config.model, vocab, n_labels),
             schedule(config.schedule),
