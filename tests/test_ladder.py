@@ -582,7 +582,9 @@ def test_samples_that_cannot_be_drawn_are_refused_before_the_training():
 
 def test_bounds_that_a_method_does_not_have_are_a_sentence():
     more = settings("model.method=sedd", "objective.bound=discrete", "objective.steps=4")
-    assert "objective.bound=continuous" in refused("train", "tiny", *more, "--quiet", "--out", str(folder() / "no"))
+    assert "objective.bound=continuous" in refused(
+        "train", "tiny", *more, "--quiet", "--out", str(folder() / "ladder no")
+    )
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -96,8 +96,19 @@ def masked(parameterization: Parameterization) -> Method:
     return make
 
 
+def _without_bound(config: Config) -> None:
+    """Raise if a model without a diffusion bound is given settings of one: they would change nothing."""
+    usual = ObjectiveConfig()
+    for name in ("bound", "proposal", "loss", "clip", "times"):
+        if getattr(config.objective, name) != getattr(usual, name):
+            raise UserError(f"method {config.model.method} has no use for objective.{name}; leave it out")
+
+
 def autoregressive(config: Config, vocab: Vocab, n_labels: int) -> LanguageModel:
     """The causal transformer on the same blocks."""
+    _without_bound(config)
+    if config.model.time_conditioning:
+        raise UserError("an autoregressive model knows no time; set model.time_conditioning=false")
     if n_labels:
         raise UserError("an autoregressive model takes no labels; leave data.label out")
     spec = config.model
@@ -108,6 +119,7 @@ def autoregressive(config: Config, vocab: Vocab, n_labels: int) -> LanguageModel
 def simplex(config: Config, vocab: Vocab, n_labels: int) -> LanguageModel:
     """SSD-LM on the paper's diffusion transformer."""
     spec = config.simplex
+    _without_bound(config)
     if config.train.strategy == "fsdp":
         raise UserError("SSD-LM has weights outside its backbone, which fsdp does not shard; set train.strategy=ddp")
     if spec.block > config.data.length:
@@ -133,4 +145,6 @@ def model(config: Config, vocab: Vocab, n_labels: int = 0) -> LanguageModel:
 
     How many labels there are is a fact of the data, or of the checkpoint's labels.json, and never a setting.
     """
+    if not config.objective.start_token and config.model.method != "ar":
+        raise UserError(f"objective.start_token belongs to model.method=ar, not {config.model.method}; leave it out")
     return METHODS[config.model.method](config, vocab, n_labels)

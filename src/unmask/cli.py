@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import os
 import sys
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -38,7 +40,16 @@ With = Annotated[
 
 
 def _print_json(value: Any) -> None:
-    sys.stdout.write(json.dumps(value, indent=1, allow_nan=False) + "\n")
+    sys.stdout.write(json.dumps(_finite(value), indent=1, allow_nan=False) + "\n")
+
+
+def _finite(value: Any) -> Any:
+    """The same with null for infinite figures (of a model that diverged): JSON has no word for them."""
+    if isinstance(value, dict):
+        return {key: _finite(own) for key, own in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(own) for own in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 @app.command()
@@ -72,7 +83,8 @@ def train(
         out_console.print(f"trained {result.step} steps into {result.out}", markup=False)
         if valid:
             out_console.print(figures_line(valid), markup=False)
-        out_console.print(f"next: unmask sample {result.out} -n 4    unmask eval {result.out}", markup=False)
+        judged = "" if valid else " --generative"
+        out_console.print(f"next: unmask sample {result.out} -n 4    unmask eval {result.out}{judged}", markup=False)
     if not result.finished:
         raise typer.Exit(130)
 
@@ -81,8 +93,8 @@ def figures_line(figures: dict[str, Any]) -> str:
     """The figures of a likelihood in one line."""
     error = figures["stderr_nats"]
     ppl = figures["perplexity"]
+    error, data = (error, figures["stderr_data"]) if math.isfinite(ppl) else (None, None)
     bar = "" if error is None else f" ± {ppl * error:.2f} (Monte Carlo)"
-    data = figures["stderr_data"]
     bar += "" if data is None else f" ± {ppl * data:.2f} (over texts)"
     per_byte = figures["bits_per_byte"]
     tail = "" if per_byte is None else f", {per_byte:.3f} bits/byte"
@@ -155,7 +167,7 @@ def evaluate(
         }  # fmt: skip
         report = judge_model(
             model, scorer=scorer, n=n, length=length, reference=reference, rows=rows, with_mauve=mauve, which=which,
-            weights=weights, device=device, batch_size=batch_size, **{**how, **_settings(more)},
+            weights=weights, device=device, batch_size=batch_size, **{**how, **_settings(more, ctx.params)},
         )  # fmt: skip
         if as_json:
             _print_json(report.as_dict())
@@ -184,10 +196,13 @@ def evaluate(
 
 @app.command()
 def sample(
+    ctx: typer.Context,
     model: Model,
     n: Annotated[int, typer.Option("-n", help="How many.")] = 1,
     length: Annotated[int | None, typer.Option(help="Tokens (default: the model's length).")] = None,
-    steps: Annotated[int | None, typer.Option(help="T, the number of denoising steps (default: 128).")] = None,
+    steps: Annotated[
+        int | None, typer.Option(help="T, the number of denoising steps (default: 128; simplex: 1000).")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Sample i has seed + i.")] = 0,
     prompt: Annotated[str | None, typer.Option(help="Text that every sample begins with.")] = None,
     suffix: Annotated[str | None, typer.Option(help="Text that every sample ends with.")] = None,
@@ -204,7 +219,7 @@ def sample(
         str | None,
         typer.Option(
             help="plan, ancestral, analytic, euler, first-hitting, left-to-right, order, confidence, entropy, margin, "
-            "remask-cap, remask-rescale, remask-loop or corrector (default: what fits the model)."
+            "remask-cap, remask-rescale, remask-loop, corrector or simplex (default: what fits the model)."
         ),
     ] = None,
     k: Annotated[int | None, typer.Option("-k", help="Tokens a step, for orders.")] = None,
@@ -254,7 +269,7 @@ def sample(
         min_p=min_p, ban=[_word(word) for word in ban or []], min_length=min_length, label=label, guidance=guidance,
         stride=stride, stop=stop or [], stop_at_eos=stop_at_eos,
     )  # fmt: skip
-    options = replace(options, **_settings(more))
+    options = replace(options, **_settings(more, ctx.params))
     lm = load_lm(model, which, weights, device)
     options = options.settle(lm.model)
     protocol = sample_protocol(lm, model, which, weights)
@@ -280,8 +295,8 @@ def sample(
         err_console.print(f"replay: {html}", markup=False)
 
 
-def _settings(given: list[str] | None) -> dict[str, Any]:
-    """What `--with` says."""
+def _settings(given: list[str] | None, options: Iterable[str]) -> dict[str, Any]:
+    """What `--with` says, of settings that are no options of the command."""
     import yaml
 
     from .config import nearest
@@ -294,6 +309,9 @@ def _settings(given: list[str] | None) -> dict[str, Any]:
             raise UserError(f"--with {text} must be a setting and its value, for example projection=greedy")
         if name not in KINDS:
             raise UserError(f"--with {text}: a sampler has no setting {name!r}{nearest(name, KINDS)}")
+        if name in options or name in found:
+            fix = "give it once" if name in found else f"give {'-k' if name == 'k' else '--' + name.replace('_', '-')}"
+            raise UserError(f"--with {text}: {name} {'is set twice' if name in found else 'is an option'}; {fix}")
         try:
             found[name] = yaml.safe_load(value)
         except yaml.YAMLError:

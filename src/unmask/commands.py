@@ -55,7 +55,7 @@ def evaluate_model(
         config = _with_law(lm.config, bound, steps, schedule)
         spec, own = _data(config.data, data, split, label_column)
         model = lm.model
-        if config != lm.config:  # another schedule or bound than the model's own
+        if (bound, steps, schedule) != (None, None, None):  # a model that has none of these says so
             model = model.under(build.schedule(config.schedule), build.law(config.objective, config.schedule))
         with world.first(), progress_bar("tokenizing", quiet=not world.main) as progress:
             prepared = prepare(spec, lm.tokenizer, splits=(own,), progress=progress, labels=lm.labels or None)
@@ -102,6 +102,8 @@ def _with_law(config: Config, bound: str | None, steps: int | None, schedule: st
     if bound is not None:
         if bound == "continuous" and steps is not None:
             raise UserError("--steps belongs to --bound discrete")
+        if bound == "discrete" and steps is None and (steps := config.objective.steps) is None:
+            raise UserError("--bound discrete needs its number of steps; give one, for example --steps 1000")
         changes += [f"objective.bound={bound}", f"objective.steps={'null' if steps is None else steps}"]
         changes += ["objective.proposal=null"] if bound == "discrete" else []
     return config.override(changes)

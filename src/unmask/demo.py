@@ -12,6 +12,7 @@ from .evaluate import baselines, evaluate
 from .hub import load
 from .recipes import recipe
 from .train import train
+from .types import UserError
 
 GAP = "This {{1}} is called when the {{2}} of the object is not found."
 
@@ -19,6 +20,8 @@ GAP = "This {{1}} is called when the {{2}} of the object is not found."
 def run(out: str, overrides: list[str]) -> None:
     """Train (or continue), then report. Everything but the figures goes to standard error."""
     config = recipe("demo").override(overrides)
+    if (method := config.model.method) != "mdlm":
+        raise UserError(f"the demo shows mdlm; train another method with: unmask train demo model.method={method}")
     started = time.monotonic()
     print("A masked diffusion language model learns Python's own documentation.", file=sys.stderr)
     result = train(config, out)

@@ -92,7 +92,7 @@ def row_nats(
         if value is not None and value < 1:
             raise UserError(f"{name}={value} must be at least 1")
     if not model.likelihood:
-        raise UserError(f"a {type(model).__name__} model has no likelihood; judge its samples with eval --generative")
+        raise UserError("this model has no likelihood; judge its samples with unmask eval --generative")
     draws = 1 if model.exact else draws
     chosen = pick_rows(len(rows), limit)
     world = world or World(0, 1, model.device)

@@ -54,8 +54,9 @@ class BoundScorer:
     draws: int = 16
 
     def nats(self, texts: Sequence[str]) -> list[Scored]:
-        """The bound of each text; one that the tokenizer makes nothing of has no tokens."""
-        full = [i for i, text in enumerate(texts) if self.lm.encode(text)]
+        """The bound of each text; one that has nothing to score has no tokens."""
+        given = self.lm.model.given if self.lm.painter.frame is None else 0
+        full = [i for i, text in enumerate(texts) if len(self.lm.encode(text)) > given]
         found = [Scored(0.0, 0)] * len(texts)
         if full:
             scored = self.lm.score([texts[i] for i in full], draws=self.draws, seed=self.seed).texts
@@ -65,7 +66,8 @@ class BoundScorer:
 
     def describe(self) -> dict[str, Any]:
         """The protocol of the scores."""
-        about = {**self.lm.model.describe(), "draws": self.draws, "seed": self.seed, "block_length": self.lm.length}
+        draws = 1 if self.lm.model.exact else self.draws
+        about = {**self.lm.model.describe(), "draws": draws, "seed": self.seed, "block_length": self.lm.length}
         kind = "exact" if self.lm.model.exact else "bound"
         return {"scorer": f"unmask:{self.name}", "likelihood": kind, "scorer_law": about}
 
@@ -145,7 +147,12 @@ def open_judge(scorer: str, at: torch.device, device: str) -> Scorer:
     kind, _, where = scorer.partition(":")
     if kind != "unmask":
         return open_scorer(scorer, at)
-    return BoundScorer(load(where, device=device), where)
+    if not where:
+        raise UserError("--scorer unmask: names no model; give unmask:RUN, the folder of a run")
+    lm = load(where, device=device)
+    if not lm.model.likelihood:
+        raise UserError(f"the model at {where} has no likelihood and cannot judge; choose another scorer")
+    return BoundScorer(lm, where)
 
 
 def text_tokens(lm: LM, ids: Sequence[int]) -> list[int]:

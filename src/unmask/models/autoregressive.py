@@ -40,6 +40,7 @@ class AutoRegressive(LanguageModel):
     def __init__(self, backbone: Causal, start: bool = True) -> None:
         super().__init__()
         self.backbone, self.start = backbone, start
+        self.given = 0 if start else 1
         self.meaning = Mean()  # softmax over all tokens but [MASK]
 
     def started(self, columns: Tensor, symbol: int | bool) -> Tensor:
@@ -108,7 +109,10 @@ class AutoRegressive(LanguageModel):
             )
         framed = isinstance(plan, Windows) and plan.frame is not None
         if not self.start and masked[:1].any() and not framed:
-            raise UserError("this autoregressive model has no start symbol; give it the first token, or a prompt")
+            raise UserError(
+                "this autoregressive model has no start symbol; give it the first token or a prompt, or train it with "
+                "objective.start_token=true"
+            )
 
     def describe(self) -> dict[str, Any]:
         """The law of its likelihood, for protocols."""

@@ -26,6 +26,7 @@ class LanguageModel(nn.Module, ABC):
     exact = False  # whether nats are -log p itself, without a draw: then one draw says all
     likelihood = True  # whether nats bound -log p at all: without that there is no perplexity
     any_length = False  # whether it writes texts of any length without windows
+    given = 0  # tokens at the start of a row that it does not score
     usual_sampler = "plan"  # the name of the plan it is sampled with where a user names none
 
     @property
@@ -102,7 +103,7 @@ class LanguageModel(nn.Module, ABC):
 
     def under(self, schedule: Schedule | None = None, law: Law | None = None) -> LanguageModel:
         """The same network and weights, scored under another schedule or law; methods without one refuse."""
-        raise UserError(f"a {type(self).__name__} model has no noise schedule and no choice of bound")
+        raise UserError("this model has no noise schedule and no choice of bound; leave out bound, steps and schedule")
 
     @abstractmethod
     def describe(self) -> dict[str, Any]:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
-from ..config import nearest
+from ..config import load_yaml, nearest
+from ..evaluate import check_seed
 from ..types import UserError
 from .bench import Bench
 from .curves import variance_curve
 from .generation import caching, semi_ar
 from .likelihoods import ablation, lm, schedules, steps, time_conditioning
 from .report import Report, write_report
-from .scales import PAPER_TEXTS, Scale, scale_named
+from .scales import LONGER, MODELS, PAPER_TEXTS, Scale, scale_named
 
 TABLES: dict[str, Callable[[Bench], Report]] = {
     "ablation": ablation,
@@ -42,13 +44,19 @@ def reproduce(
     if name not in TABLES:
         raise UserError(f"unknown table {name!r}{nearest(name, TABLES)}; choose one of {', '.join(TABLES)}")
     chosen = scale_named(scale)
+    check_seed(check_seed(seed) + 1)  # of the second training of a model
     bench = Bench(chosen, _text(name, chosen, data), Path(out), seed, scorer, quiet)
+    _check_models(bench)
+    if chosen.trains:
+        _check_text(bench)
     report = TABLES[name](bench)
     return report, write_report(report, bench.folder / name)
 
 
 def _text(name: str, scale: Scale, data: str) -> str:
     """The text of a table: at the paper's scale, the paper's."""
+    if not data.strip():
+        raise UserError("--data is empty; give a name, a file or a folder")
     if scale.trains or data in PAPER_TEXTS:
         return data
     if data != USUAL:
@@ -56,3 +64,31 @@ def _text(name: str, scale: Scale, data: str) -> str:
             f"the paper's scale knows the texts {' and '.join(PAPER_TEXTS)}, not {data!r}; leave out --data"
         )
     return "owt" if name in ON_OWT else "lm1b"
+
+
+def _check_models(bench: Bench) -> None:
+    """Raise if models of another seed or text lie in the folder: their figures would be printed as this command's."""
+    for path in sorted((bench.folder / "models").glob("*/config.yaml")):
+        name, found = path.parent.name, load_yaml(path)
+        if name.removesuffix(LONGER) not in MODELS:
+            continue
+        wanted = bench.config(name)
+        if found.seed != wanted.seed:
+            raise UserError(
+                f"{path.parent} was trained with seed {found.seed}, not {wanted.seed} as --seed {bench.seed} means; "
+                "give another --out, or the seed of the models"
+            )
+        if bench.scale.trains and os.path.abspath(found.data.source) != os.path.abspath(wanted.data.source):
+            raise UserError(
+                f"{path.parent} was trained on {found.data.source}, not on {wanted.data.source}; give another --out"
+            )
+
+
+def _check_text(bench: Bench) -> None:
+    """Raise, before anything is trained, if there is too little text for errors over texts and for two long rows."""
+    least, found = 2 * bench.scale.times, len(bench.rows())
+    if found < least:
+        raise UserError(
+            f"the {bench.split} split of {bench.source} has {found} of the {least} rows of "
+            f"{bench.config('mdlm').data.length} tokens that error bars need; give more text"
+        )

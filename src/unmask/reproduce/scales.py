@@ -88,7 +88,7 @@ SCALES = {
         ),
     ),
     "small": Scale(
-        "small", 1600, 2, 1024, 32, 32, (100, 500, 1000, 5000, 10_000), 1000, 8, 200, 16,
+        "small", 1600, 2, 1024, 32, 16, (100, 500, 1000, 5000, 10_000), 1000, 8, 200, 8,
         Sizes(
             ModelConfig(hidden_dim=128, n_blocks=4, n_heads=4, cond_dim=64, dropout=0.0), length=64, vocab_size=4096,
             warmup=100, ema=0.998, checkpoint_every=250, eval_rows=128,

@@ -132,15 +132,15 @@ class Plan(ABC):
     def check(self, model: Denoiser) -> None:
         """Raise if this model cannot follow the plan."""
         name = type(self).__name__
+        if not self.any_mass and not model.normalised:  # first: what the other one advises needs this too
+            raise UserError(
+                f"{name} needs a model whose prediction sums to 1 over the tokens and carries them over, and this "
+                "one's does not; choose the textbook ancestral sampler"
+            )
         if self.timeless and model.time_conditioned:
             raise UserError(
                 f"{name} has no time to tell the network, and this model was trained with time conditioning; "
                 "choose ancestral, first-hitting or a remasking sampler"
-            )
-        if not self.any_mass and not model.normalised:
-            raise UserError(
-                f"{name} needs a model whose prediction sums to 1 over the tokens and carries them over, and this "
-                "one's does not; choose the textbook ancestral sampler"
             )
 
     def describe(self) -> dict[str, Any]:

@@ -22,13 +22,20 @@ class RowNats:
     error: np.ndarray | None  # (B,) standard error of a row's nats; None = what the draws say
 
 
+OTHERWISE = {  # method: what a user calls it, and what to do where a model cannot be asked that way
+    "span": ("a span given its context", "score whole texts"),
+    "strata": ("method 'strata'", "use 'bound' on whole texts (unmask eval: --estimator times)"),
+    "ranged gaps": ("a gap of unknown length", "say how long it is, for example {{3}} for three tokens"),
+}
+
+
 def diffusion(model: LanguageModel, method: str, *, timeless: bool = False) -> MaskedDiffusion:
     """The model, if it is one that a method can ask: its x̂ sums to 1 over the tokens that are not [MASK]."""
     if not isinstance(model, MaskedDiffusion) or not model.normalised:
-        what = "a span given its context" if method == "span" else f"method {method!r}"
+        what, instead = OTHERWISE.get(method, (f"method {method!r}", "use 'bound' on whole texts"))
         raise UserError(
             f"{what} needs a masked diffusion model whose prediction sums to 1 over the tokens and that carries them "
-            "over; use 'bound' on whole texts"
+            f"over; {instead}"
         )
     if timeless and model.time_conditioned:
         raise UserError(

@@ -26,6 +26,7 @@ class Passage:
     text: int  # which text
     ids: list[int]
     asked: list[int] | None  # places in `ids`; None = all of them, as one block of a text
+    given: int = 0  # tokens at its start that the model does not score
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class Scored:
     """What of one text is scored."""
 
     pieces: list[str]
-    size: int  # bytes
+    size: int | None  # bytes; None where the model leaves tokens out
 
 
 def read_texts(path: str) -> list[tuple[str, object]]:
@@ -101,11 +102,12 @@ def _is_span(entry: object) -> bool:
 
 
 def read_passages(
-    painter: Painter, texts: Sequence[str], spans: Sequence[list[Span] | None]
+    painter: Painter, texts: Sequence[str], spans: Sequence[list[Span] | None], given: int = 0
 ) -> tuple[list[Passage], list[Scored]]:
     """The rows of all texts, and what is scored of each.
 
     A whole text longer than the model is cut into blocks. A text with a span has to fit, for its context to be seen.
+    The first `given` tokens of a row are not scored.
     """
     room = painter.spec.length - (0 if painter.frame is None else 2)
     passages, scored = [], []
@@ -114,8 +116,11 @@ def read_passages(
         if not ids:
             raise UserError(f"text {number + 1} to score is empty; give it at least one token")
         if own is None:
-            passages += [Passage(number, ids[i : i + room], None) for i in range(0, len(ids), room)]
-            scored.append(Scored(painter.tokenizer.pieces(ids), len(text.encode())))
+            if len(ids) <= given:
+                raise UserError(f"text {number + 1} is only what this model is given and does not score; give it more")
+            passages += [Passage(number, ids[i : i + room], None, given) for i in range(0, len(ids), room)]
+            pieces = [piece for i, piece in enumerate(painter.tokenizer.pieces(ids)) if i % room >= given]
+            scored.append(Scored(pieces, None if given else len(text.encode())))
             continue
         if len(ids) > room:
             raise UserError(
@@ -163,7 +168,8 @@ def lay_out(painter: Painter, passages: Sequence[Passage], first: int, total: in
     scored, free, present = (torch.zeros(len(passages), width, dtype=torch.bool) for _ in range(3))
     for i, passage in enumerate(passages):
         row = torch.tensor([*before, *passage.ids, *after])
-        places = torch.arange(len(passage.ids)) if passage.asked is None else torch.tensor(passage.asked)
+        every = torch.arange(passage.given, len(passage.ids))
+        places = every if passage.asked is None else torch.tensor(passage.asked)
         tokens[i, : len(row)] = row
         scored[i, places + len(before)] = True
         present[i, : width if spec.attend_pads else len(row)] = True

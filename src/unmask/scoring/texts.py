@@ -73,7 +73,9 @@ def _pll(ask: Ask, batch: Batch, _free: Tensor) -> RowNats:
     return RowNats(nats.sum(1, keepdims=True), nats, np.zeros(len(batch)))
 
 
-def _exact(ask: Ask, batch: Batch, _free: Tensor) -> RowNats:
+def _exact(ask: Ask, batch: Batch, free: Tensor) -> RowNats:
+    if ask.model.exact:
+        return _bound(ask, batch, free)
     nats = exact_nats(ask.model, batch, batch.weight(), ask.batch_size, ask.progress)
     return RowNats(nats[:, None], None, np.zeros(len(batch)))
 
@@ -127,14 +129,15 @@ def score(
     if not texts and not isinstance(texts, str):
         raise UserError("there is nothing to score; give at least one text")
     if not model.likelihood:
-        raise UserError(f"a {type(model).__name__} model has no likelihood; judge its samples with eval --generative")
+        raise UserError("this model has no likelihood; judge its samples with unmask eval --generative")
     numbers = _numbers(method, batch_size, {"draws": draws, "calls": calls, "orders": orders})
     if model.exact and "draws" in numbers:
         numbers["draws"] = 1  # nothing is drawn
     ask = Ask(model, eval_keys(seed), _plan_for(method, plan), batch_size, progress=progress, **numbers)
     spans = each_span(span, texts)
     texts = [texts] if isinstance(texts, str) else list(texts)
-    passages, scored = read_passages(painter, texts, spans)
+    given = model.given if painter.frame is None else 0  # BOS is given then, and never scored
+    passages, scored = read_passages(painter, texts, spans, given)
     found: list[RowNats] = []
     with evaluating(model):
         for start in range(0, len(passages), batch_size):
@@ -154,13 +157,13 @@ def _protocol(method: str, ask: Ask, painter: Painter, spans: bool) -> dict[str,
     """The law of the figures and what else they depend on."""
     own = METHODS[method]
     facts = ask.model.describe()
-    if not own.is_bound:
+    if not own.is_bound and not ask.model.exact:
         facts = {name: facts[name] for name in ("schedule", "parameterization") if name in facts}
     room = painter.spec.length - (0 if painter.frame is None else 2)
     what = "spans, given the rest of their texts" if spans else "whole texts"
     plan = {} if ask.plan is None else ask.plan.describe()
     block = {"block_length": room, "dtype": compute_dtype(ask.model)}
-    law = "exact" if own.is_bound and ask.model.exact else own.law
+    law = "exact" if ask.model.exact else own.law
     return {"method": method, "law": law, "scored": what, **plan, **facts, **block}
 
 
@@ -213,11 +216,12 @@ def _together(
                 what.pieces, np.concatenate(parts).tolist() if parts else None,
             )
         )  # fmt: skip
-    counts = np.array([len(p.ids) if p.asked is None else len(p.asked) for p in passages], dtype=float)
+    counts = np.array([len(p.ids) - p.given if p.asked is None else len(p.asked) for p in passages], dtype=float)
     totals = np.stack([row.nats for row in found])  # (rows, draws)
     whole = summarise(totals, counts, None, protocol)
     error = _error(found, totals.sum(0), int(counts.sum()))
-    size = sum(what.size for what in scored)
+    sizes = [what.size for what in scored if what.size is not None]
+    size = sum(sizes) if len(sizes) == len(scored) else None
     return Likelihood(whole.nats, whole.tokens, size, error, whole.stderr_data, protocol, texts=texts)
 
 
