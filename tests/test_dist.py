@@ -94,7 +94,12 @@ def test_every_method_gives_the_same_with_two_processes(
 
 
 @pytest.mark.parametrize(
-    ("first", "second"), [((2, "ddp"), (1, "ddp")), ((2, "fsdp"), (1, "ddp")), ((1, "ddp"), (2, "fsdp"))]
+    ("first", "second"),
+    [
+        pytest.param((2, "ddp"), (1, "ddp"), marks=pytest.mark.slow),
+        ((2, "fsdp"), (1, "ddp")),
+        ((1, "ddp"), (2, "fsdp")),
+    ],
 )
 def test_a_run_goes_on_with_other_processes(
     corpus: str, alone: tuple, tmp_path: Path, first: tuple[int, str], second: tuple[int, str]

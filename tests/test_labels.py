@@ -315,7 +315,8 @@ def labelled_trainer(*overrides: str, seen: list[Tensor] | None = None) -> Train
     )  # fmt: skip
     model = labelled_model(config)
     if seen is not None:
-        nats = model.nats
+        loss, nats = model.loss, model.nats  # training asks for the one, evaluation for the other
+        model.loss = lambda batch, keys: (seen.append(batch.label), loss(batch, keys))[1]
         model.nats = lambda batch, keys: (seen.append(batch.label), nats(batch, keys))[1]
     return Trainer(config, model, World(0, 1, torch.device("cpu")))
 
