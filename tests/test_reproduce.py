@@ -52,8 +52,12 @@ PRINTED = {  # figures of the paper, typed from paper.tex once more
     "variance-curve": ["fig:nll_owt"],
 }
 NEEDED = {
-    "mdlm", "mdlm-seed", "mdlm-T1000", "no-carry-over", "d3pm", "mdlm-time", "sedd", "ar", "ar-judge", "ssd-lm",
-    *(f"{name}{LONGER}" for name in ("mdlm", "sedd", "d3pm", "ar")),
+    "ar-judge", "ssd-lm",
+    *(
+        f"{name}{end}"
+        for name in ("mdlm", "mdlm-seed", "mdlm-T1000", "no-carry-over", "d3pm", "mdlm-time", "sedd", "ar")
+        for end in ("", LONGER)
+    ),
 }  # fmt: skip
 
 

@@ -234,7 +234,8 @@ class Bench:
             "tokenizer": f"{config.data.tokenizer}, {self.data.tokenizer.vocab.size} entries",
             "length": config.data.length,
             "network": f"{config.model.n_blocks} blocks of width {config.model.hidden_dim}",
-            "optimizer": f"AdamW, lr {config.train.lr}, batch {config.train.batch_size}, {config.train.decay}",
+            "optimizer": f"AdamW, lr {config.train.lr} ({config.train.decay}), betas {config.train.betas[0]} and "
+            f"{config.train.betas[1]}, {config.train.warmup} steps of warm-up, batch {config.train.batch_size}",
             "weights": f"average, decay {config.train.ema}",
             "training_seed": self.seed,
             "evaluation": f"{SEEDS} draws of seed {self.seed}, float32",

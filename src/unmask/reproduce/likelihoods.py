@@ -21,6 +21,7 @@ from .report import Check, Curve, Figure, Plot, Report, Row, Table, ordering
 LOWER = "a lower bound is not a better model by itself: one training each, so its own chance is in every difference"
 SIGMA_MAX = 7.0  # of the linear schedule, as in the authors' code; 1e8, as printed, leaves nothing to draw
 STEPS = (10, 20, 50, 100, 200, 500, 1000)
+SHORT, LONG, NATS = paper.PPL, "PPL, longer training", "nats/token, longer training"
 
 
 def compared(claim: str, better: Scored, worse: Scored, sigmas: float = 2.0) -> Check:
@@ -64,40 +65,55 @@ LADDER = {
 
 
 def ablation(bench: Bench) -> Report:
-    """MDLM, and without one part after the other, down to D3PM."""
-    names = [*LADDER.values(), "mdlm-seed"]
-    bench.need(names)
-    scored = {name: bench.score(name) for name in names}
+    """MDLM, and without one part after the other, down to D3PM; with the shorter and the longer budget."""
+    scored = budgets(bench, [*LADDER.values(), "mdlm-seed"])
     printed = paper.LM1B_ABLATION
-    rows = [Row(row, printed.rows[row], _ladder_row(scored[name])) for row, name in LADDER.items()]
-    rows.append(Row("MDLM, another training seed", {}, _ladder_row(scored["mdlm-seed"]), "the size of chance"))
-    order = bench.score("mdlm", estimator=ESTIMATORS["strata"], what="any-order form")
-    rows.append(Row("MDLM, any-order form of the bound", {}, _ladder_row(order), "the same number, another estimator"))
-    gap = difference(scored["mdlm"], scored["mdlm-seed"])
+    order = bench.score("mdlm" + LONGER, estimator=ESTIMATORS["strata"], what="any-order form")
+    rows = [Row(row, printed.rows[row], _ladder_row(scored, name)) for row, name in LADDER.items()]
+    rows.append(Row("MDLM, another training seed", {}, _ladder_row(scored, "mdlm-seed"), "the size of chance"))
+    rows.append(
+        Row("MDLM, any-order form of the bound", {}, {LONG: spread(order), NATS: order.rate},
+            "the same number, another estimator")
+    )  # fmt: skip
+    by = {name: scored[name + LONGER] for name in [*LADDER.values(), "mdlm-seed"]}
     checks = [
-        compared("continuous time is no worse than T = 1000", scored["mdlm"], scored["mdlm-T1000"]),
-        compared("carry-over helps", scored["mdlm-T1000"], scored["no-carry-over"]),
-        tied("zero masking makes no difference without carry-over", scored["no-carry-over"], scored["d3pm"]),
-        compared("MDLM is better than D3PM on the same network", scored["mdlm"], scored["d3pm"]),
-        tied("the any-order form of the bound agrees", scored["mdlm"], order),
+        compared("continuous time is better than T = 1000", by["mdlm"], by["mdlm-T1000"]),
+        compared("carry-over helps", by["mdlm-T1000"], by["no-carry-over"]),
+        tied("zero masking makes no difference without carry-over", by["no-carry-over"], by["d3pm"]),
+        compared("MDLM is better than D3PM on the same network", by["mdlm"], by["d3pm"]),
+        tied("the any-order form of the bound agrees", by["mdlm"], order),
     ]
     return bench.report(
-        "ablation", printed.label,
-        [Table(printed.title, printed.label, [*printed.columns, "nats/token"], rows)],
+        "ablation", printed.label, [Table(printed.title, printed.label, [SHORT, LONG, NATS], rows)],
         checks=checks,
         protocol={
             "±": f"standard deviation over {SEEDS} evaluation seeds for PPL, as in the paper; standard error for nats",
+            "claims": "of the longer training",
             "discrete": "T = 1000, log-linear",
             "reconstruction": "without carry-over: -log x̂ of all tokens from the z of the last step, as in the paper "
             "(the authors' code scores clean x instead); of one row in four, with weight four",
             "time_conditioning": "off in all rows",
         },
-        notes=[f"another training seed moves the bound by {gap} nats a token; {LOWER}."],
+        notes=[_chance(scored), f"{LOWER}."],
     )  # fmt: skip
 
 
-def _ladder_row(scored: Scored) -> dict[str, Figure | str | None]:
-    return {paper.PPL: spread(scored), "nats/token": scored.rate}
+def budgets(bench: Bench, names: list[str]) -> dict[str, Scored]:
+    """The likelihoods of models with both budgets, by name."""
+    both = [name + end for end in ("", LONGER) for name in names]
+    bench.need(both)
+    return {name: bench.score(name) for name in both}
+
+
+def _chance(scored: dict[str, Scored]) -> str:
+    short = difference(scored["mdlm"], scored["mdlm-seed"])
+    long = difference(scored["mdlm" + LONGER], scored["mdlm-seed" + LONGER])
+    return f"another training seed moves MDLM's bound by {short} nats a token (shorter) and {long} (longer training)."
+
+
+def _ladder_row(scored: dict[str, Scored], name: str) -> dict[str, Figure | str | None]:
+    longer = scored[name + LONGER]
+    return {SHORT: spread(scored[name]), LONG: spread(longer), NATS: longer.rate}
 
 
 # -- tab:var_ns ------------------------------------------------------------------------------------------------------
@@ -244,15 +260,20 @@ def _value(figure: Figure | str) -> float:
 
 
 def time_conditioning(bench: Bench) -> Report:
-    """MDLM with and without being told the time."""
-    bench.need(["mdlm", "mdlm-time", "mdlm-seed"])
+    """MDLM with and without being told the time; with the shorter and the longer budget."""
+    scored = budgets(bench, ["mdlm", "mdlm-time", "mdlm-seed"])
     printed = paper.TIME_CONDITIONING
-    told, untold, again = (bench.score(name) for name in ("mdlm-time", "mdlm", "mdlm-seed"))
+
+    def row(name: str, model: str, note: str = "") -> Row:
+        ours = {SHORT: scored[model].perplexity, LONG: scored[model + LONGER].perplexity}
+        return Row(name, printed.rows.get(name, {}), ours, note)
+
     rows = [
-        Row("MDLM w/ time conditioning", printed.rows["MDLM w/ time conditioning"], {paper.PPL: told.perplexity}),
-        Row("MDLM w/o time conditioning", printed.rows["MDLM w/o time conditioning"], {paper.PPL: untold.perplexity}),
-        Row("MDLM w/o, another training seed", {}, {paper.PPL: again.perplexity}, "the size of chance"),
+        row("MDLM w/ time conditioning", "mdlm-time"),
+        row("MDLM w/o time conditioning", "mdlm"),
+        row("MDLM w/o, another training seed", "mdlm-seed", "the size of chance"),
     ]
+    untold, told, again = (scored[name + LONGER] for name in ("mdlm", "mdlm-time", "mdlm-seed"))
     gap, chance = difference(untold, told), difference(untold, again)
     small = Check(
         "time conditioning makes little difference (the paper: 0.7 %)",
@@ -261,23 +282,21 @@ def time_conditioning(bench: Bench) -> Report:
         f"{100 * math.expm1(chance.value):+.2f} %",
     )
     return bench.report(
-        "time-conditioning", printed.label, [Table(printed.title, printed.label, printed.columns, rows)],
+        "time-conditioning", printed.label, [Table(printed.title, printed.label, [SHORT, LONG], rows)],
         checks=[small, compared("without time conditioning is better", untold, told)],
-        protocol={"±": "standard error over draws"}, notes=[*printed.remarks, f"{LOWER}."],
+        protocol={"±": "standard error over draws", "claims": "of the longer training"},
+        notes=[*printed.remarks, _chance(scored), f"{LOWER}."],
     )  # fmt: skip
 
 
 # -- tab:lm1b-ppl and owt-ppl ----------------------------------------------------------------------------------------
 
 METHODS = {"AR": "ar", "SEDD": "sedd", "D3PM": "d3pm", "MDLM": "mdlm"}
-SHORT, LONG = "PPL", "PPL, longer training"
 
 
 def lm(bench: Bench) -> Report:
     """All methods side by side, with the shorter and the longer budget."""
-    names = [f"{name}{end}" for end in ("", LONGER) for name in METHODS.values()]
-    bench.need(names)
-    scored = {name: bench.score(name) for name in names}
+    scored = budgets(bench, list(METHODS.values()))
     simple = baselines(bench.rows("train"), bench.rows(), bench.data.tokenizer.vocab.size)
     rows = [Row("unigram model", {}, {SHORT: Figure(math.exp(simple["unigram"]))}, "of the training text, add-one")]
     for method, name in METHODS.items():
