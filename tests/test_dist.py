@@ -98,7 +98,7 @@ def test_every_method_gives_the_same_with_two_processes(
     [
         pytest.param((2, "ddp"), (1, "ddp"), marks=pytest.mark.slow),
         ((2, "fsdp"), (1, "ddp")),
-        ((1, "ddp"), (2, "fsdp")),
+        pytest.param((1, "ddp"), (2, "fsdp"), marks=pytest.mark.slow),
     ],
 )
 def test_a_run_goes_on_with_other_processes(

@@ -10,7 +10,7 @@ network said of the prefixes that it has read.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,10 +24,10 @@ from ..backbones.transformer import KeyValue, pick
 from ..keys import Keys
 from ..ops.attention import Attn
 from ..parameterization import Mean
-from ..samplers import Choice, Control, LeftToRight, Plan, Windows, run
+from ..samplers import LeftToRight, Plan, Task, Windows, run
 from ..schedule import Polynomial, Schedule
 from ..types import Batch, State, TokenNats, UserError, Vocab
-from .base import LanguageModel, in_chunks
+from .base import LanguageModel, Until, in_chunks
 
 
 class AutoRegressive(LanguageModel):
@@ -71,22 +71,8 @@ class AutoRegressive(LanguageModel):
         """Log-probabilities (N, V) in float32 of the next token, of chosen rows of hidden states."""
         return self.meaning.log_x(self.backbone.head(rows), self.vocab.mask)
 
-    def generate(
-        self,
-        canvases: Sequence[Tensor],
-        plan: Plan | Sequence[Plan],
-        keys: Sequence[Keys],
-        *,
-        choice: Choice | Sequence[Choice] = Choice(),
-        batch_size: int = 16,
-        controls: Sequence[Control | None] | None = None,
-        labels: Sequence[int | None] | None = None,
-        guidance: float | Sequence[float] = 1.0,
-        tops: int = 0,
-        until: Callable[[State], bool] | None = None,
-    ) -> Iterator[State]:
+    def write(self, tasks: Sequence[Task], batch_size: int, until: Until | None) -> Iterator[State]:
         """Write every canvas from left to right, all of them through the network together."""
-        tasks = self.tasks(canvases, plan, keys, choice, controls, labels, guidance, tops)
         for task in tasks:
             self.check(task.canvas, task.plan)
             if task.label is not None or task.guidance != 1:

@@ -16,6 +16,7 @@ from ..samplers import Choice, Control, Plan, Task
 from ..schedule import Law, Schedule
 from ..types import Batch, State, TokenNats, UserError, Vocab
 
+Until = Callable[[State], bool]  # whether a sequence is done before its end
 LOGITS_AT_ONCE = 2**28  # float32 logits held at a time (1 GiB); beyond it the head runs in recomputed chunks
 
 
@@ -52,7 +53,6 @@ class LanguageModel(nn.Module, ABC):
         """The loss: what DDP and FSDP wrap."""
         return self.loss(batch, keys)
 
-    @abstractmethod
     def generate(
         self,
         canvases: Sequence[Tensor],
@@ -65,26 +65,13 @@ class LanguageModel(nn.Module, ABC):
         labels: Sequence[int | None] | None = None,
         guidance: float | Sequence[float] = 1.0,
         tops: int = 0,
-        until: Callable[[State], bool] | None = None,
+        until: Until | None = None,
     ) -> Iterator[State]:
         """Write into the positions that hold [MASK]; the others never change.
 
         One stream of keys a canvas; one plan, choice and guidance for all, or one each. `tops` asks for that many
         alternatives of every written token; a sequence for which `until` is true is done.
         """
-
-    @staticmethod
-    def tasks(
-        canvases: Sequence[Tensor],
-        plan: Plan | Sequence[Plan],
-        keys: Sequence[Keys],
-        choice: Choice | Sequence[Choice] = Choice(),
-        controls: Sequence[Control | None] | None = None,
-        labels: Sequence[int | None] | None = None,
-        guidance: float | Sequence[float] = 1.0,
-        tops: int = 0,
-    ) -> list[Task]:
-        """What `generate` was asked for, a task a canvas."""
         n = len(canvases)
         plans = [plan] * n if isinstance(plan, Plan) else plan
         choices = [choice] * n if isinstance(choice, Choice) else choice
@@ -92,10 +79,15 @@ class LanguageModel(nn.Module, ABC):
         each = zip(
             canvases, plans, keys, choices, controls or [None] * n, labels or [None] * n, scales, strict=True
         )  # fmt: skip
-        return [
+        tasks = [
             Task(row, canvas, own, key, drawn, control, label, scale, tops)
             for row, (canvas, own, key, drawn, control, label, scale) in enumerate(each)
         ]
+        return self.write(tasks, batch_size, until)
+
+    @abstractmethod
+    def write(self, tasks: Sequence[Task], batch_size: int, until: Until | None) -> Iterator[State]:
+        """The states of all tasks as they come; what cannot be done is said before anything is written."""
 
     @abstractmethod
     def check(self, canvas: Tensor, plan: Plan) -> None:

@@ -9,7 +9,7 @@ carry-over there is one more term, the reconstruction of all positions from the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,10 +22,10 @@ from ..keys import Keys
 from ..masking import corrupt
 from ..ops.attention import Attn
 from ..parameterization import Mean, Parameterization
-from ..samplers import Choice, Control, Plan, run
+from ..samplers import Plan, Task, run
 from ..schedule import ContinuousTime, Draw, Law, Schedule, independent, strata
 from ..types import Batch, State, TokenNats, UserError
-from .base import LanguageModel, in_chunks
+from .base import LanguageModel, Until, in_chunks
 
 SIGMA_TOLD = 30.0  # what a network is told saturates here: fewer than 1e-13 of the tokens are left to see
 RECONSTRUCTED = 4  # one row of so many is reconstructed, with that weight: the term is small, a second pass is not
@@ -161,22 +161,9 @@ class MaskedDiffusion(LanguageModel):
         uniform = keys.uniform(purpose, batch.index, batch.tokens.shape[1])
         return corrupt(batch.tokens.cpu(), draw.keep[:, None], uniform, self.vocab.mask).to(batch.tokens.device)
 
-    def generate(
-        self,
-        canvases: Sequence[Tensor],
-        plan: Plan | Sequence[Plan],
-        keys: Sequence[Keys],
-        *,
-        choice: Choice | Sequence[Choice] = Choice(),
-        batch_size: int = 16,
-        controls: Sequence[Control | None] | None = None,
-        labels: Sequence[int | None] | None = None,
-        guidance: float | Sequence[float] = 1.0,
-        tops: int = 0,
-        until: Callable[[State], bool] | None = None,
-    ) -> Iterator[State]:
+    def write(self, tasks: Sequence[Task], batch_size: int, until: Until | None) -> Iterator[State]:
         """Follow a plan on every canvas, all of them through the network together."""
-        return run(self, self.tasks(canvases, plan, keys, choice, controls, labels, guidance, tops), batch_size, until)
+        return run(self, tasks, batch_size, until)
 
     def check(self, canvas: Tensor, plan: Plan) -> None:
         """Raise if a plan cannot be followed on a canvas."""

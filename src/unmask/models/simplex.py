@@ -10,7 +10,7 @@ Contexts may be empty here (published: at least one token), so that a text can b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,11 +23,11 @@ from ..backbones.layers import Embedding
 from ..keys import Keys
 from ..ops.attention import Attn
 from ..parameterization import Mean
-from ..samplers import Choice, Control, Plan, Task
+from ..samplers import Plan, Task
 from ..samplers.simplex import Simplex, almost_one_hot, noised, write_blocks
 from ..schedule import strata
 from ..types import Batch, State, TokenNats, UserError
-from .base import LanguageModel, in_chunks
+from .base import LanguageModel, Until, in_chunks
 
 
 @dataclass(frozen=True)
@@ -131,24 +131,10 @@ class SimplexDiffusion(LanguageModel):
         log_x = Mean().log_x(self.backbone.head(hidden), self.vocab.mask)
         return (-log_x.gather(-1, tokens[:, None]).squeeze(-1),)
 
-    def generate(
-        self,
-        canvases: Sequence[Tensor],
-        plan: Plan | Sequence[Plan],
-        keys: Sequence[Keys],
-        *,
-        choice: Choice | Sequence[Choice] = Choice(),
-        batch_size: int = 16,
-        controls: Sequence[Control | None] | None = None,
-        labels: Sequence[int | None] | None = None,
-        guidance: float | Sequence[float] = 1.0,
-        tops: int = 0,
-        until: Callable[[State], bool] | None = None,
-    ) -> Iterator[State]:
+    def write(self, tasks: Sequence[Task], batch_size: int, until: Until | None) -> Iterator[State]:
         """Block after block from left to right, a state for each; all canvases through the network together."""
         if batch_size < 1:
             raise UserError(f"batch_size={batch_size} must be at least 1")
-        tasks = self.tasks(canvases, plan, keys, choice, controls, labels, guidance, tops)
         for task in tasks:
             self._check_task(task)
         return write_blocks(self, tasks, batch_size, until)
