@@ -123,6 +123,25 @@ def sentence(err: str) -> str:
     return err.removeprefix("unmask: ").rstrip("\n")
 
 
+def zero_shot_sets(root: Path) -> Path:
+    """The seven sets of the paper's zero-shot table, a few lines each, as they are distributed."""
+    sentences = [f" it was n't the N cats of {name} 's house \n" for name in ("mr. smith", "<unk>", "the mill")]
+    papers = json.dumps({"article_id": "1", "article_text": ["we show that x @xmath0 .", "it ( holds ) ."] * 20})
+    files = {
+        "ptb/ptb.valid.txt": "".join(sentences * 8),
+        "wikitext2/valid.txt": " \n = A = \n \n A b . \n" * 40,
+        "lm1b/test.txt": 'He said : " no , " .\n' * 30,
+        "lambada/test.jsonl": '{"text": "a “b” c"}\n' * 40,
+        "ag_news/test.csv": '"3","A title","Some text , here ."\n' * 30,
+        "scientific_papers/pubmed_val.txt": papers + "\n",
+        "scientific_papers/arxiv_val.txt": papers + "\n",
+    }
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    return root
+
+
 # -- processes that may be killed ------------------------------------------------------------------------------------
 
 

@@ -18,7 +18,7 @@ import torch
 import yaml
 from scipy import stats
 
-from helpers import refused, run
+from helpers import refused, run, zero_shot_sets
 from unmask import checkpoint
 from unmask.config import ModelConfig, differences
 from unmask.generative import BoundScorer
@@ -50,6 +50,29 @@ PRINTED = {  # figures of the paper, typed from paper.tex once more
     "caching": ["85.3", "155.2", "70.3", "127.9", "40.1", "60.4", "1.213", "0.570", "0.472"],
     "semi-ar": ["35.43", "2473.9", "27.18", "89.3"],
     "variance-curve": ["fig:nll_owt"],
+    "zero-shot": [
+        "82.05",
+        "25.75",
+        "51.25",
+        "51.28",
+        "52.09",
+        "49.01",
+        "41.73",
+        "≤ 100.09",
+        "≤ 34.28",
+        "≤ 68.20",
+        "≤ 49.86",
+        "≤ 62.09",
+        "≤ 44.53",
+        "≤ 38.48",
+        "≤ 95.26",
+        "≤ 32.83",
+        "≤ 67.01",
+        "≤ 47.52",
+        "≤ 61.15",
+        "≤ 41.89",
+        "≤ 37.37",
+    ],
 }
 NEEDED = {
     "ar-judge", "ssd-lm",
@@ -77,6 +100,7 @@ def place(tmp_path_factory: pytest.TempPathFactory):
         (text / f"{split}.txt").write_text(sentences(n, seed))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("UNMASK_CACHE", str(folder / "cache"))
+        patch.setenv("UNMASK_DATA", str(zero_shot_sets(folder / "sets")))
         patch.setitem(SCALES, "smoke", TINY)
         patch.setattr(generation, "TIMED", 2)
         yield folder

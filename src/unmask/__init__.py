@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from .hf.register import watch
 from .version import __version__
 
 if TYPE_CHECKING:
@@ -33,3 +34,6 @@ def __getattr__(name: str) -> Any:
         globals()[name] = value
         return value
     raise AttributeError(f"module 'unmask' has no attribute {name!r}")
+
+
+watch()  # our model classes are known to transformers, whenever it is used; this imports neither it nor torch

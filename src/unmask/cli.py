@@ -30,7 +30,7 @@ err_console = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
 Overrides = Annotated[list[str] | None, typer.Argument(help="Settings as key=value, for example train.steps=100.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output and nothing else.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...")]
-Model = Annotated[str, typer.Argument(help="Folder of a run or of a checkpoint.")]
+Model = Annotated[str, typer.Argument(help="A run, a folder, a built-in model (tiny-en) or a Hub id.")]
 Weights = Annotated[str, typer.Option(help="ema (the average) or raw.")]
 Which = Annotated[str, typer.Option(help="last or best checkpoint of a run.")]
 With = Annotated[
@@ -107,6 +107,33 @@ JUDGING = (
 )  # fmt: skip
 
 
+def _refuse(ctx: typer.Context, names: Iterable[str], why: str) -> None:
+    """One sentence if an option was given that would change nothing."""
+    for name in names:
+        if getattr(ctx.get_parameter_source(name), "name", "") == "COMMANDLINE":
+            option = {"n": "-n", "k": "-k", "more": "--with"}.get(name, f"--{name.replace('_', '-')}")
+            raise UserError(f"{option} {why}")
+
+
+def _suite(ctx: typer.Context, model: str, name: str, sets: str | None) -> None:
+    """All sets of a suite in one table."""
+    from .commands import evaluate_members
+    from .suites import table_lines
+
+    _refuse(ctx, JUDGING, "needs --generative")
+    _refuse(ctx, ("data", "split", "bound", "steps", "schedule", "label_column"), "does not go with --suite")
+    wanted = ("local", "draws", "batch_size", "rows", "seed", "which", "weights", "device", "estimator")
+    chosen = None if sets is None else [word.strip() for word in sets.split(",") if word.strip()]
+    results = evaluate_members(model, name=name, sets=chosen, **{key: ctx.params[key] for key in wanted})
+    if os.environ.get("RANK", "0") != "0":
+        return
+    if ctx.params["as_json"]:
+        _print_json({"suite": name, "model": model, "sets": [one.as_dict() for one in results]})
+        return
+    for line in table_lines(results):
+        out_console.print(line, markup=False)
+
+
 @app.command("eval")
 def evaluate(
     ctx: typer.Context,
@@ -130,6 +157,13 @@ def evaluate(
     weights: Weights = "ema",
     device: Device = "auto",
     as_json: Json = False,
+    suite: Annotated[
+        str | None, typer.Option(help="zero-shot: the paper's seven sets in one table, each as it conventionally is.")
+    ] = None,
+    sets: Annotated[str | None, typer.Option(help="Only these sets of the suite, as ptb,lambada.")] = None,
+    local: Annotated[
+        str | None, typer.Option(help="Where named data sets lie on disk (default: UNMASK_DATA, else the Hub).")
+    ] = None,
     generative: Annotated[
         bool, typer.Option("--generative", help="Judge samples instead; the options below belong to it.")
     ] = False,
@@ -152,11 +186,15 @@ def evaluate(
     mauve: Annotated[bool, typer.Option("--mauve", help="MAUVE too, on the scorer's hidden states.")] = False,
 ) -> None:
     """Perplexity (an upper bound) of a model on a data set; with --generative, figures of its samples."""
-    other = ("data", "split", "bound", "draws", "estimator", "schedule", "label_column") if generative else JUDGING
-    for name in other:
-        if getattr(ctx.get_parameter_source(name), "name", "") == "COMMANDLINE":
-            option = {"n": "-n", "k": "-k", "more": "--with"}.get(name, f"--{name.replace('_', '-')}")
-            raise UserError(f"{option} {'does not go with' if generative else 'needs'} --generative")
+    if suite is not None and not generative:
+        _suite(ctx, model, suite, sets)
+        return
+    _refuse(ctx, ("sets",), "needs --suite")
+    if generative:
+        likelihoods = ("data", "split", "bound", "draws", "estimator", "schedule", "label_column", "suite", "local")
+        _refuse(ctx, likelihoods, "does not go with --generative")
+    else:
+        _refuse(ctx, JUDGING, "needs --generative")
     if generative:
         from .generative import judge_model
         from .judge import protocol_lines, table
@@ -181,7 +219,7 @@ def evaluate(
     likelihood = evaluate_model(
         model, data=data, split=split, bound=bound, steps=steps, draws=draws, schedule=schedule,
         batch_size=batch_size, rows=rows, seed=seed, which=which, weights=weights, device=device,
-        estimator=estimator, label_column=label_column,
+        estimator=estimator, label_column=label_column, local=local,
     )  # fmt: skip
     if os.environ.get("RANK", "0") != "0":
         return
@@ -444,15 +482,25 @@ def score(
 def reproduce(
     name: Annotated[
         str,
-        typer.Argument(help="ablation, schedules, steps, time-conditioning, lm, caching, semi-ar or variance-curve."),
+        typer.Argument(
+            help="ablation, schedules, steps, time-conditioning, lm, caching, semi-ar, variance-curve or zero-shot."
+        ),
     ],
-    scale: Annotated[str, typer.Option(help="smoke (minutes), small (an hour or so) or paper (a cluster).")] = "smoke",
+    scale: Annotated[
+        str, typer.Option(help="smoke (minutes), small (an hour or so), medium (hours) or paper (a cluster).")
+    ] = "smoke",
     data: Annotated[str, typer.Option(help="The text: a name, a file or a folder.")] = "python-docs",
     out: Annotated[str, typer.Option(help="Folder of models and reports; tables share the models in it.")] = (
         "runs/reproduce"
     ),
     seed: Annotated[int, typer.Option(help="Seed of trainings and evaluations.")] = 0,
     scorer: Annotated[str | None, typer.Option(help="Judge of samples, as for unmask eval --generative.")] = None,
+    local: Annotated[
+        str | None, typer.Option(help="zero-shot: where the sets lie on disk (default: UNMASK_DATA, else the Hub).")
+    ] = None,
+    in_domain: Annotated[
+        list[str] | None, typer.Option(help="zero-shot: a set that the text is made from (may be repeated).")
+    ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -462,7 +510,10 @@ def reproduce(
     from .reproduce.report import plain, terminal_lines
 
     try:
-        report, page = run(name, scale=scale, data=data, out=out, seed=seed, scorer=scorer, quiet=quiet)
+        report, page = run(
+            name, scale=scale, data=data, out=out, seed=seed, scorer=scorer, local=local, known=in_domain or (),
+            quiet=quiet,
+        )  # fmt: skip
     except Missing as missing:  # the paper's scale: what to run, and then this command again
         if as_json:
             _print_json({"missing": str(missing).splitlines()})
@@ -478,6 +529,16 @@ def reproduce(
     err_console.print(f"report: {page}", markup=False)
 
 
+@app.command(
+    "lm-eval", add_help_option=False, context_settings={"allow_extra_args": True, "ignore_unknown_options": True}
+)
+def lm_eval(context: typer.Context) -> None:
+    """Run the lm-evaluation-harness, which then knows --model unmask."""
+    from .harness import main as run
+
+    run(context.args)
+
+
 @app.command()
 def demo(
     overrides: Overrides = None,
@@ -487,6 +548,89 @@ def demo(
     from .demo import run
 
     run(out, overrides or [])
+
+
+@app.command()
+def convert(
+    source: Annotated[str, typer.Argument(help="A run, a folder, a .ckpt, .bin or .pt file, or a Hub id.")],
+    out: Annotated[str, typer.Argument(metavar="DIR", help="The folder to write; nothing is overwritten.")],
+    tokenizer: Annotated[str | None, typer.Option(help="For models without one: a folder, file or Hub name.")] = None,
+    weights: Weights = "ema",
+    to: Annotated[str, typer.Option(help="unmask (a folder that travels) or published (MDLM's layout).")] = "unmask",
+    dtype: Annotated[str, typer.Option(help="float32, float16 or bfloat16.")] = "float32",
+    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of a Hub model.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Make a folder that travels of a run, a published model or a Lightning checkpoint; nothing in it is executed."""
+    from .convert import convert as run
+
+    done = run(source, out, tokenizer=tokenizer, weights=weights, to=to, dtype=dtype, revision=revision)
+    if as_json:
+        _print_json(done)
+        return
+    what = f"{done['method']}, {done['parameters']:,} weights ({done['weights']}), tokenizer {done['tokenizer']}"
+    out_console.print(f"wrote {done['out']}: {what}", markup=False)
+
+
+data_app = typer.Typer(help="Data sets: list, show, prepare.", no_args_is_help=True)
+app.add_typer(data_app, name="data")
+DataOverrides = Annotated[list[str] | None, typer.Argument(help="Settings as data.key=value, as data.length=64.")]
+Source = Annotated[str, typer.Argument(help="A named data set, a file, a folder or a Hub data set.")]
+ZeroShot = Annotated[
+    bool, typer.Option("--zero-shot", help="The paper's zero-shot settings (gpt2 tokens, no EOS between documents).")
+]
+
+
+@data_app.command("list")
+def data_list(as_json: Json = False) -> None:
+    """The named data sets, with the paper's conventions for each."""
+    from .datacommands import lines_of_list, list_sets
+
+    found = list_sets()
+    _print_data(found, lines_of_list(found), as_json)
+
+
+@data_app.command("show")
+def data_show(
+    source: Source,
+    overrides: DataOverrides = None,
+    split: Annotated[str | None, typer.Option(help="train, valid or test (default: the first that is there).")] = None,
+    n: Annotated[int, typer.Option("-n", help="How many texts and rows.")] = 3,
+    zero_shot: ZeroShot = False,
+    as_json: Json = False,
+) -> None:
+    """How text becomes rows: raw, detokenized, in tokens, as it enters the network; and counts."""
+    from .datacommands import lines_of_show, settings_for, show
+    from .track import progress_bar
+
+    with progress_bar("tokenizing") as progress:
+        found = show(settings_for(source, overrides or [], zero_shot), split, n, progress)
+    _print_data(found, lines_of_show(found), as_json)
+
+
+@data_app.command("prepare")
+def data_prepare(
+    source: Source,
+    overrides: DataOverrides = None,
+    split: Annotated[list[str] | None, typer.Option(help="Only this split (may be repeated).")] = None,
+    zero_shot: ZeroShot = False,
+    as_json: Json = False,
+) -> None:
+    """Tokenize a data set into the cache; prints its folder and counts."""
+    from .datacommands import lines_of_prepare, prepare_set, settings_for
+    from .track import progress_bar
+
+    with progress_bar("tokenizing") as progress:
+        found = prepare_set(settings_for(source, overrides or [], zero_shot), split, progress)
+    _print_data(found, lines_of_prepare(found), as_json)
+
+
+def _print_data(found: Any, lines: list[str], as_json: bool) -> None:
+    if as_json:
+        _print_json(found)
+        return
+    for line in lines:
+        out_console.print(line, markup=False)
 
 
 @app.callback(invoke_without_command=True)

@@ -22,6 +22,7 @@ from .lm import LM, Job, Pieces
 from .page import write_html
 from .samplers import Plan, plan_named
 from .scoring import ESTIMATORS, marked, read_texts, score, usual_method
+from .suites import Result, evaluate_suite, suite
 from .terminal import Watcher
 from .trace import Trace
 from .track import progress_bar
@@ -46,6 +47,7 @@ def evaluate_model(
     device: str,
     estimator: str = "times",
     label_column: str | None = None,
+    local: str | None = None,
 ) -> Likelihood:
     """The bound of a saved model on a data set."""
     if estimator not in ESTIMATORS:
@@ -53,7 +55,7 @@ def evaluate_model(
     with join_world(device) as world:
         lm = load(path, which=which, weights=weights, device=str(world.device))
         config = _with_law(lm.config, bound, steps, schedule)
-        spec, own = _data(config.data, data, split, label_column)
+        spec, own = _data(config.data, data, split, label_column, local)
         model = lm.model
         if (bound, steps, schedule) != (None, None, None):  # a model that has none of these says so
             model = model.under(build.schedule(config.schedule), build.law(config.objective, config.schedule))
@@ -70,6 +72,34 @@ def evaluate_model(
             )  # fmt: skip
 
 
+def evaluate_members(
+    path: str,
+    *,
+    name: str,
+    sets: list[str] | None,
+    local: str | None,
+    draws: int,
+    batch_size: int,
+    rows: int | None,
+    seed: int,
+    which: str,
+    weights: str,
+    device: str,
+    estimator: str = "times",
+) -> list[Result]:
+    """The bound of a saved model on every set of a suite."""
+    if estimator not in ESTIMATORS:
+        raise UserError(f"unknown estimator {estimator!r}; choose one of {', '.join(ESTIMATORS)}")
+    members = suite(name, sets)
+    with join_world(device) as world:
+        lm = load(path, which=which, weights=weights, device=str(world.device))
+        return evaluate_suite(
+            lm, members, local=local, draws=draws, seed=seed, rows=rows, batch_size=batch_size, world=world,
+            estimator=ESTIMATORS[estimator],
+            protocol={"model": path, "checkpoint": which, "weights": used_weights(lm, weights), "suite": name},
+        )  # fmt: skip
+
+
 def load_lm(path: str, which: str, weights: str, device: str) -> LM:
     """A saved model."""
     return load(path, which=which, weights=weights, device=device)
@@ -80,13 +110,21 @@ def used_weights(lm: LM, asked: str) -> str:
     return asked if lm.config.train.ema else "raw"
 
 
-def _data(spec: DataConfig, source: str | None, split: str, label: str | None = None) -> tuple[DataConfig, str]:
+def _data(
+    spec: DataConfig, source: str | None, split: str, label: str | None = None, local: str | None = None
+) -> tuple[DataConfig, str]:
     """The data that were asked for, and the name of the split; `all` is a file or folder without any splitting."""
     if label is not None and label != "none" and spec.label is None:
         raise UserError(f"--label-column {label} needs a model that was trained with labels")
     if source is not None and not source.strip():
         raise UserError("--data is empty; give a name, a file or a folder")
-    changes: dict[str, Any] = {} if source is None else {"source": source, "subset": None}
+    changes: dict[str, Any] = {}
+    if source is not None:
+        changes = {"source": source, "subset": None, "detokenizer": "auto", "local": None}
+    if local is not None:
+        if not local.strip():
+            raise UserError("--local is empty; give the folder of the data set, or leave it out")
+        changes["local"] = local
     if label is not None:
         changes["label"] = None if label == "none" else label
     if split == "all":

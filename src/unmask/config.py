@@ -40,7 +40,9 @@ class DataConfig(Section):
 
     source: str = Field("python-docs", min_length=1)  # a name, a file, a folder, or a data set on the Hub
     subset: str | None = None  # configuration of a Hub data set
+    local: str | None = Field(None, min_length=1)  # a named data set on disk; else $UNMASK_DATA, else the Hub
     field: str = "text"  # column of .jsonl, .parquet and Hub data sets
+    detokenizer: str = Field("auto", min_length=1)  # rules that join words again; auto: the named data set's own
     label: str | None = Field(None, min_length=1)  # column with the label of each document; pad only
     document: Literal["auto", "line", "paragraph", "file"] = "auto"  # what one document of a .txt file is
     tokenizer: str = Field("bpe", min_length=1)  # bytes, chars, bpe, a tokenizer.json, or a Hub name

@@ -168,7 +168,10 @@ def real_rows(lm: LM, reference: str, length: int, n: int) -> tuple[list[str], l
     if reference not in SPLITS:
         if not Path(reference).expanduser().exists():
             raise UserError(f"--reference {reference} is no file; give one, or train, valid, test or none")
-        changes |= {"source": reference, "subset": None, "label": None, "valid_fraction": 0.0, "test_fraction": 0.0}
+        changes |= {
+            "source": reference, "subset": None, "detokenizer": "auto", "local": None, "label": None,
+            "valid_fraction": 0.0, "test_fraction": 0.0,
+        }  # fmt: skip
         split = "train"
     with progress_bar("tokenizing") as progress:
         spec = lm.config.data.model_copy(update=changes)

@@ -1,29 +1,134 @@
-"""Models by name: from a folder to an `LM`."""
+"""Models by name: from a folder, a name inside this package or a Hub id to an `LM`.
+
+From the Hub come config.json, safetensors and tokenizer files, and nothing else: no code, and a pickle only where there
+is no other weights file, read by a machine that runs nothing (`pickles.py`).
+"""
 
 from __future__ import annotations
 
+import os
+import re
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
-from . import build, checkpoint
-from .config import load_yaml
+from . import build, checkpoint, layout
+from .config import load_yaml, nearest
 from .data.labels import load_labels
-from .data.tokenizers import Tokenizer
+from .data.online import hub
+from .data.tokenizers import Tokenizer, hub_tokenizer, read_tokenizer
 from .dist import pick_device
+from .layout import Described
 from .lm import LM
 from .types import UserError
 
+PRETRAINED = Path(__file__).parent / "pretrained"  # folders that travel with the package
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
+WANTED = [
+    layout.CONFIG, "*.safetensors", layout.INDEX, "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
+]  # fmt: skip
+PICKLES = (".ckpt", ".bin", ".pt", ".pth")
 
-def load(path: str | Path, *, which: str = "last", weights: str = "ema", device: str = "cpu") -> LM:
-    """An `LM` from the folder of a run or of one checkpoint.
 
-    `which` is "last" or "best" (for a run), `weights` "ema" (the average, where the run kept one) or "raw".
+def load(
+    path: str | Path,
+    *,
+    which: str = "last",
+    weights: str = "ema",
+    device: str = "cpu",
+    tokenizer: str | Path | Tokenizer | None = None,
+    revision: str | None = None,
+) -> LM:
+    """An `LM` from the folder of a run or checkpoint, a folder that travels, the name of a built-in model, or a Hub id.
+
+    `which` is "last" or "best" (for a run), `weights` "ema" (the average, where the run kept one) or "raw". `tokenizer`
+    (a folder, a tokenizer.json or a Hub name) is for models that come without one, `revision` for the Hub.
     """
     if which not in ("last", "best") or weights not in ("ema", "raw"):
         raise UserError("which must be 'last' or 'best', and weights 'ema' or 'raw'")
-    if not Path(path).exists():
-        raise UserError(f"there is no model at {path}; train one with: unmask train demo --out {path}")
+    folder = find(path, revision)
+    if not layout.is_folder(folder):
+        if tokenizer is not None:
+            raise UserError(f"{path} is a run with a tokenizer of its own; leave tokenizer out")
+        return _load_run(folder, which, weights, device)
+    if which != "last" or weights != "ema":
+        raise UserError(f"{path} holds one set of weights; leave which and weights out")
+    described = layout.read_folder(folder)
+    tokens = the_tokenizer(tokenizer, described, str(path), folder)
+    return assemble(described, tokens, layout.read_weights(folder), str(folder), device)
+
+
+def find(path: str | Path, revision: str | None = None) -> Path:
+    """The folder that a path, the name of a built-in model, or a Hub id means."""
+    name, folder = str(path), Path(path)
+    if folder.exists():
+        if folder.suffix in PICKLES and folder.is_file():
+            raise UserError(f"{path} is a pickled file; make a folder of it first with: unmask convert {path} DIR")
+        if revision is not None:
+            raise UserError(f"{path} is a folder here; revision is for models on the Hub")
+        return folder
+    if name in pretrained():
+        return PRETRAINED / name
+    if isinstance(path, str) and HUB_ID.fullmatch(name):
+        return _download(name, revision)
+    close = nearest(name, pretrained())
+    known = f"; built in are: {', '.join(pretrained())}" if close else ""
+    raise UserError(f"there is no model at {path}{close}{known}; train one with: unmask train demo --out {path}")
+
+
+def pretrained() -> list[str]:
+    """The names of the models inside this package."""
+    if not PRETRAINED.is_dir():
+        return []
+    return sorted(folder.name for folder in PRETRAINED.iterdir() if layout.is_folder(folder))
+
+
+def the_tokenizer(
+    given: str | Path | Tokenizer | None, described: Described, name: str, folder: Path | None = None
+) -> Tokenizer:
+    """The tokenizer of a model: the given one, that of its folder, or the one its config names; its size must fit."""
+    if given is None and folder is not None and (own := layout.load_tokenizer(folder, described)) is not None:
+        return own
+    wanted = described.config.data.tokenizer if given is None else given
+    found = wanted if isinstance(wanted, Tokenizer) else _fetch_tokenizer(wanted, name, given is not None)
+    layout.check_tokenizer(found, described, name)
+    return found
+
+
+def _fetch_tokenizer(wanted: str | Path, model: str, given: bool) -> Tokenizer:
+    """A tokenizer by its path, from the folder $UNMASK_TOKENIZERS, or from the Hub."""
+    shelf = os.environ.get("UNMASK_TOKENIZERS")
+    places = [Path(wanted).expanduser()] if given else []
+    places += [Path(shelf).expanduser() / wanted] if shelf else []
+    for place in places:
+        if place.exists():
+            return read_tokenizer(place)
+    try:
+        return hub_tokenizer(str(wanted))
+    except UserError as error:
+        if given:
+            raise
+        raise UserError(
+            f"{model} comes without a tokenizer, and {error}; give one with tokenizer=PATH, or set UNMASK_TOKENIZERS "
+            f"to a folder that holds {wanted}/tokenizer.json"
+        ) from None
+
+
+def assemble(
+    described: Described, tokenizer: Tokenizer, tensors: Mapping[str, Tensor], where: str, device: str = "cpu"
+) -> LM:
+    """An `LM` from its parts; `where` names the weights in errors."""
+    config, labels = described.config, list(described.labels)
+    model = layout.blueprint(described, tokenizer.vocab, len(tensors), where)
+    layout.check(model, tensors, config, where)  # before memory is taken
+    model = model.to_empty(device=pick_device(device))
+    layout.fill(model, tensors, config, where)
+    return LM(model.eval(), tokenizer, config, labels=labels)
+
+
+def _load_run(path: Path, which: str, weights: str, device: str) -> LM:
     folder = checkpoint.resolve(path, which)
     checkpoint.verify(folder)
     config = load_yaml(folder / "config.yaml")
@@ -35,3 +140,43 @@ def load(path: str | Path, *, which: str = "last", weights: str = "ema", device:
     group = "ema" if weights == "ema" and config.train.ema else "model"
     checkpoint.read_into(folder, group, dict(model.state_dict()))
     return LM(model.eval(), tokenizer, config, labels=labels)
+
+
+# -- the Hub ---------------------------------------------------------------------------------------------------------
+
+
+def _download(name: str, revision: str | None) -> Path:
+    """The folder of a model of the Hub in the local cache: data files only."""
+    folder = _snapshot(name, revision, WANTED)
+    if not any(folder.glob("*.safetensors")):
+        folder = _snapshot(name, revision, [*WANTED, layout.PICKLE])
+    if not layout.is_folder(folder):
+        raise UserError(f"the model {name} on the Hugging Face Hub has no {layout.CONFIG}; unmask cannot read it")
+    return folder
+
+
+def _snapshot(name: str, revision: str | None, patterns: list[str]) -> Path:
+    from huggingface_hub import snapshot_download
+
+    with hub() as online:
+        try:
+            return Path(
+                snapshot_download(
+                    name,
+                    revision=revision,
+                    allow_patterns=patterns,
+                    ignore_patterns=["*/*"],
+                    local_files_only=not online,
+                )
+            )
+        except Exception as error:  # all that the library and its transport raise
+            reason = " ".join(str(error).split())[:200]
+            there = (
+                f"the Hugging Face Hub does not give it: {reason}"
+                if online
+                else "the Hugging Face Hub cannot be reached, and its cache here does not hold it"
+            )
+            at = f" at revision {revision}" if revision else ""
+            raise UserError(
+                f"there is no model at {name}, and {there}{at}; train one with: unmask train demo --out {name}"
+            ) from None

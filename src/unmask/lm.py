@@ -5,13 +5,14 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from . import scoring
+from . import layout, scoring
 from .canvas import Canvas, Gap, Painter, parse_gaps
 from .config import Config
 from .data.tokenizers import Tokenizer
@@ -53,6 +54,13 @@ class LM:
     def painter(self) -> Painter:
         """Makes canvases from text, and text from canvases."""
         return Painter(self.tokenizer, self.config.data, self.model.any_length)
+
+    def save_pretrained(self, folder: str | Path, *, dtype: str = "float32", card: str | None = None) -> Path:
+        """Write a folder that travels (`layout.py`): `unmask.load` and `transformers` read it, and the Hub takes it.
+
+        `dtype` is float32 (nothing is lost), float16 or bfloat16; `card` becomes README.md.
+        """
+        return layout.write_folder(folder, self.model, self.tokenizer, self.config, self.labels, dtype, card)
 
     # -- writing -----------------------------------------------------------------------------------------------------
 

@@ -17,6 +17,7 @@ from .config import (
     load_yaml,
     nearest,
 )
+from .data.records import record
 from .errors import UserError
 
 
@@ -78,41 +79,19 @@ def _paper(data: DataConfig, split: str = "valid") -> Config:
 def lm1b() -> Config:
     """MDLM on One Billion Words: bert-base-uncased, a sentence a row, padded to 128, padding noised and attended."""
     return _paper(
-        DataConfig(
-            source="dvruette/lm1b",
-            tokenizer="bert-base-uncased",
-            length=128,
-            layout="pad",
-            block_ends=True,
-            attend_pads=True,
-        ),
+        DataConfig(**record("lm1b").conventions),
         split="test",  # the set has no third split; the paper validates on this one
     )
 
 
 def owt() -> Config:
     """MDLM on OpenWebText: GPT-2 tokens, wrapped to 1024 with EOS between documents and at block ends."""
-    return _paper(
-        DataConfig(
-            source="Skylion007/openwebtext",
-            tokenizer="gpt2",
-            length=1024,
-            layout="wrap",
-            eos_between=True,
-            block_ends=True,
-            valid_fraction=0.0125,  # 100,000 of 8 million documents
-            test_fraction=0.0,
-        )
-    )
+    return _paper(DataConfig(**record("openwebtext").conventions))
 
 
 def text8() -> Config:
     """MDLM on text8: 27 characters, wrapped to 256 without ends (appendix: D3PM's protocol)."""
-    return _paper(
-        DataConfig(
-            source="afmck/text8", tokenizer="chars", length=256, layout="wrap", eos_between=False, block_ends=False
-        )
-    )
+    return _paper(DataConfig(**record("text8").conventions))
 
 
 RECIPES: dict[str, Callable[[], Config]] = {f.__name__: f for f in (demo, tiny, lm1b, owt, text8)}

@@ -33,7 +33,7 @@ from .writing import Options
 # decay, train.steps moves the learning rate of the steps to come.)
 MAY_CHANGE = (
     "train.steps", "train.log_every", "train.checkpoint_every", "train.keep_last", "train.sinks", "train.device",
-    "train.strategy", "train.micro_batch_size", "train.compile", "data.cache", "eval.", "sample.",
+    "train.strategy", "train.micro_batch_size", "train.compile", "data.cache", "data.local", "eval.", "sample.",
 )  # fmt: skip
 
 

@@ -1,9 +1,10 @@
-"""Where text comes from: built-in corpora, files, folders and Hub data sets, each as one streaming `Corpus`.
+"""Where text comes from: named data sets, files, folders and Hub data sets, each as one streaming `Corpus`.
 
 What a source is, in this order: the name of a record in `CORPORA`; a file (.txt, .jsonl, either of them with .gz, or
-.parquet); a folder of such files; a data set on the Hugging Face Hub. What a document of a .txt file is:
-`line`, `paragraph` (blank lines between) or `file`; `auto` means `file` for layout=wrap (the model sees the text as it
-is), and for layout=pad, where a row is a document, `paragraph` if the beginning has blank lines, else `line`.
+.parquet); a folder of such files; a data set on the Hugging Face Hub. A named set is read from `data.local`, else from
+$UNMASK_DATA, else from the Hub. What a document of a .txt file is: `line`, `paragraph` (blank lines between) or `file`;
+`auto` means `file` for layout=wrap (the model sees the text as it is), and for layout=pad, where a row is a document,
+`paragraph` if the beginning has blank lines, else `line`.
 
 Splits are the source's own where it has them: files or folders with train, valid (validation, val, dev) or test in
 their names, or the splits of a Hub data set. Otherwise the stream of pieces is divided by `data.valid_fraction`,
@@ -13,170 +14,233 @@ its path.
 
 from __future__ import annotations
 
-import difflib
+import errno
+import logging
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from fractions import Fraction
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from ..config import DataConfig, nearest
-from ..keys import Keys
+from ..config import DataConfig
 from ..types import UserError
-from . import documents, pythondocs
+from . import detokenize, documents, layouts, pythondocs, records
 from .cache import cache_folder, content_key, file_hash
-from .documents import Entry, Piece
+from .corpus import SPLITTING, Corpus, Division, Reader, assemble
+from .documents import Detokenize, Entry, Piece
+from .layouts import SPLIT_NAMES
 from .online import hub
+from .records import CORPORA, Hub, Record
 
-SPLITTING = 2  # part of every fingerprint: raise it when pieces or splits are made in another way
-SPLIT_NAMES = {"train": "train", "training": "train", "valid": "valid", "validation": "valid", "val": "valid",
-               "dev": "valid", "test": "test"}  # fmt: skip
+__all__ = ["CORPORA", "SPLITTING", "SPLIT_NAMES", "Corpus", "Division", "assemble", "open_corpus", "open_hub"]
 
-Reader = Callable[[], Iterator[Piece]]
+ROWS = 1  # part of the fingerprint of named data sets: raise it when their rows are read in another way
+COLUMNS = ("table", "news")  # forms that have labels
 
-
-@dataclass(frozen=True)
-class Corpus:
-    """Text with splits. `parts` are the splits of the source itself, or one part that `division` divides."""
-
-    name: str
-    description: str
-    fingerprint: str
-    parts: Mapping[str, Reader]
-    division: Division | None = None
-    size: int = 0  # bytes on disk, 0 where unknown; for progress only
-
-    @property
-    def splits(self) -> tuple[str, ...]:
-        """The names of the splits; one of them may still turn out to be empty."""
-        return tuple(self.parts) if self.division is None else self.division.splits
-
-    def pieces(self, splits: Iterable[str]) -> Iterator[tuple[str, Piece]]:
-        """The pieces of several splits with the name of theirs, in one pass over the source where one is enough."""
-        wanted = [split for split in splits if split in self.splits]
-        if self.division is None:
-            for split in wanted:
-                yield from ((split, piece) for piece in self.parts[split]())
-        elif wanted:
-            stream = chain.from_iterable(read() for read in self.parts.values())
-            yield from (found for found in self.division.divide(stream) if found[0] in wanted)
-
-    def documents(self, split: str) -> Iterator[Piece]:
-        """The pieces of one split, streaming."""
-        self.check(split)
-        return (piece for _, piece in self.pieces([split]))
-
-    def check(self, split: str) -> None:
-        """One sentence when there is no such split."""
-        if split not in self.splits:
-            own = "data.valid_fraction and data.test_fraction" if self.division else "the files of the source"
-            raise UserError(
-                f"corpus {self.name!r} has no split {split!r}{nearest(split, self.splits)}; "
-                f"it has {', '.join(self.splits)} (see {own})"
-            )
-
-
-@dataclass(frozen=True)
-class Division:
-    """A deterministic, stratified split of a stream of unknown length.
-
-    The stream is cut into runs of 1/fraction pieces (runs differ by one piece where that is not a whole number), and
-    from each run one piece is chosen by (seed, number of the run) for the valid split; the pieces that are left are
-    divided in the same way for the test split. So splits are disjoint, spread over the whole stream, and need one pass.
-    """
-
-    valid: float
-    test: float
-    seed: int
-
-    @property
-    def splits(self) -> tuple[str, ...]:
-        """Train first; splits with fraction 0 do not exist."""
-        return ("train", *(["valid"] if self.valid else []), *(["test"] if self.test else []))
-
-    def names(self) -> Iterator[str]:
-        """The split of piece 0, 1, 2, ..."""
-        valid = _chosen(self.valid, self.seed, "split/valid")
-        test = _chosen(self.test / (1 - self.valid), self.seed, "split/test")
-        while True:
-            yield "valid" if next(valid) else "test" if next(test) else "train"
-
-    def divide(self, pieces: Iterable[Piece]) -> Iterator[tuple[str, Piece]]:
-        """Each piece with its split; where the next piece of a document goes elsewhere, the document ends."""
-        held: tuple[str, Piece] | None = None
-        for split, piece in zip(self.names(), pieces, strict=False):
-            if held is not None:
-                yield held if held[0] == split else (held[0], held[1]._replace(ends=True))
-            held = split, piece
-        if held is not None:
-            yield held[0], held[1]._replace(ends=True)
-
-
-def _chosen(fraction: float, seed: int, purpose: str) -> Iterator[bool]:
-    exact = Fraction(fraction).limit_denominator(10**6)
-    run = 0
-    while exact:
-        start, stop = (-(-number * exact.denominator // exact.numerator) for number in (run, run + 1))
-        choice = start + int(Keys(seed).stream(purpose, run).integers(stop - start))
-        yield from (number == choice for number in range(start, stop))
-        run += 1
-    while True:
-        yield False
-
-
-@dataclass(frozen=True)
-class Record:
-    """What is true of one named corpus only. Whatever changes its text (a revision, a detokenizer) must be part of the
-    `content` that `open` gives to `assemble`, since that names the cache.
-    """
-
-    about: str
-    open: Callable[[DataConfig], Corpus]
+log = logging.getLogger(__name__)
 
 
 def open_corpus(spec: DataConfig) -> Corpus:
     """The corpus that `data.source` names."""
-    if spec.source in CORPORA:
-        return CORPORA[spec.source].open(spec)
-    path = Path(spec.source).expanduser()
-    if path.is_file():
-        corpus = _open_files(spec, path.name, {"train": [path]})
-    elif path.is_dir():
-        corpus = _open_folder(spec, path)
+    record = records.find(spec.source)
+    own = "none" if record is None else record.detokenizer
+    return replace(_open(spec, record), detokenizer=own if spec.detokenizer == "auto" else spec.detokenizer)
+
+
+def _open(spec: DataConfig, record: Record | None) -> Corpus:
+    if record is not None:
+        corpus = _open_record(spec, record)
+        if record.held_out or record.name == "python-docs":  # a first look would take long, and finds text
+            return corpus
     else:
-        _check_name(spec.source)
-        corpus = open_hub(spec, spec.source)
+        corpus = _open_path(spec)
     if next(corpus.pieces(corpus.splits), None) is None:
         raise UserError(f"{spec.source} holds no text; give data.source a corpus with at least one document")
     return corpus
 
 
-def assemble(
-    spec: DataConfig, name: str, about: str, content: Any, parts: Mapping[str, Reader], size: int = 0
-) -> Corpus:
-    """A corpus from its parts; a lone training part is divided. `content` stands for everything that was read."""
-    division = None
-    if set(parts) == {"train"}:
-        division = Division(spec.valid_fraction, spec.test_fraction, spec.split_seed)
-    settings = [division.valid, division.test, division.seed] if division else None
-    key = content_key("corpus", SPLITTING, content, settings)
-    return Corpus(name, about, key, parts, division, size)
+def _open_path(spec: DataConfig) -> Corpus:
+    """A file, a folder, or a data set of the Hub that we have no record of."""
+    path = Path(spec.source).expanduser()
+    if not path.exists():
+        _check_name(spec.source)
+    if spec.local is not None:
+        raise UserError(f"data.local={spec.local} belongs to a named data set; give the path as data.source instead")
+    if path.is_file():
+        return _open_files(spec, path.name, {"train": [path]})
+    return _open_folder(spec, path) if path.is_dir() else open_hub(spec, spec.source)
 
 
-def _open_python_docs(spec: DataConfig) -> Corpus:
-    def read() -> Iterator[Piece]:
-        return documents.by_row(Entry(text) for text in pythondocs.documents())
+def _detokenizer(spec: DataConfig, own: str = "none") -> tuple[Detokenize | None, list[Any]]:
+    """The detokenizer that is wanted, and what it adds to the content that names the cache."""
+    name = own if spec.detokenizer == "auto" else spec.detokenizer
+    if name == "none":
+        return None, []
+    return detokenize.detokenizer(name), [{"detokenizer": [name, detokenize.RULES]}]
 
+
+# ---- named data sets
+
+
+def _open_record(spec: DataConfig, record: Record) -> Corpus:
+    """A named set: from `data.local`, else from $UNMASK_DATA, else from the Hub."""
+    if record.unread:
+        raise UserError(f"{record.name!r} is only a name so far, its files cannot be read yet; {record.unread}")
+    if record.name == "python-docs":
+        return _open_python_docs(spec, record)
+    if spec.local is None and Path(spec.source).exists():
+        log.warning("%s is read as the named data set; for the file or folder here write ./%s", *[spec.source] * 2)
+    found = _on_disk(spec, record)
+    return _from_hub(spec, record) if found is None else _from_disk(spec, record, found)
+
+
+def _open_python_docs(spec: DataConfig, record: Record) -> Corpus:
     _no_columns(spec, "python-docs")
-    about = CORPORA["python-docs"].about
-    return assemble(spec, "python-docs", about, pythondocs.fingerprint(), {"train": read})
+    detokenize, also = _detokenizer(spec)
+
+    def read() -> Iterator[Piece]:
+        return documents.by_row((Entry(text) for text in pythondocs.documents()), detokenize)
+
+    content = pythondocs.fingerprint()
+    return assemble(spec, "python-docs", record.about, [content, *also] if also else content, {"train": read})
 
 
-CORPORA: dict[str, Record] = {
-    "python-docs": Record("the language reference and docstrings that come with CPython", _open_python_docs),
-}
+def _on_disk(spec: DataConfig, record: Record) -> layouts.Found | None:
+    """The files of a set, None where it should come from the Hub."""
+    if spec.local is not None:
+        path = Path(spec.local).expanduser()
+        if not path.exists():
+            raise UserError(f"data.local={spec.local} does not exist; give the folder of {record.name!r}")
+        if (found := layouts.locate(record, path)) is None:
+            raise UserError(
+                f"data.local={spec.local} does not hold {record.name!r}; expected are {layouts.expected(record)}"
+            )
+        return found
+    root = os.environ.get("UNMASK_DATA")
+    if not root:
+        return None
+    if not Path(root).expanduser().is_dir():
+        raise UserError(f"UNMASK_DATA={root} is no folder; set it to one that holds data sets, or unset it")
+    return layouts.locate(record, Path(root).expanduser(), only_below=True)
+
+
+def _from_disk(spec: DataConfig, record: Record, found: layouts.Found) -> Corpus:
+    every = [path for paths in found.files.values() for path in paths]
+    if found.read not in COLUMNS:
+        _no_columns(spec, str(every[0]))
+    field = _field(spec, record)
+    detokenize, also = _detokenizer(spec, record.detokenizer)
+    cache = cache_folder(spec)
+    hashes = [
+        [split, [[layouts.table_format(path), file_hash(path, cache)] for path in paths]]
+        for split, paths in found.files.items()
+    ]
+    parts: dict[str, Reader] = {}
+    for split, paths in found.files.items():
+        parts |= _disk_parts(spec, record, found.read, field, detokenize, split, paths)
+    size = sum(path.stat().st_size for path in every)
+    about = f"{record.about} ({len(every)} file{'s' * (len(every) > 1)}, {size:,} bytes)"
+    content = ["record", ROWS, found.read, hashes, field, record.held_out, *also]
+    return _named_corpus(record, about, content, parts, size)
+
+
+def _disk_parts(
+    spec: DataConfig, record: Record, read: str, field: str, detokenize: Detokenize | None, split: str,
+    paths: list[Path],
+) -> dict[str, Reader]:  # fmt: skip
+    """The splits that some files of a set hold: one, or two where the last rows are held out, or those of text8."""
+    if read == "characters":
+
+        def text8(own: str) -> Reader:
+            return lambda: _plain(layouts.text8_pieces(paths[0], own), detokenize)
+
+        return {own: text8(own) for own in layouts.TEXT8}
+    if read == "document":
+        return {split: lambda: _plain(chain.from_iterable(map(layouts.document_pieces, paths)), detokenize)}
+
+    def reader(rows: Callable[[], Iterator[layouts.Row]]) -> Reader:
+        return lambda: documents.by_row(_entries(rows(), field, spec.label, record.labels), detokenize)
+
+    if not record.held_out or split != "train":
+        return {split: reader(lambda: chain.from_iterable(layouts.rows(read, p, field, spec.label) for p in paths))}
+
+    def held(valid: bool) -> Iterator[layouts.Row]:
+        total = sum(layouts.count(read, path, field) for path in paths)
+        edge = _edge(record, total)
+        start, stop = (edge, total) if valid else (0, edge)
+        return layouts.between(read, paths, field, spec.label, start, stop)
+
+    return {"train": reader(lambda: held(False)), "valid": reader(lambda: held(True))}
+
+
+def _edge(record: Record, total: int) -> int:
+    """The first row that is held out."""
+    if total <= record.held_out:
+        raise UserError(
+            f"{record.name!r} holds its last {record.held_out:,} documents out, and this copy has {total:,} in all; "
+            "give its path as data.source, which divides by data.valid_fraction"
+        )
+    return total - record.held_out
+
+
+def _plain(pieces: Iterable[Piece], detokenize: Detokenize | None) -> Iterator[Piece]:
+    """Long documents come in pieces, which a detokenizer gets one by one."""
+    return (piece if detokenize is None else piece._replace(text=detokenize(piece.text)) for piece in pieces)
+
+
+def _entries(
+    rows: Iterable[layouts.Row], field: str, label: str | None, names: tuple[str, ...] = ()
+) -> Iterator[Entry]:
+    """Text and label of rows; classes by their names, where the record knows them."""
+    for where, row in rows:
+        if label == "label" and names and isinstance(row, dict) and type(number := row.get(label)) is int:
+            row = {**row, label: names[number] if 0 <= number < len(names) else None}
+        if (found := documents.entry(row, field, label, where)) is not None:
+            yield found
+
+
+def _field(spec: DataConfig, record: Record) -> str:
+    """The column of the text: the record knows it, unless another one is named."""
+    return record.field if spec.field == DataConfig.model_fields["field"].default else spec.field
+
+
+def _named_corpus(record: Record, about: str, content: Any, parts: dict[str, Reader], size: int = 0) -> Corpus:
+    """A named set in the order train, valid, test, with the splits that others play."""
+    played = {split: parts[by] for split, by in record.plays.items() if split not in parts and by in parts}
+    every = {**parts, **played}
+    usual = [split for split in ("train", "valid", "test") if split in every]
+    order = [*usual, *(split for split in every if split not in usual)]
+    key = content_key("corpus", SPLITTING, content, None)
+    return Corpus(record.name, about, key, {split: every[split] for split in order}, None, size)
+
+
+def _from_hub(spec: DataConfig, record: Record) -> Corpus:
+    assert record.hub is not None, "every set that can be opened is on the Hub"
+    place = record.hub if spec.subset is None else Hub(record.hub.name, spec.subset, record.hub.revision)
+    detokenize, also = _detokenizer(spec, record.detokenizer)
+    ways = f"set data.local=PATH or UNMASK_DATA=ROOT to a copy of {record.name!r} on disk, or connect to the network"
+    loaded = _load(place, f"data set {record.name!r}", f"data set {record.name!r} is not on this machine", ways)
+    field = _field(spec, record)
+    where = f"data set {record.name!r}"
+    parts: dict[str, Reader] = {}
+    prints = []
+    for own, rows in loaded.items():
+        split = SPLIT_NAMES.get(str(own), str(own))
+        prints.append([str(own), rows._fingerprint, rows.num_rows])
+        pieces = {split: rows}
+        if record.held_out and split == "train":
+            edge = _edge(record, rows.num_rows)
+            pieces = {"train": rows.select(range(edge)), "valid": rows.select(range(edge, rows.num_rows))}
+        for name, part in pieces.items():
+            parts[name] = _hub_reader(part, field, spec.label, where, detokenize)
+    about = f"{record.about} ({', '.join(f'{own}: {rows.num_rows:,} rows' for own, rows in loaded.items())})"
+    content = ["record", ROWS, "hub", place.name, prints, field, record.held_out, *also]
+    return _named_corpus(record, about, content, parts)
+
+
+# ---- files, folders, the Hub
 
 
 def _open_files(spec: DataConfig, name: str, files: Mapping[str, list[Path]], ignored: int = 0) -> Corpus:
@@ -190,9 +254,12 @@ def _open_files(spec: DataConfig, name: str, files: Mapping[str, list[Path]], ig
     size = sum(path.stat().st_size for path in every)
     piece = min(max(size // documents.FILE_PIECES, documents.SMALLEST_PIECE), documents.PIECE)
     kinds = {path: _document(spec, path) for path in every}
+    detokenize, also = _detokenizer(spec)
 
     def reader(paths: list[Path]) -> Reader:
-        return lambda: chain.from_iterable(documents.read(p, kinds[p], spec.field, piece, spec.label) for p in paths)
+        return lambda: chain.from_iterable(
+            documents.read(p, kinds[p], spec.field, piece, spec.label, detokenize) for p in paths
+        )
 
     content = [
         [split, [[documents.format_of(p), kinds[p], file_hash(p, cache)] for p in paths]]
@@ -200,7 +267,8 @@ def _open_files(spec: DataConfig, name: str, files: Mapping[str, list[Path]], ig
     ]
     field = spec.field if any(kind == "row" for kind in kinds.values()) else None
     about = f"{len(every)} file{'s' * (len(every) > 1)}, {size:,} bytes" + (f", {ignored} ignored" if ignored else "")
-    return assemble(spec, name, about, [content, piece, field], {s: reader(p) for s, p in files.items()}, size)
+    parts = {split: reader(paths) for split, paths in files.items()}
+    return assemble(spec, name, about, [content, piece, field, *also], parts, size)
 
 
 def _no_columns(spec: DataConfig, where: str) -> None:
@@ -225,62 +293,69 @@ def _document(spec: DataConfig, path: Path) -> str:
 
 
 def _open_folder(spec: DataConfig, folder: Path) -> Corpus:
-    found = [p for p in folder.rglob("*") if p.is_file() and documents.format_of(p)]
-    found = [p for p in found if not any(part.startswith(".") for part in p.relative_to(folder).parts)]
-    found.sort(key=lambda p: p.relative_to(folder).as_posix())
+    found = [p for p in layouts.below(folder) if documents.format_of(p)]
     if not found:
         raise UserError(f"folder {folder} holds no .txt, .jsonl, .txt.gz, .jsonl.gz or .parquet file")
-    named: dict[str, list[Path]] = {"train": [], "valid": [], "test": []}
-    rest: list[Path] = []
-    for path in found:
-        words = re.split(r"[^a-z]+", path.relative_to(folder).as_posix().lower())
-        split = next((SPLIT_NAMES[word] for word in words if word in SPLIT_NAMES), None)
-        (named[split] if split else rest).append(path)
-    own = {split: paths for split, paths in named.items() if paths}
-    if "train" in own or len(own) > 1 or (own and not rest):
-        return _open_files(spec, folder.name, own, ignored=len(rest))
-    return _open_files(spec, folder.name, {"train": found})
+    own, ignored = layouts.by_split(folder, found)
+    return _open_files(spec, folder.name, own, ignored)
 
 
 def _check_name(source: str) -> None:
     """Tell a mistyped path or name from the name of a Hub data set."""
-    if "/" not in source and difflib.get_close_matches(source, CORPORA, n=1, cutoff=0.75):
-        raise UserError(f"there is no corpus, file or folder {source!r}{nearest(source, CORPORA)}")
+    if "/" not in source and (meant := records.close(source)):
+        raise UserError(f"there is no corpus, file or folder {source!r} (did you mean {meant!r}?)")
     looks_like_path = source.startswith((".", "/", "~")) or source.count("/") > 1 or "\\" in source
     if looks_like_path or documents.format_of(Path(source)):
         raise UserError(f"file or folder {source} does not exist")
 
 
-def open_hub(spec: DataConfig, name: str, subset: str | None = None, revision: str | None = None) -> Corpus:
+def open_hub(spec: DataConfig, name: str) -> Corpus:
     """A data set of the Hugging Face Hub, through its Arrow files on disk; code of a data set is never run."""
+    missing = f"{name!r} is no named data set (see `unmask data list`), no file and no folder"
+    loaded = _load(Hub(name, spec.subset), f"data set {name!r}", missing)
+    detokenize, also = _detokenizer(spec)
+    parts: dict[str, Reader] = {}
+    prints = []
+    for own, rows in loaded.items():
+        split = SPLIT_NAMES.get(str(own), str(own))
+        parts[split] = _hub_reader(rows, spec.field, spec.label, f"data set {name!r}", detokenize)
+        prints.append([str(own), rows._fingerprint, rows.num_rows])
+    about = ", ".join(f"{own}: {rows.num_rows:,} rows" for own, rows in loaded.items())
+    return assemble(spec, name, about, ["hub", name, prints, spec.field, *also], parts)
+
+
+def _load(place: Hub, where: str, missing: str, ways: str = "") -> Any:
+    """What `datasets` has of a place, or one sentence why there is nothing."""
     import datasets
 
     with hub() as online:
         try:
-            loaded = datasets.load_dataset(name, subset or spec.subset, revision=revision)
-        except OSError as error:
-            known = f"{name!r} is no built-in corpus ({', '.join(CORPORA)}), no file and no folder"
-            reason = " ".join(str(error).split())[:200]
-            there = (
-                f"was not found on the Hugging Face Hub: {reason}"
-                if online
-                else "the Hugging Face Hub cannot be reached"
-            )
-            raise UserError(f"{known}, and {there}") from None
-        except (ValueError, RuntimeError, datasets.exceptions.DatasetsError) as error:  # subset missing, code needed
+            files = dict(place.files) or None
+            return datasets.load_dataset(place.name, place.subset, data_files=files, revision=place.revision)
+        except (OSError, ValueError, RuntimeError, ImportError, datasets.exceptions.DatasetsError) as error:
             reason = " ".join(str(error).split())[:300]
-            raise UserError(f"data set {name!r} cannot be loaded: {reason}") from None
-    parts: dict[str, Reader] = {}
-    prints = []
-    for own, rows in loaded.items():
-        parts[SPLIT_NAMES.get(str(own), str(own))] = _hub_reader(rows, spec, f"data set {name!r}")
-        prints.append([str(own), rows._fingerprint, rows.num_rows])
-    about = ", ".join(f"{own}: {rows.num_rows:,} rows" for own, rows in loaded.items())
-    return assemble(spec, name, about, ["hub", name, prints, spec.field], parts)
+            if _is_full(error):
+                raise UserError(f"no room on disk for {where}; set HF_HOME to a disk with more: {reason}") from None
+            if not online:
+                way = f"; {ways}" if ways else ""
+                raise UserError(f"{missing}, and the Hugging Face Hub cannot be reached{way}") from None
+            if isinstance(error, OSError):
+                way = f" ({ways})" if ways else ""
+                raise UserError(f"{missing}, and was not found on the Hugging Face Hub{way}: {reason}") from None
+            raise UserError(f"{where} cannot be loaded: {reason}") from None  # subset missing, code needed
 
 
-def _hub_reader(rows: Any, spec: DataConfig, where: str) -> Reader:
-    field, label = spec.field, spec.label
+def _is_full(error: BaseException) -> bool:
+    """Whether a disk had no room: the library hides the reason in the causes of its own error."""
+    found: BaseException | None = error
+    while found is not None:
+        if isinstance(found, OSError) and (found.errno == errno.ENOSPC or "disk space" in str(found)):
+            return True
+        found = found.__cause__
+    return False
+
+
+def _hub_reader(rows: Any, field: str, label: str | None, where: str, detokenize: Detokenize | None) -> Reader:
     documents.check_field(field, rows.column_names, where)
     wanted = [field]
     if label is not None:
@@ -299,4 +374,4 @@ def _hub_reader(rows: Any, spec: DataConfig, where: str) -> Reader:
                 if (one := documents.entry(row, field, label, f"row {number} of {where}")) is not None:
                     yield one
 
-    return lambda: documents.by_row(found())
+    return lambda: documents.by_row(found(), detokenize)

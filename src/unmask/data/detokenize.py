@@ -13,6 +13,7 @@ from collections.abc import Callable
 from ..config import nearest
 from ..types import UserError
 
+RULES = 1  # part of every fingerprint: raise it when a rule changes
 Rule = tuple[str | re.Pattern[str], str]
 
 
@@ -95,6 +96,8 @@ DETOKENIZERS: dict[str, Callable[[str], str]] = {f.__name__: f for f in (wikitex
 def detokenizer(name: str) -> Callable[[str], str]:
     """A detokenizer by its name."""
     if name not in DETOKENIZERS:
-        listed = ", ".join(DETOKENIZERS)
-        raise UserError(f"unknown detokenizer {name!r}{nearest(name, DETOKENIZERS)}; choose one of {listed}")
+        listed = ", ".join([*DETOKENIZERS, "none", "auto"])
+        raise UserError(
+            f"unknown detokenizer {name!r}{nearest(name, DETOKENIZERS)}; set data.detokenizer to one of {listed}"
+        )
     return DETOKENIZERS[name]

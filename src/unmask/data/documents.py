@@ -29,6 +29,7 @@ SMALLEST_PIECE = 256  # characters
 CHUNK = 1 << 20  # bytes read at once
 
 Fragment = tuple[str, bool]  # some text; whether the document ends after it
+Detokenize = Callable[[str], str]
 
 _BOUNDARIES = tuple(
     re.compile(f"(?s:.*){place}")  # the last such place: the search starts at the end
@@ -64,17 +65,38 @@ def format_of(path: Path) -> str | None:
     return kind if kind in ("txt", "jsonl") and "." in name else None
 
 
-def read(path: Path, document: str, field: str, piece: int, label: str | None = None) -> Iterator[Piece]:
-    """The pieces of one file; `document` is line, paragraph or file, `piece` the size for whole-file documents."""
+def read(
+    path: Path, document: str, field: str, piece: int, label: str | None = None, detokenize: Detokenize | None = None
+) -> Iterator[Piece]:
+    """The pieces of one file; `document` is line, paragraph or file, `piece` the size for whole-file documents.
+
+    A detokenizer gets a row of a table, or a line of a text file (with its line break where that stays in the text).
+    """
     kind = format_of(path)
     if kind == "jsonl":
-        return by_row(read_jsonl(path, field, label))
+        return by_row(read_jsonl(path, field, label), detokenize)
     if kind == "parquet":
-        return by_row(read_parquet(path, field, label))
+        return by_row(read_parquet(path, field, label), detokenize)
     assert label is None, "text files have no columns"
+    if document == "line" and detokenize is not None:
+        return by_row((Entry(line.removesuffix("\n")) for line in lines(read_text(path))), detokenize)
+    chunks = read_text(path) if detokenize is None else map(detokenize, lines(read_text(path)))
     fragments: dict[str, Callable[[Iterable[str]], Iterator[Fragment]]]
     fragments = {"line": by_line, "paragraph": by_paragraph, "file": by_file}
-    return cut(fragments[document](read_text(path)), piece if document == "file" else PIECE)
+    return cut(fragments[document](chunks), piece if document == "file" else PIECE)
+
+
+def lines(chunks: Iterable[str]) -> Iterator[str]:
+    """The lines of a text, each with its line break (the last may have none)."""
+    held: list[str] = []
+    for chunk in chunks:
+        *whole, rest = chunk.split("\n")
+        for line in whole:
+            yield "".join([*held, line, "\n"])
+            held = []
+        held.append(rest)
+    if last := "".join(held):
+        yield last
 
 
 def cut(fragments: Iterable[Fragment], size: int = PIECE) -> Iterator[Piece]:
@@ -140,10 +162,10 @@ def by_paragraph(chunks: Iterable[str]) -> Iterator[Fragment]:
         yield "", True
 
 
-def by_row(entries: Iterable[Entry]) -> Iterator[Piece]:
+def by_row(entries: Iterable[Entry], detokenize: Detokenize | None = None) -> Iterator[Piece]:
     """Every row is a document."""
     for text, label in entries:
-        for piece in cut([(storable(text), True)]):
+        for piece in cut([(storable(text if detokenize is None else detokenize(text)), True)]):
             yield piece if label is None else Piece(piece.text, piece.ends, label)
 
 
@@ -192,6 +214,13 @@ def read_text(path: Path) -> Iterator[str]:
 
 def read_jsonl(path: Path, field: str, label: str | None = None) -> Iterator[Entry]:
     """The strings in one field of a JSON-lines file, with the labels in another."""
+    for where, row in jsonl_rows(path):
+        if (found := entry(row, field, label, where)) is not None:
+            yield found
+
+
+def jsonl_rows(path: Path) -> Iterator[tuple[str, Any]]:
+    """Every row of a JSON-lines file, with the words for where it is."""
     position = 0
     with _opened(path) as file:
         for number, line in enumerate(file, 1):
@@ -206,12 +235,18 @@ def read_jsonl(path: Path, field: str, label: str | None = None) -> Iterator[Ent
                 row = json.loads(text)
             except (ValueError, RecursionError):
                 raise UserError(f"line {number} of {path} is not JSON; every line must be an object") from None
-            if (found := entry(row, field, label, f"line {number} of {path}")) is not None:
-                yield found
+            yield f"line {number} of {path}", row
 
 
 def read_parquet(path: Path, field: str, label: str | None = None) -> Iterator[Entry]:
     """The strings in one column of a Parquet file, with the labels in another."""
+    for where, row in parquet_rows(path, field, label):
+        if (found := entry(row, field, label, where)) is not None:
+            yield found
+
+
+def parquet_rows(path: Path, field: str, label: str | None = None) -> Iterator[tuple[str, Any]]:
+    """Every row of a Parquet file, with the words for where it is; only these columns are read."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -224,8 +259,7 @@ def read_parquet(path: Path, field: str, label: str | None = None) -> Iterator[E
             for batch in file.iter_batches(batch_size=256, columns=[field, *([label] if label else [])]):
                 for row in batch.to_pylist():
                     number += 1
-                    if (found := entry(row, field, label, f"row {number} of {path}")) is not None:
-                        yield found
+                    yield f"row {number} of {path}", row
     except (pa.ArrowException, OSError) as error:
         reason = str(error).splitlines()[0]
         raise UserError(f"{path} cannot be read as a Parquet file: {reason}") from None

@@ -127,6 +127,37 @@ def _check_specials(spec: DataConfig, tokenizer: Tokenizer) -> None:
         raise UserError(f"tokenizer {tokenizer.name!r} has no token to pad with; set data.layout=wrap")
 
 
+def cached(prepared: Prepared, split: str) -> dict[str, Any] | None:
+    """The record of a split if it is in the cache already."""
+    return _intact(prepared.folder, split)
+
+
+def preview(prepared: Prepared, split: str, n: int) -> Rows:
+    """At least the first `n` rows of a split (fewer if it ends before), without tokenizing the rest of it."""
+    spec, vocab = prepared.spec, prepared.tokenizer.vocab
+    pad, frame = spec.layout == "pad", _frame(prepared)
+    eos = np.array([vocab.eos] if spec.eos_between and not pad else [], dtype=np.uint32)
+    wanted = n * (spec.length if frame is None else spec.length - 2)
+    parts, tokens = [eos[:0]], 0
+    ends: list[int] = []
+    for piece in prepared.corpus.documents(split):
+        found = [*prepared.tokenizer.arrays([piece.text]), *([eos] if piece.ends else [])]
+        parts += found
+        tokens += sum(map(len, found))
+        if piece.ends and tokens > (ends[-1] if ends else 0):
+            ends.append(tokens)
+        if len(ends) >= n if pad else tokens >= wanted:
+            break
+    return Rows(
+        stream=np.concatenate(parts),
+        ends=np.array(ends, dtype=np.uint64) if pad else None,
+        facts={"documents": len(ends), "tokens": tokens},
+        length=spec.length,
+        frame=frame,
+        pad=vocab.pad if vocab.pad is not None else vocab.eos,
+    )
+
+
 def _rows(prepared: Prepared, name: str, facts: dict[str, Any]) -> Rows:
     spec, vocab = prepared.spec, prepared.tokenizer.vocab
     ends = _map(prepared.folder / f"{name}.idx", np.dtype("<u8")) if spec.layout == "pad" else None
@@ -140,6 +171,8 @@ def _rows(prepared: Prepared, name: str, facts: dict[str, Any]) -> Rows:
         "corpus": prepared.corpus.fingerprint[:16],
         **{count: facts[count] for count in ("tokens", "documents", "bytes")},
     }
+    if prepared.corpus.detokenizer != "none":
+        about["detokenizer"] = prepared.corpus.detokenizer
     label: dict[str, Any] = {}
     if spec.label is not None:
         about["label"] = spec.label
@@ -332,7 +365,8 @@ class _Writer:
         write_json(self.folder / f"{self.split}.json", record)
 
     def close(self) -> None:
-        """Leave no temporary file behind."""
+        """Leave no temporary file behind, also where closing one means writing what the disk has no room for."""
         for file in self.files:
-            file.close()
+            with suppress(OSError):
+                file.close()
             Path(file.name).unlink(missing_ok=True)

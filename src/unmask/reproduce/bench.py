@@ -95,6 +95,8 @@ class Bench:
     seed: int = 0
     scorer: str | None = None
     quiet: bool = False
+    local: str | None = None  # where the sets of `zero-shot` lie on disk
+    known: tuple[str, ...] = ()  # those of them that the text is made from
     trained: dict[str, dict[str, Any]] = field(default_factory=dict)  # facts of the models that were used, by name
     _loaded: dict[str, LM] = field(default_factory=dict)
 
@@ -215,13 +217,15 @@ class Bench:
         limit: int | None = None,
         estimator: Estimator = TIMES,
         what: str = "",
+        rows: Rows | None = None,
     ) -> Scored:
-        """The likelihood of a model on the test rows; `change` may put it under another schedule or law."""
+        """The likelihood of a model on rows (default: test rows); `change` may put it under another schedule or law."""
         model = change(self.lm(name).model)
         with progress_bar(f"scoring {what or name}", self.quiet) as progress:
             nats, tokens = row_nats(
-                model, self.rows(), draws=draws, batch_size=64, seed=self.seed, limit=limit or self.scale.rows,
-                estimator=estimator, progress=progress, attend_pads=self.config(name).data.attend_pads,
+                model, self.rows() if rows is None else rows, draws=draws, batch_size=64, seed=self.seed,
+                limit=limit or self.scale.rows, estimator=estimator, progress=progress,
+                attend_pads=rows is None and self.config(name).data.attend_pads,
             )  # fmt: skip
         return Scored(nats, tokens, model.exact, model.describe())
 
@@ -255,7 +259,9 @@ class Bench:
     ) -> Report:
         """A report of what this bench measured."""
         words = ["--scale", self.scale.name, "--data", self.source, "--seed", str(self.seed)]
-        command = shlex.join(["unmask", "reproduce", name, *words, *(["--scorer", self.scorer] if self.scorer else [])])
+        words += ["--scorer", self.scorer] if self.scorer else []
+        words += [word for own in self.known for word in ("--in-domain", own)]
+        command = shlex.join(["unmask", "reproduce", name, *words])
         return Report(
             name, label, self.scale.name, command, tables, list(plots), list(checks), self.protocol(**protocol),
             list(notes), list(self.trained.values()),

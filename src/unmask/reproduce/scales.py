@@ -1,4 +1,4 @@
-"""How large: the models of the tables, and the three scales at which they can be trained."""
+"""How large: the models of the tables, and the scales at which they can be trained."""
 
 from __future__ import annotations
 
@@ -42,6 +42,8 @@ class Sizes:
     eval_rows: int
     block: int = 25  # of SSD-LM, as published; smaller than `length`
     log_every: int = 10
+    lr: float = 6e-4
+    cutoff: float = 1e-3
 
 
 @dataclass(frozen=True)
@@ -94,6 +96,13 @@ SCALES = {
             warmup=100, ema=0.998, checkpoint_every=250, eval_rows=128,
         ),
     ),
+    "medium": Scale(  # of the model in the package, `tiny-en`
+        "medium", 2000, 2, 512, 32, 16, (100, 500, 1000, 5000, 10_000), 1000, 8, 200, 8,
+        Sizes(
+            ModelConfig(hidden_dim=256, n_blocks=4, n_heads=4, cond_dim=64, dropout=0.0), length=128, vocab_size=8192,
+            warmup=200, ema=0.999, checkpoint_every=250, eval_rows=256, lr=8e-4, cutoff=0.01,
+        ),
+    ),
     "paper": Scale(
         "paper", 1_000_000, 10, None, 64, 64, (100, 500, 1000, 5000, 10_000), None, 2, 1000, 200, None
     ),
@@ -125,10 +134,10 @@ def model_config(scale: Scale, source: str, name: str, seed: int = 0) -> Config:
         seed=seed_of(name, seed),
         data=DataConfig(source=source, length=sizes.length, vocab_size=sizes.vocab_size),
         model=sizes.network,
-        objective=ObjectiveConfig(cutoff=1e-3),
+        objective=ObjectiveConfig(cutoff=sizes.cutoff),
         train=TrainConfig(
-            steps=scale.steps_of(name), batch_size=16, lr=6e-4, betas=(0.9, 0.98), warmup=sizes.warmup, ema=sizes.ema,
-            checkpoint_every=sizes.checkpoint_every, keep_last=1, log_every=sizes.log_every,
+            steps=scale.steps_of(name), batch_size=16, lr=sizes.lr, betas=(0.9, 0.98), warmup=sizes.warmup,
+            ema=sizes.ema, checkpoint_every=sizes.checkpoint_every, keep_last=1, log_every=sizes.log_every,
         ),
         eval=EvalConfig(every=0, rows=sizes.eval_rows, draws=1),
     )  # fmt: skip

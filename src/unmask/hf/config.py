@@ -1,0 +1,76 @@
+"""The config.json of the published MDLM weights and of our travelling folders, as transformers wants it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from transformers import PreTrainedConfig
+
+from .register import register_model
+
+if TYPE_CHECKING:
+    from ..layout import Described
+
+NETWORK = ("hidden_dim", "n_blocks", "n_heads", "cond_dim", "mlp_ratio", "dropout", "time_conditioning")
+ROLES = ("mask", "pad", "bos", "eos")
+
+
+class MDLMConfig(PreTrainedConfig):
+    """The network (published names), its special tokens, and under `unmask` what else our models know of themselves.
+
+    Without `mask_token_id` [MASK] is the last token, as published. `unmask` may be None: then schedule and bound are
+    those of the paper on OpenWebText.
+    """
+
+    model_type = "mdlm"
+    attribute_map: ClassVar[dict[str, str]] = {
+        "hidden_size": "hidden_dim",
+        "num_hidden_layers": "n_blocks",
+        "num_attention_heads": "n_heads",
+        "max_position_embeddings": "model_length",
+    }
+
+    vocab_size: int = 50258
+    hidden_dim: int = 768
+    n_blocks: int = 12
+    n_heads: int = 12
+    cond_dim: int = 128
+    mlp_ratio: int = 4
+    dropout: float = 0.1
+    model_length: int = 1024
+    time_conditioning: bool = False
+    mask_token_id: int | None = None
+    pad_token_id: int | None = None
+    bos_token_id: int | None = None
+    eos_token_id: int | None = None
+    tie_word_embeddings: bool = False
+    unmask: dict[str, Any] | None = None
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        kwargs.pop("auto_map", None)  # points to code of the repository, and after a push to files that are not there
+        self.return_dict = True  # the published file says False, and pipelines need the fields by name
+        if self.mask_token_id is None:
+            self.mask_token_id = self.vocab_size - 1
+        super().__post_init__(**kwargs)
+        register_model()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data; what was changed in the published keys is changed in the `unmask` part too."""
+        out: dict[str, Any] = super().to_dict()
+        out.pop("auto_map", None)
+        own = out.get("unmask")
+        if own is None:
+            out.pop("unmask", None)
+        elif isinstance(own, dict) and isinstance(own.get("config"), dict):
+            sections = own["config"]
+            model, data = sections.get("model") or {}, sections.get("data") or {}
+            sections["model"] = {**model, **{key: out[key] for key in NETWORK}}
+            sections["data"] = {**data, "length": out["model_length"]}
+            own["vocab"] = {"size": out["vocab_size"], **{role: out[f"{role}_token_id"] for role in ROLES}}
+        return out
+
+    def described(self) -> Described:
+        """What unmask makes of it: the whole config, the vocabulary and the labels; one sentence if it is not valid."""
+        from ..layout import from_json
+
+        return from_json(self.to_dict(), self.name_or_path or "this MDLMConfig")

@@ -1,0 +1,73 @@
+"""Between an `unmask.LM` and a model and tokenizer of transformers, without files."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from tokenizers import Tokenizer as Backend
+from torch import nn
+
+from .. import build
+from ..data.tokenizers import Tokenizer
+from ..layout import to_json
+from ..lm import LM
+from ..models.masked import MaskedDiffusion
+from ..types import UserError, Vocab
+from .config import MDLMConfig
+
+if TYPE_CHECKING:
+    from .model import MDLM
+
+
+def lm_of(model: MDLM, tokenizer: Any) -> LM:
+    """An LM that shares the weights of a model."""
+    described = model.config.described()
+    config, vocab = described.config, described.vocab
+    assert vocab is not None
+    diffusion = MaskedDiffusion(
+        model.backbone, build.schedule(config.schedule), build.law(config.objective, config.schedule),
+        objective=build.objective(config.objective),
+    )  # fmt: skip
+    return LM(diffusion.train(model.training), tokenizer_of(tokenizer, vocab), config, labels=list(described.labels))
+
+
+def tokenizer_of(tokenizer: Any, vocab: Vocab) -> Tokenizer:
+    """Our tokenizer from one of transformers, for a model of this vocabulary."""
+    if not isinstance(tokenizer, Tokenizer):
+        backend = getattr(tokenizer, "backend_tokenizer", None)
+        if backend is None:
+            raise UserError("the tokenizer must be a fast one of transformers (with a tokenizer.json) or one of unmask")
+        own = getattr(tokenizer, "init_kwargs", {}).get("unmask") or {}
+        copy = Backend.from_str(backend.to_str())
+        size = max(copy.get_vocab().values()) + 1
+        name = str(own.get("name") or getattr(tokenizer, "name_or_path", "") or "transformers")
+        mask = copy.id_to_token(vocab.mask)
+        if size != vocab.size or mask is None or mask != tokenizer.mask_token:
+            raise UserError(
+                f"this tokenizer has {size} tokens and mask token {tokenizer.mask_token!r}, the model {vocab.size} "
+                f"tokens with [MASK] at {vocab.mask}; give the tokenizer that the model was trained with"
+            )
+        ends = {role: getattr(tokenizer, f"{role}_token_id") for role in ("bos", "eos") if getattr(vocab, role) is None}
+        tokenizer = Tokenizer(copy, replace(vocab, **ends), name, str(own.get("kind", "json")))
+    if tokenizer.vocab.size != vocab.size or tokenizer.vocab.mask != vocab.mask:
+        raise UserError(f"this tokenizer is for another model: it has {tokenizer.vocab}, the model {vocab}")
+    return tokenizer
+
+
+def model_of(kind: type[MDLM], lm: LM) -> MDLM:
+    """A model with a copy of the weights of an LM."""
+    if lm.config.model.method != "mdlm":
+        raise UserError(
+            f"the class for transformers is that of method mdlm, and this model is {lm.config.model.method}; use it "
+            "through unmask"
+        )
+    facts = {"name": lm.tokenizer.name, "kind": lm.tokenizer.kind}
+    tree = to_json(lm.config, lm.tokenizer.vocab, lm.labels, tokenizer=facts)
+    model = kind(MDLMConfig(**{key: value for key, value in tree.items() if key != "model_type"}))
+    weights = {name: tensor for name, tensor in lm.model.state_dict().items() if not name.endswith("inv_freq")}
+    lacking, unknown = model.load_state_dict(weights, strict=False)
+    assert not unknown and all(name.endswith("inv_freq") for name in lacking), (lacking, unknown)
+    nn.Module.to(model, lm.model.device)
+    model.train(lm.model.training)
+    return model
