@@ -1,4 +1,4 @@
-"""The job of `make demo`: train on Python's documentation, and show figures, samples and a filled gap."""
+"""The job of `make demo`: what the model in the package writes; then train one on Python's documentation, and show it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,22 @@ from .recipes import recipe
 from .train import train
 from .types import UserError
 
+BUILT_IN = "tiny-en"
+STORY = "Once upon a time, there was a little"
+STORY_GAP = "Once upon a time, there was a {{1}} named {{1}}. He liked to {{3}} in the park."
 GAP = "This {{1}} is called when the {{2}} of the object is not found."
+
+
+def show_built_in() -> None:
+    """What the model inside the package writes, before anything is trained."""
+    lm = load(BUILT_IN)
+    parameters = sum(p.numel() for p in lm.model.parameters())
+    print(f"{BUILT_IN}, a small model of {parameters:,} parameters, comes with the package. It continues a story:\n")
+    print(lm.sample(prompt=STORY, length=96, temperature=0.7, seed=0)[0])
+    print(f"\nIt fills gaps: {STORY_GAP}")
+    for text in lm.infill(STORY_GAP, n=3, seed=0, temperature=0.7):
+        print(f"  {text}")
+    print(flush=True)
 
 
 def run(out: str, overrides: list[str]) -> None:
@@ -23,6 +38,7 @@ def run(out: str, overrides: list[str]) -> None:
     if (method := config.model.method) != "mdlm":
         raise UserError(f"the demo shows mdlm; train another method with: unmask train demo model.method={method}")
     started = time.monotonic()
+    show_built_in()
     print("A masked diffusion language model learns Python's own documentation.", file=sys.stderr)
     result = train(config, out)
     if not result.finished:

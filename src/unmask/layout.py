@@ -70,7 +70,8 @@ def to_json(
         raise UserError(f"dtype {dtype!r} must be one of {', '.join(DTYPES)}")
     published = config.model.method == "mdlm"
     settings = config.model.model_dump(mode="json")
-    travelling = config.model_copy(update={"data": config.data.model_copy(update={"cache": None, "local": None})})  # paths of this machine
+    data = config.data.model_copy(update={"cache": None, "local": None})  # paths of this machine
+    travelling = config.model_copy(update={"data": data})
     own = {
         "format": FORMAT,
         "config": travelling.model_dump(mode="json"),

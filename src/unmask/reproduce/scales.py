@@ -52,7 +52,7 @@ class Scale:
 
     name: str
     steps: int  # of a diffusion model; AR takes half, so that both see as many tokens (paper, appendix D.2)
-    longer: int  # the longer budget, in units of the shorter
+    longer: float  # the longer budget, in units of the shorter
     rows: int | None  # test rows of a likelihood; None = all
     draws: int  # draws of each row for a variance
     samples: int  # sequences for a generative perplexity
@@ -72,7 +72,7 @@ class Scale:
     def steps_of(self, name: str) -> int:
         """Training steps of a model."""
         own = self.steps // 2 if AR in MODELS[name.removesuffix(LONGER)] else self.steps
-        return own * self.longer if name.endswith(LONGER) or name == JUDGE else own
+        return round(own * self.longer) if name.endswith(LONGER) or name == JUDGE else own
 
     def command(self, name: str, source: str = "lm1b", seed: int = 0) -> tuple[str, list[str]]:
         """(recipe, changes) of a model at the paper's scale, on one of the paper's texts."""
