@@ -9,11 +9,14 @@ STAMP := $(VENV)/.installed
 demo: $(STAMP)
 	$(BIN)/unmask demo --out runs/demo
 
+# every test runs on one thread, so a core takes a file of them
+WORKERS := -n auto --maxprocesses 4 --dist loadfile
+
 test: $(STAMP)
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest $(WORKERS) -m "not slow"
 
 test-all: $(STAMP)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest $(WORKERS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

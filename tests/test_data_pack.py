@@ -192,7 +192,7 @@ def test_cache_is_used(corpus, monkeypatch):
     def never(*_, **__):
         raise AssertionError("tokenized or trained again")
 
-    monkeypatch.setattr(pack, "_write", never)
+    monkeypatch.setattr(pack, "write_splits", never)
     monkeypatch.setattr(pack, "make_tokenizer", never)
     again = prepare(corpus(tokenizer="bpe", vocab_size=300, length=4)).split("valid").stream
     assert np.array_equal(again, expected)

@@ -1,6 +1,7 @@
 """Tokenizers: lossless, [MASK] in its own place, and text that can never become a special token."""
 
 import copy
+import functools
 import json
 import pickle
 import shutil
@@ -28,6 +29,7 @@ BYTES, BPE, CHARS = bytes_tokenizer(), bpe_tokenizer(TEXTS, 400), chars_tokenize
 OWN = {"bytes": BYTES, "bpe": BPE, "chars": CHARS}
 
 
+@functools.cache
 def published(name):
     if not (SHARED / name / "tokenizer.json").exists():
         pytest.skip(f"{SHARED / name} is not on this machine")

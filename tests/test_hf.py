@@ -397,7 +397,7 @@ def test_a_tokenizer_of_another_model_is_refused(folder, tmp_path):
     model = AutoModelForMaskedLM.from_pretrained(folder)
     random_lm(bytes_tokenizer()).save_pretrained(tmp_path / "other")
     for wrong in (AutoTokenizer.from_pretrained(tmp_path / "other"), bytes_tokenizer()):
-        with pytest.raises(UserError, match="this tokenizer"):
+        with pytest.raises(UserError, match="give the tokenizer that"):
             model.unmask_lm(wrong)
     with pytest.raises(UserError, match="fast one"):
         model.unmask_lm(types.SimpleNamespace())
@@ -475,7 +475,8 @@ def damaged(folder: Path, tmp_path: Path, change) -> Path:
             lambda t: t.update({"backbone.blocks.0.norm1.weight": torch.zeros(3)}),
             r"backbone.blocks.0.norm1.weight has shape \(3,\), the model wants \(16,\)",
         ),
-        (lambda t: t["backbone.rotary_emb.inv_freq"].mul_(2), "rotary frequencies"),
+        (lambda t: t["backbone.rotary_emb.inv_freq"].mul_(2), "another rotary base"),
+        (lambda t: t["backbone.rotary_emb.inv_freq"].pow_(1.001), "another rotary base"),
     ],
 )
 def test_weights_that_do_not_fit(folder, tmp_path, change, says):

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -70,6 +73,21 @@ def header(card: str) -> dict:
     return yaml.safe_load(card.split("---\n")[1])
 
 
+def tables(card: str) -> dict[str, list[tuple[str, ...]]]:
+    """The rows of every table by its head."""
+    found: dict[str, list[tuple[str, ...]]] = {}
+    for block in card.split("\n\n"):
+        head, *rows = block.splitlines() or [""]
+        if head.startswith("| "):
+            assert set(rows[0]) == {"|", "-"} and rows[0].count("|") == head.count("|")
+            found[head] = [tuple(re.split(r" (?<!\\)\| ", row.strip("| "))) for row in rows[1:]]
+    return found
+
+
+def as_cell(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
 def test_push_uploads_a_folder_that_comes_back(hub, lm):
     figures = {"held-out": lm.score(TEXTS, draws=4)}
     address = push_to_hub(
@@ -107,10 +125,38 @@ def test_the_card_has_figures_with_errors_and_protocol(lm):
     lines = [line for line in card.splitlines() if line.startswith(("| a", "| again"))]
     ppl, error = score.perplexity, score.perplexity * score.stderr_nats
     assert all(f"| {ppl:.2f} | {error:.2g} | " in line for line in lines) and len(lines) == 2
-    assert r"a\|b" in card and "Protocol of a|b, again:" in card and '"bound"' in card
+    assert r"a\|b" in card and "What differs" not in card
+    assert tables(card)["| setting | value |"] == [(key, as_cell(value)) for key, value in score.protocol.items()]
     assert 'unmask.load("me/my-model")' in card and "import unmask" in card and "trust_remote_code" in card
     with pytest.raises(UserError, match="'bare' lacks protocol"):
         model_card(lm.config, "me/m", figures={"bare": {"perplexity": 3.0, "nats_per_token": 1.1, "tokens": 5}})
+
+
+def test_the_card_says_once_what_figures_share_and_a_row_a_figure_of_what_differs(lm):
+    score = lm.score(TEXTS, draws=4)
+    own = {"source": "a|b", "split": "test", "rows": 3, "in_domain": True, "corpus": "x1"}
+    other = {**own, "source": "ptb", "rows": 4, "in_domain": False, "corpus": "x2", "detokenizer": "ptb"}
+    shared = score.protocol | {"split": "test"}
+    figures = {
+        "one": replace(score, protocol=score.protocol | own),
+        "two": replace(score, protocol=score.protocol | other).as_dict(),
+    }
+    found = tables(model_card(lm.config, "me/m", figures=figures))
+    assert found["| setting | value |"] == [(key, as_cell(value)) for key, value in shared.items()]
+    assert found["| data | source | in_domain | rows | detokenizer | corpus |"] == [
+        ("one", r"a\|b", "true", "3", "-", "x1"),
+        ("two", "ptb", "false", "4", "ptb", "x2"),
+    ]
+
+
+def test_the_card_names_what_it_has_no_column_for(lm):
+    score = lm.score(TEXTS, draws=4)
+    many = [replace(score, protocol={f"k{i}": i + n for i in range(10)} | {"source": n}) for n in (0, 1)]
+    card = model_card(lm.config, "me/m", figures={"one": many[0], "two": many[1]})
+    assert tables(card)["| data | source | k0 | k1 | k2 | k3 | k4 | k5 | k6 |"] == [
+        ("one", *"00123456"), ("two", *"11234567"),
+    ]  # fmt: skip
+    assert card.rstrip().endswith("Different too: k7, k8, k9.")
 
 
 def test_the_card_of_another_method_promises_no_transformers():

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from unmask.config import DataConfig
-from unmask.data import pack
+from unmask.data import splits
 from unmask.data.loader import eval_batch
 from unmask.data.pack import prepare, preview
 from unmask.data.records import CORPORA, record
@@ -233,10 +233,10 @@ def test_a_full_disk_leaves_the_cache_consistent(tmp_path, words, monkeypatch, l
     lines = ["a b c d e", "f g h i j"] * 4
     spec = spec_for(tmp_path, "ptb", lines, length=4, layout=layout)
     whole = prepare(spec.model_copy(update={"cache": str(tmp_path / "other")}), words, ["train"]).split("train")
-    monkeypatch.setattr(pack, "BATCH", 200)
+    monkeypatch.setattr(splits, "BATCH", 200)
     monkeypatch.setattr(Full, "room", room)
-    temporary = pack._Writer._temporary
-    monkeypatch.setattr(pack._Writer, "_temporary", lambda self, name: Full(temporary(self, name)))
+    temporary = splits.Writer._temporary
+    monkeypatch.setattr(splits.Writer, "_temporary", lambda self, name: Full(temporary(self, name)))
     with pytest.raises(UserError, match=r"cannot write the cache folder .*no space left.*set data\.cache") as error:
         prepare(spec, words, ["train"])
     assert "\n" not in str(error.value)
@@ -255,7 +255,7 @@ def test_a_full_disk_while_the_record_is_written(tmp_path, words, monkeypatch):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr(pack, "write_json", full)
+        patched.setattr(splits, "write_json", full)
         with pytest.raises(UserError, match="no space left"):
             prepare(spec, words, ["train"])
     assert not list((tmp_path / "cache").rglob("train.json")), "a split without its record is not there"

@@ -42,7 +42,7 @@ def writing(folder: Path) -> Iterator[Path]:
         if folder.exists():
             shutil.rmtree(folder)
         os.rename(temporary, folder)
-        _sync(folder.parent)
+        sync(folder.parent)
     except (OSError, SafetensorError) as error:
         raise UserError(
             f"could not write checkpoint {folder} ({error}); earlier checkpoints are untouched, "
@@ -63,7 +63,7 @@ def seal(folder: Path) -> None:
     files = {p.relative_to(folder).as_posix(): _fingerprint(p) for p in paths}
     (folder / MANIFEST).write_text(json.dumps({"format": 1, "files": files}, indent=1), encoding="utf-8")
     for path in (folder, *folder.rglob("*")):
-        _sync(path)
+        sync(path)
 
 
 def verify(folder: Path, only: str | None = None) -> None:
@@ -143,7 +143,7 @@ def _read_shards(folder: Path, group: str, targets: Mapping[str, Tensor]) -> Non
         dcp.load(flat, storage_reader=reader, no_dist=alone)
 
 
-def check_names(wanted: Mapping[str, Any], found: Mapping[str, Any], path: Path) -> None:
+def check_names(wanted: Mapping[str, Any], found: Mapping[str, Any], path: str | Path) -> None:
     """Every tensor is accounted for, with the right shape; names and shapes only."""
     for what, names in (("lacks", wanted.keys() - found.keys()), ("has unknown", found.keys() - wanted.keys())):
         if names:
@@ -218,7 +218,7 @@ def write_atomically(path: Path, text: str) -> None:
     temporary = path.with_name(f".{path.name}.writing")
     try:
         temporary.write_text(text, encoding="utf-8")
-        _sync(temporary)
+        sync(temporary)
         os.replace(temporary, path)
     except OSError as error:
         temporary.unlink(missing_ok=True)
@@ -236,7 +236,8 @@ def _fingerprint(path: Path) -> dict[str, Any]:
         return {"size": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
+    """Push a file or folder to the disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -570,6 +570,9 @@ def convert(
         return
     what = f"{done['method']}, {done['parameters']:,} weights ({done['weights']}), tokenizer {done['tokenizer']}"
     out_console.print(f"wrote {done['out']}: {what}", markup=False)
+    if done["unsaid"]:
+        lost = ", ".join(f"{name}={value}" for name, value in done["unsaid"].items())
+        out_console.print(f"its config.json cannot say {lost}: readers, unmask too, take the paper's", markup=False)
 
 
 data_app = typer.Typer(help="Data sets: list, show, prepare.", no_args_is_help=True)

@@ -1,22 +1,20 @@
 """Models of other layouts to folders that travel: Lightning checkpoints of the paper's repository, .bin files, runs.
 
 The Lightning files (`last.ckpt`, `best.ckpt`; SYSTEMS 7) are pickles with the settings as OmegaConf objects and the
-average of the weights as a list without names, in the order of `parameters()`. They are read by `pickles.py`, which
+average of the weights as a list without names, in the order of `parameters()`. They are read by `pickles`, which
 runs nothing; the names come from our network, whose parameters have the same order, and every shape is checked.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import save_file
 from torch import Tensor
 
-from . import hub, layout, pickles
+from . import build, hub, layout, pickles
 from .checkpoint import check_names
 from .config import Config, parse
 from .layout import Described
@@ -25,7 +23,6 @@ from .recipes import lm1b, owt
 from .types import UserError, Vocab
 
 METHODS = {"subs": "mdlm", "sedd": "sedd", "d3pm": "d3pm", "ar": "ar"}
-NETWORK = {"hidden_size": "hidden_dim", "n_blocks": "n_blocks", "n_heads": "n_heads", "cond_dim": "cond_dim"}
 FLAT_EMBEDDING = "backbone.vocab_embed.embedding"
 Tensors = dict[str, Tensor]
 
@@ -62,6 +59,7 @@ def convert(
         "length": lm.length,
         "vocab": asdict(lm.tokenizer.vocab),
         "tokenizer": lm.tokenizer.name,
+        "unsaid": unsaid(lm.config) if to == "published" else {},
     }
 
 
@@ -110,7 +108,7 @@ def read_lightning(tree: Mapping[str, Any], path: Path, weights: str) -> tuple[D
     if not isinstance(settings, dict) or not isinstance(settings.get("model"), dict):
         raise UserError(f"{path} does not hold the settings of its run (hyper_parameters), so its network is not known")
     size = shape[0]
-    described = Described(lightning_config(settings, path), layout.GPT2 if size == layout.GPT2.size else None, (), size)
+    described = Described(lightning_config(settings, path), layout.usual_vocab(size), (), size)
     own = {name: value for name, value in state.items() if not _is_noise(name, value)}
     average = tree.get("ema")
     if weights == "raw" or average is None:
@@ -146,12 +144,7 @@ def _average(average: Any, described: Described, own: Mapping[str, Any], noise: 
     if not len(wanted) <= len(shadow) <= len(wanted) + noise:
         raise UserError(f"{path} does not fit this model: its ema has {len(shadow)} tensors, the model {len(wanted)}")
     found = dict(zip(wanted, shadow, strict=False))
-    for name, value in found.items():
-        if value.shape != wanted[name]:
-            raise UserError(
-                f"{path} does not fit this model: in its ema {name} has shape {value.shape}, "
-                f"the model wants {wanted[name]}"
-            )
+    check_names(wanted, {name: value.shape for name, value in found.items()}, f"{path} (its ema)")
     return {name: pickles.fetch(value, path) for name, value in found.items()} | (
         pickles.tensors(buffer, path) if buffer else {}
     )
@@ -169,8 +162,7 @@ def lightning_config(settings: Mapping[str, Any], path: Path) -> Config:
     method = "ar" if backbone == "ar" else METHODS[meaning]
     data, noise = (own if isinstance(own := settings.get(key), dict) else {} for key in ("data", "noise"))
     tree = (lm1b if data.get("wrap") is False else owt)().model_dump(mode="json")
-    tree["model"] |= {ours: layout.value(net, theirs, int, path) for theirs, ours in NETWORK.items()}
-    tree["model"] |= {"method": method, "dropout": layout.value(net, "dropout", float, path, 0.1)}
+    tree["model"] |= {"method": method, **layout.read_network(net, path)}
     tree["data"]["length"] = layout.value(net, "length", int, path)
     if isinstance(data.get("tokenizer_name_or_path"), str):
         tree["data"]["tokenizer"] = data["tokenizer_name_or_path"]
@@ -187,21 +179,22 @@ def lightning_config(settings: Mapping[str, Any], path: Path) -> Config:
 # -- the published layout --------------------------------------------------------------------------------------------
 
 
+def unsaid(config: Config) -> dict[str, Any]:
+    """What the published config.json has no word for, where it is not that of the paper's run, which readers assume."""
+    paper = owt()
+    names = [("data", key) for key in ("layout", "eos_between", "block_ends", "attend_pads")]
+    names += [("objective", "bound"), ("objective", "steps")]
+    both = {f"{part}.{key}": [getattr(getattr(own, part), key) for own in (config, paper)] for part, key in names}
+    both["schedule"] = [repr(build.schedule(own.schedule)) for own in (config, paper)]
+    return {name: ours for name, (ours, theirs) in both.items() if ours != theirs}
+
+
 def write_published(out: str | Path, lm: LM, dtype: str = "float32") -> None:
     """config.json and model.safetensors as the published repositories have them; tokenizer files if not GPT-2's."""
     config, vocab = lm.config, lm.tokenizer.vocab
     if config.model.method != "mdlm" or lm.labels:
         what = "labels" if lm.labels else f"the method {config.model.method}"
         raise UserError(f"the published layout has no word for {what}; leave out --to published")
-    ours = layout.to_json(config, vocab, (), dtype)
-    drop = {"unmask", "mlp_ratio", "dtype", *(f"{role}_token_id" for role in layout.ROLES)}
-    tree = {key: value for key, value in ours.items() if key not in drop} | {"torch_dtype": dtype}
-    if config.model.mlp_ratio != 4:
-        tree["mlp_ratio"] = config.model.mlp_ratio
-    if vocab.size != layout.GPT2.size:
-        tree |= {f"{role}_token_id": getattr(vocab, role) for role in layout.ROLES}
-    with layout.creating(Path(out)) as new:
-        (new / layout.CONFIG).write_text(json.dumps(tree, indent=2) + "\n", encoding="utf-8")
-        save_file(layout.tensors_of(lm.model, config, dtype), new / layout.WEIGHTS, metadata={"format": "pt"})
-        if vocab.size != layout.GPT2.size:
-            lm.tokenizer.save(new)
+    own = None if vocab.size == layout.GPT2.size else lm.tokenizer
+    described = layout.to_published(config, vocab, dtype)
+    layout.write_files(out, described, layout.tensors_of(lm.model, config, dtype), own)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from .config import Config, DataConfig
+from .config import DataConfig, parse
 from .data.corpora import Corpus, open_corpus
 from .data.pack import Prepared, cached, prepare, preview
 from .data.records import CORPORA, Record, find
@@ -56,7 +56,7 @@ def settings_for(source: str, overrides: Iterable[str] = (), zero_shot: bool = F
     for assignment in given:
         if "=" in assignment and not assignment.startswith("data."):
             raise UserError(f"{assignment!r} is no setting of the data; write data.key=value, as data.length=64")
-    return Config(data=DataConfig(**conventions)).override(given).data
+    return parse({"data": conventions}).override(given).data
 
 
 def show(spec: DataConfig, split: str | None = None, n: int = 3, progress: Progress | None = None) -> dict[str, Any]:

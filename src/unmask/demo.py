@@ -1,4 +1,4 @@
-"""The job of `make demo`: what the model in the package writes; then train one on Python's documentation, and show it."""
+"""The job of `make demo`: what the built-in model writes; then train one on Python's documentation, and show it."""
 
 from __future__ import annotations
 

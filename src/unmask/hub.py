@@ -1,12 +1,11 @@
 """Models by name: from a folder, a name inside this package or a Hub id to an `LM`.
 
 From the Hub come config.json, safetensors and tokenizer files, and nothing else: no code, and a pickle only where there
-is no other weights file, read by a machine that runs nothing (`pickles.py`).
+is no other weights file, read by a machine that runs nothing (`pickles`).
 """
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,8 +16,8 @@ from torch import Tensor
 from . import build, checkpoint, layout
 from .config import load_yaml, nearest
 from .data.labels import load_labels
-from .data.online import hub
-from .data.tokenizers import Tokenizer, hub_tokenizer, read_tokenizer
+from .data.online import hub, reason
+from .data.tokenizers import BUILT_IN, Tokenizer, bytes_tokenizer, hub_tokenizer, on_shelf, read_tokenizer
 from .dist import pick_device
 from .layout import Described
 from .lm import LM
@@ -26,9 +25,7 @@ from .types import UserError
 
 PRETRAINED = Path(__file__).parent / "pretrained"  # folders that travel with the package
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
-WANTED = [
-    layout.CONFIG, "*.safetensors", layout.INDEX, "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
-]  # fmt: skip
+WANTED = [*layout.FILES, layout.INDEX, "special_tokens_map.json"]
 PICKLES = (".ckpt", ".bin", ".pt", ".pth")
 
 
@@ -99,12 +96,14 @@ def the_tokenizer(
 
 def _fetch_tokenizer(wanted: str | Path, model: str, given: bool) -> Tokenizer:
     """A tokenizer by its path, from the folder $UNMASK_TOKENIZERS, or from the Hub."""
-    shelf = os.environ.get("UNMASK_TOKENIZERS")
-    places = [Path(wanted).expanduser()] if given else []
-    places += [Path(shelf).expanduser() / wanted] if shelf else []
-    for place in places:
-        if place.exists():
-            return read_tokenizer(place)
+    own = Path(wanted).expanduser()
+    place = own if given and own.exists() else on_shelf(wanted)
+    if place is not None:
+        return read_tokenizer(place)
+    if str(wanted) == "bytes":
+        return bytes_tokenizer()
+    if given and str(wanted) in BUILT_IN:
+        raise UserError(f"a tokenizer of kind {wanted} is made from a text; give the folder of the one of {model}")
     try:
         return hub_tokenizer(str(wanted))
     except UserError as error:
@@ -170,13 +169,11 @@ def _snapshot(name: str, revision: str | None, patterns: list[str]) -> Path:
                 )
             )
         except Exception as error:  # all that the library and its transport raise
-            reason = " ".join(str(error).split())[:200]
             there = (
-                f"the Hugging Face Hub does not give it: {reason}"
+                f"the Hugging Face Hub does not give it: {reason(error)}"
                 if online
                 else "the Hugging Face Hub cannot be reached, and its cache here does not hold it"
             )
             at = f" at revision {revision}" if revision else ""
-            raise UserError(
-                f"there is no model at {name}, and {there}{at}; train one with: unmask train demo --out {name}"
-            ) from None
+            ways = "check the name" if online else "connect to the network, or give the folder of a copy"
+            raise UserError(f"there is no model at {name}, and {there}{at}; {ways}") from None

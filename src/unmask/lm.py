@@ -56,7 +56,7 @@ class LM:
         return Painter(self.tokenizer, self.config.data, self.model.any_length)
 
     def save_pretrained(self, folder: str | Path, *, dtype: str = "float32", card: str | None = None) -> Path:
-        """Write a folder that travels (`layout.py`): `unmask.load` and `transformers` read it, and the Hub takes it.
+        """Write a folder that travels (`layout`): `unmask.load` and `transformers` read it, and the Hub takes it.
 
         `dtype` is float32 (nothing is lost), float16 or bfloat16; `card` becomes README.md.
         """

@@ -6,7 +6,7 @@ have. Sets that the model was trained on are evaluated too, and marked.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -29,6 +29,8 @@ class Member:
     corpus: str
     split: str
 
+
+KIN = {**ALIASES, "wikitext-2": "wikitext2", "wikitext-103": "wikitext2", "wikitext103": "wikitext2"}  # 103 holds 2
 
 SUITES: dict[str, tuple[Member, ...]] = {"zero-shot": tuple(Member(*found) for found in ZERO_SHOT)}
 
@@ -54,7 +56,7 @@ def suite(name: str, sets: Sequence[str] | None = None) -> tuple[Member, ...]:
 
 def in_domain(own: DataConfig, member: Member) -> bool:
     """Whether a model with this data was trained on the set; `a+b` is the source of a model that learned from both."""
-    return member.corpus in {ALIASES.get(name, name) for name in own.source.split("+")}
+    return member.corpus in {KIN.get(name, name) for name in own.source.split("+")}
 
 
 def member_data(own: DataConfig, member: Member, local: str | None = None) -> DataConfig:
@@ -86,6 +88,15 @@ class Result:
         return {**own, "in_domain": self.in_domain, **self.likelihood.as_dict()}
 
 
+def _check_request(lm: LM, **counts: int | None) -> None:
+    """What `evaluate` would refuse, before seven sets are fetched and tokenized."""
+    if not lm.model.likelihood:
+        raise UserError("this model has no likelihood; judge its samples with unmask eval --generative")
+    for name, value in counts.items():
+        if value is not None and value < 1:
+            raise UserError(f"{name}={value} must be at least 1")
+
+
 def evaluate_suite(
     lm: LM,
     members: Sequence[Member],
@@ -103,6 +114,7 @@ def evaluate_suite(
     """The bound of a model on every set. All sets are found and tokenized before the first is evaluated."""
     world = world or World(0, 1, lm.model.device)
     quiet = quiet or not world.main
+    _check_request(lm, draws=draws, rows=rows, batch_size=batch_size)
     with world.first():
         found = [member_rows(lm.config.data, lm.tokenizer, member, local, quiet) for member in members]
     results = []
@@ -120,7 +132,7 @@ def evaluate_suite(
 
 def table_lines(results: Sequence[Result]) -> list[str]:
     """The results as aligned text, with what they share of their protocol below."""
-    lines = [("set", "perplexity", "± draws", "± texts", "bits/byte", "tokens", "")]
+    lines: list[tuple[str, ...]] = [("set", "perplexity", "± draws", "± texts", "bits/byte", "tokens", "")]
     for one in results:
         own = one.likelihood
         errors = [None if error is None else own.perplexity * error for error in (own.stderr_nats, own.stderr_data)]
@@ -140,6 +152,14 @@ def table_lines(results: Sequence[Result]) -> list[str]:
         line[0].ljust(widths[0]) + "".join(f"  {cell.rjust(w)}" for cell, w in zip(line[1:], widths[1:], strict=True))
         for line in lines
     ]
-    protocols = [one.likelihood.protocol for one in results]
-    shared = {key: value for key, value in protocols[0].items() if all(own.get(key, ...) == value for own in protocols)}
-    return [*(line.rstrip() for line in shown), *(f"  {key}: {value}" for key, value in shared.items())]
+    same = shared([one.likelihood.protocol for one in results])
+    if "detokenizer" not in same:
+        each = [f"{one.likelihood.protocol.get('detokenizer')} ({one.member.title})" for one in results]
+        same["detokenizer"] = ", ".join(each)
+    return [*(line.rstrip() for line in shown), *(f"  {key}: {value}" for key, value in same.items())]
+
+
+def shared(protocols: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What all protocols say, and say alike."""
+    first = protocols[0] if protocols else {}
+    return {key: value for key, value in first.items() if all(own.get(key, ...) == value for own in protocols)}

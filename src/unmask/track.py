@@ -159,14 +159,14 @@ def progress_bar(what: str, quiet: bool = False) -> Iterator[Progress]:
     elif console.is_terminal:
         with Bar(TextColumn(what), BarColumn(), TimeRemainingColumn(), console=console, transient=True) as bar:
             task = bar.add_task(what, total=None)
-            yield lambda done, total: bar.update(task, completed=done, total=total)
+            yield lambda done, total: bar.update(task, completed=done, total=total or None)  # 0: not known
     else:
         spoke = [time.monotonic()]
 
         def line(done: int, total: int) -> None:
             if time.monotonic() - spoke[0] > 10:
                 spoke[0] = time.monotonic()
-                print(f"{what}: {done}/{total}", file=sys.stderr, flush=True)
+                print(f"{what}: {done}/{total}" if total else f"{what}: {done}", file=sys.stderr, flush=True)
 
         yield line
 

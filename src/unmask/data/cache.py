@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import tempfile
+import secrets
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -44,13 +44,13 @@ def content_key(*parts: Any) -> str:
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """A temporary neighbour of `path` to write to; it takes the name of `path` if nothing goes wrong."""
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    os.close(handle)
+    name = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    os.close(os.open(name, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))  # mkstemp's are closed to all other users
     try:
-        yield Path(name)
+        yield name
         os.replace(name, path)
     except BaseException:
-        Path(name).unlink(missing_ok=True)
+        name.unlink(missing_ok=True)
         raise
 
 

@@ -14,7 +14,6 @@ its path.
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
 import re
@@ -24,14 +23,14 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from ..config import DataConfig
+from ..config import DataConfig, nearest
 from ..types import UserError
 from . import detokenize, documents, layouts, pythondocs, records
 from .cache import cache_folder, content_key, file_hash
 from .corpus import SPLITTING, Corpus, Division, Reader, assemble
 from .documents import Detokenize, Entry, Piece
+from .hubsets import load_place, reader_of
 from .layouts import SPLIT_NAMES
-from .online import hub
 from .records import CORPORA, Hub, Record
 
 __all__ = ["CORPORA", "SPLITTING", "SPLIT_NAMES", "Corpus", "Division", "assemble", "open_corpus", "open_hub"]
@@ -66,6 +65,11 @@ def _open_path(spec: DataConfig) -> Corpus:
     path = Path(spec.source).expanduser()
     if not path.exists():
         _check_name(spec.source)
+    if spec.local is not None and not path.exists():
+        raise UserError(
+            f"{spec.source!r} is no named data set{nearest(spec.source, CORPORA)}, so data.local={spec.local} does "
+            "not go with it; `unmask data list` shows all of them"
+        )
     if spec.local is not None:
         raise UserError(f"data.local={spec.local} belongs to a named data set; give the path as data.source instead")
     if path.is_file():
@@ -220,8 +224,11 @@ def _from_hub(spec: DataConfig, record: Record) -> Corpus:
     assert record.hub is not None, "every set that can be opened is on the Hub"
     place = record.hub if spec.subset is None else Hub(record.hub.name, spec.subset, record.hub.revision)
     detokenize, also = _detokenizer(spec, record.detokenizer)
-    ways = f"set data.local=PATH or UNMASK_DATA=ROOT to a copy of {record.name!r} on disk, or connect to the network"
-    loaded = _load(place, f"data set {record.name!r}", f"data set {record.name!r} is not on this machine", ways)
+    ways = (
+        "set data.local=PATH or UNMASK_DATA=ROOT (eval, reproduce: --local ROOT) to a copy of "
+        f"{record.name!r} on disk, or connect to the network"
+    )
+    loaded = load_place(place, f"data set {record.name!r}", f"data set {record.name!r} is not on this machine", ways)
     field = _field(spec, record)
     where = f"data set {record.name!r}"
     parts: dict[str, Reader] = {}
@@ -234,7 +241,7 @@ def _from_hub(spec: DataConfig, record: Record) -> Corpus:
             edge = _edge(record, rows.num_rows)
             pieces = {"train": rows.select(range(edge)), "valid": rows.select(range(edge, rows.num_rows))}
         for name, part in pieces.items():
-            parts[name] = _hub_reader(part, field, spec.label, where, detokenize)
+            parts[name] = reader_of(part, field, spec.label, where, detokenize)
     about = f"{record.about} ({', '.join(f'{own}: {rows.num_rows:,} rows' for own, rows in loaded.items())})"
     content = ["record", ROWS, "hub", place.name, prints, field, record.held_out, *also]
     return _named_corpus(record, about, content, parts)
@@ -276,7 +283,7 @@ def _no_columns(spec: DataConfig, where: str) -> None:
     if spec.label is not None:
         raise UserError(
             f"{where} is plain text without columns, so it has no data.label={spec.label}; "
-            "give a .jsonl or .parquet file or a Hub data set, or set data.label=null"
+            "give a .jsonl or .parquet file or a Hub data set, or set data.label=null (eval: --label-column none)"
         )
 
 
@@ -302,6 +309,8 @@ def _open_folder(spec: DataConfig, folder: Path) -> Corpus:
 
 def _check_name(source: str) -> None:
     """Tell a mistyped path or name from the name of a Hub data set."""
+    if "+" in source and "/" not in source:  # what a model that travels says of its training text
+        raise UserError(f"{source} is a mixture of texts that is not on this machine; name one data set, file or folder")
     if "/" not in source and (meant := records.close(source)):
         raise UserError(f"there is no corpus, file or folder {source!r} (did you mean {meant!r}?)")
     looks_like_path = source.startswith((".", "/", "~")) or source.count("/") > 1 or "\\" in source
@@ -312,66 +321,13 @@ def _check_name(source: str) -> None:
 def open_hub(spec: DataConfig, name: str) -> Corpus:
     """A data set of the Hugging Face Hub, through its Arrow files on disk; code of a data set is never run."""
     missing = f"{name!r} is no named data set (see `unmask data list`), no file and no folder"
-    loaded = _load(Hub(name, spec.subset), f"data set {name!r}", missing)
+    loaded = load_place(Hub(name, spec.subset), f"data set {name!r}", missing)
     detokenize, also = _detokenizer(spec)
     parts: dict[str, Reader] = {}
     prints = []
     for own, rows in loaded.items():
         split = SPLIT_NAMES.get(str(own), str(own))
-        parts[split] = _hub_reader(rows, spec.field, spec.label, f"data set {name!r}", detokenize)
+        parts[split] = reader_of(rows, spec.field, spec.label, f"data set {name!r}", detokenize)
         prints.append([str(own), rows._fingerprint, rows.num_rows])
     about = ", ".join(f"{own}: {rows.num_rows:,} rows" for own, rows in loaded.items())
     return assemble(spec, name, about, ["hub", name, prints, spec.field, *also], parts)
-
-
-def _load(place: Hub, where: str, missing: str, ways: str = "") -> Any:
-    """What `datasets` has of a place, or one sentence why there is nothing."""
-    import datasets
-
-    with hub() as online:
-        try:
-            files = dict(place.files) or None
-            return datasets.load_dataset(place.name, place.subset, data_files=files, revision=place.revision)
-        except (OSError, ValueError, RuntimeError, ImportError, datasets.exceptions.DatasetsError) as error:
-            reason = " ".join(str(error).split())[:300]
-            if _is_full(error):
-                raise UserError(f"no room on disk for {where}; set HF_HOME to a disk with more: {reason}") from None
-            if not online:
-                way = f"; {ways}" if ways else ""
-                raise UserError(f"{missing}, and the Hugging Face Hub cannot be reached{way}") from None
-            if isinstance(error, OSError):
-                way = f" ({ways})" if ways else ""
-                raise UserError(f"{missing}, and was not found on the Hugging Face Hub{way}: {reason}") from None
-            raise UserError(f"{where} cannot be loaded: {reason}") from None  # subset missing, code needed
-
-
-def _is_full(error: BaseException) -> bool:
-    """Whether a disk had no room: the library hides the reason in the causes of its own error."""
-    found: BaseException | None = error
-    while found is not None:
-        if isinstance(found, OSError) and (found.errno == errno.ENOSPC or "disk space" in str(found)):
-            return True
-        found = found.__cause__
-    return False
-
-
-def _hub_reader(rows: Any, field: str, label: str | None, where: str, detokenize: Detokenize | None) -> Reader:
-    documents.check_field(field, rows.column_names, where)
-    wanted = [field]
-    if label is not None:
-        documents.check_field(label, rows.column_names, where, "data.label")
-        wanted.append(label)
-    names = getattr(rows.features.get(label), "names", None)  # of a ClassLabel, whose -1 is "not known"
-
-    def found() -> Iterator[Entry]:
-        number = 0
-        for batch in rows.select_columns(wanted).iter(batch_size=256):
-            for values in zip(*(batch[column] for column in wanted), strict=True):
-                number += 1
-                row = dict(zip(wanted, values, strict=True))
-                if label is not None and names is not None and isinstance(row[label], int):
-                    row[label] = names[row[label]] if row[label] >= 0 else None
-                if (one := documents.entry(row, field, label, f"row {number} of {where}")) is not None:
-                    yield one
-
-    return lambda: documents.by_row(found(), detokenize)

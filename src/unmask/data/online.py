@@ -34,6 +34,11 @@ def reachable() -> bool:
     return True
 
 
+def reason(error: BaseException, most: int = 200) -> str:
+    """The beginning of what a library says, in one line."""
+    return " ".join(str(error).split())[:most]
+
+
 @contextmanager
 def hub() -> Iterator[bool]:
     """Gives whether the Hub can be reached; if not, its libraries look in their caches only."""

@@ -4,41 +4,30 @@ Two conventions, both of the paper. `wrap`: all documents in one stream, EOS aft
 blocks; with `data.block_ends` a row is BOS, L - 2 tokens of the stream, EOS. Only the last partial block of a split is
 dropped. `pad`: a row is one document, cut at L and padded; padding does not count in the likelihood.
 
-The cache holds, for each split, SPLIT.bin (the tokens, uint16 or uint32), for `pad` SPLIT.idx (uint64, where each
-document ends), for labelled data SPLIT.lab (uint16, the label of each document) and SPLIT.json (counts, sizes, labels,
-checksums), which is written last. Its folder is named by a hash of the corpus' content, the tokenizer and every setting
-that changes these bytes; the row length is not one of them.
+The cache (`splits`) has a folder named by a hash of the corpus' content, the tokenizer and every setting that changes
+its bytes; the row length is not one of them.
 """
 
 from __future__ import annotations
 
-import hashlib
 import logging
-import os
-import tempfile
-import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 from filelock import FileLock
 
 from ..config import DataConfig
 from ..types import Progress, UserError
-from .cache import cache_folder, content_key, read_json, write_json, writing
+from .cache import cache_folder, content_key, writing
 from .corpora import Corpus, open_corpus
-from .documents import Piece
-from .labels import Numbering, in_order, translate
+from .labels import in_order, translate
 from .rows import Rows
+from .splits import FORMAT, clear, intact, map_file, write_splits
 from .tokenizers import BPE_SAMPLE, Tokenizer, make_tokenizer
-
-FORMAT = 1
-BATCH = 1 << 20  # characters tokenized at once
-WHOLE = 64 << 20  # bytes: larger files are checked by size, head and tail
-STALE = 86_400.0  # seconds after which an unfinished file has no owner any more
 
 log = logging.getLogger(__name__)
 
@@ -61,10 +50,10 @@ class Prepared:
     def facts(self, name: str) -> dict[str, Any]:
         """The record of a split that is in the cache when this returns."""
         self.corpus.check(name)
-        facts = _intact(self.folder, name)
+        facts = intact(self.folder, name)
         if facts is None:  # asked for later than the others, or damaged since
             _build(self, [name], None)
-            facts = _intact(self.folder, name)
+            facts = intact(self.folder, name)
             assert facts is not None, "a split that was just written can be read"
         return facts
 
@@ -129,7 +118,7 @@ def _check_specials(spec: DataConfig, tokenizer: Tokenizer) -> None:
 
 def cached(prepared: Prepared, split: str) -> dict[str, Any] | None:
     """The record of a split if it is in the cache already."""
-    return _intact(prepared.folder, split)
+    return intact(prepared.folder, split)
 
 
 def preview(prepared: Prepared, split: str, n: int) -> Rows:
@@ -160,7 +149,7 @@ def preview(prepared: Prepared, split: str, n: int) -> Rows:
 
 def _rows(prepared: Prepared, name: str, facts: dict[str, Any]) -> Rows:
     spec, vocab = prepared.spec, prepared.tokenizer.vocab
-    ends = _map(prepared.folder / f"{name}.idx", np.dtype("<u8")) if spec.layout == "pad" else None
+    ends = map_file(prepared.folder / f"{name}.idx", np.dtype("<u8")) if spec.layout == "pad" else None
     about = {
         "source": spec.source,
         "split": name,
@@ -177,9 +166,9 @@ def _rows(prepared: Prepared, name: str, facts: dict[str, Any]) -> Rows:
     if spec.label is not None:
         about["label"] = spec.label
         ids = translate(facts["labels"], prepared.labels, f"split {name!r} of {spec.source}")
-        label = {"marks": _map(prepared.folder / f"{name}.lab", np.dtype("<u2")), "label_ids": ids}
+        label = {"marks": map_file(prepared.folder / f"{name}.lab", np.dtype("<u2")), "label_ids": ids}
     rows = Rows(
-        stream=_map(prepared.folder / f"{name}.bin", np.dtype(facts["dtype"])),
+        stream=map_file(prepared.folder / f"{name}.bin", np.dtype(facts["dtype"])),
         ends=ends,
         facts=about,
         length=spec.length,
@@ -205,168 +194,18 @@ def _frame(prepared: Prepared) -> tuple[int, int] | None:
     return vocab.bos, vocab.eos
 
 
-def _map(path: Path, dtype: np.dtype[Any]) -> np.ndarray:
-    if path.stat().st_size == 0:  # an empty file cannot be mapped
-        return np.empty(0, dtype=dtype)
-    return np.memmap(path, dtype=dtype, mode="r")
-
-
-def _intact(folder: Path, split: str) -> dict[str, Any] | None:
-    """The facts of a cached split if its files are what they should be."""
-    facts = read_json(folder / f"{split}.json")
-    if facts is None:
-        return None
-    try:
-        sound = facts["format"] == FORMAT and all(
-            _checksum(folder / name) == recorded for name, recorded in facts["files"].items()
-        )
-    except (KeyError, AttributeError, OSError):
-        sound = False
-    return facts if sound else None
-
-
-def _checksum(path: Path) -> list[Any]:
-    """Size and hash, of everything or, for large files, of head and tail."""
-    size = path.stat().st_size
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        if size <= WHOLE:
-            digest.update(file.read())
-        else:
-            digest.update(file.read(1 << 20))
-            file.seek(-(1 << 20), 2)
-            digest.update(file.read())
-    return [size, digest.hexdigest()]
-
-
 def _build(prepared: Prepared, splits: list[str], progress: Progress | None) -> None:
     """Write the splits that are missing or damaged; other processes that want the same wait for it."""
     folder = prepared.folder
-    if all(_intact(folder, split) for split in splits):
+    if all(intact(folder, split) for split in splits):
         return
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         with FileLock(folder / ".lock"):
-            missing = [split for split in splits if not _intact(folder, split)]
+            missing = [split for split in splits if not intact(folder, split)]
             for split in missing:
                 if (folder / f"{split}.json").exists():
                     log.warning("the cached split %s was damaged and is made again", folder / split)
             if missing:
-                _clear(folder)
-                _write(prepared, missing, progress)
-
-
-def _clear(folder: Path) -> None:
-    """Remove what killed processes left behind (not what a process elsewhere may still be writing)."""
-    for path in folder.glob(".*.part"):
-        if time.time() - path.stat().st_mtime > STALE:
-            path.unlink(missing_ok=True)
-
-
-def _write(prepared: Prepared, splits: list[str], progress: Progress | None) -> None:
-    """One pass over the corpus, or over the parts of it that were asked for."""
-    size, done = prepared.corpus.size, 0
-    writers = {split: _Writer(prepared, split) for split in splits}
-    try:
-        for batch in _batches(prepared.corpus.pieces(splits)):
-            arrays = prepared.tokenizer.arrays([piece.text for _, piece in batch])
-            for split, writer in writers.items():
-                done += writer.add(
-                    [(piece, ids) for (own, piece), ids in zip(batch, arrays, strict=True) if own == split]
-                )
-            if progress is not None:
-                progress(min(done, size) if size else done, size)
-        for writer in writers.values():
-            writer.commit()
-    finally:
-        for writer in writers.values():
-            writer.close()
-    if progress is not None:
-        progress(size or done, size or done)
-
-
-def _batches(pieces: Iterable[tuple[str, Piece]]) -> Iterator[list[tuple[str, Piece]]]:
-    batch: list[tuple[str, Piece]] = []
-    size = 0
-    for found in pieces:
-        batch.append(found)
-        size += len(found[1].text) + 64  # very short documents have a cost of their own
-        if size >= BATCH:
-            yield batch
-            batch, size = [], 0
-    if batch:
-        yield batch
-
-
-class _Writer:
-    """One split on its way to disk: everything goes to temporary files until it is complete."""
-
-    def __init__(self, prepared: Prepared, split: str) -> None:
-        vocab = prepared.tokenizer.vocab
-        self.folder, self.split = prepared.folder, split
-        self.pad = prepared.spec.layout == "pad"
-        self.eos = vocab.eos if prepared.spec.eos_between and not self.pad else None
-        self.dtype = np.dtype("<u2" if vocab.size <= 1 << 16 else "<u4")
-        column = prepared.spec.label
-        self.labels = None if column is None else Numbering(column)
-        self.where = f"split {split!r} of {prepared.spec.source}"
-        self.names = [
-            f"{split}.bin", *([f"{split}.idx"] if self.pad else []), *([f"{split}.lab"] if self.labels else [])
-        ]  # fmt: skip
-        self.files = [self._temporary(name) for name in self.names]
-        self.tokens = self.documents = self.bytes = 0
-        self.last = 0  # where the last document ended
-
-    def _temporary(self, name: str) -> BinaryIO:
-        handle, path = tempfile.mkstemp(dir=self.folder, prefix=f".{name}.", suffix=".part")
-        os.close(handle)
-        return Path(path).open("wb")
-
-    def add(self, found: list[tuple[Piece, np.ndarray]]) -> int:
-        """Append pieces with their tokens; gives their size in bytes."""
-        between = np.array([] if self.eos is None else [self.eos], dtype=np.uint32)
-        parts: list[np.ndarray] = [between[:0]]
-        ends, labels = [], []
-        size = 0
-        for piece, ids in found:
-            parts.append(ids)
-            size += len(piece.text) if piece.text.isascii() else len(piece.text.encode())
-            self.tokens += len(ids)
-            if piece.ends:
-                parts.append(between)
-                self.tokens += len(between)
-                if not self.pad or self.tokens > self.last:  # a tokenizer may make nothing of a document: no row for it
-                    ends.append(self.tokens)
-                    self.last = self.tokens
-                    if self.labels is not None:
-                        document = f"document {self.documents + len(ends)} in {self.where}"
-                        labels.append(self.labels.number(piece.label, document))
-        self.files[0].write(np.concatenate(parts).astype(self.dtype).tobytes())
-        if self.pad:
-            self.files[1].write(np.array(ends, dtype="<u8").tobytes())
-        if self.labels is not None:
-            self.files[2].write(np.array(labels, dtype="<u2").tobytes())
-        self.documents += len(ends)
-        self.bytes += size
-        return size
-
-    def commit(self) -> None:
-        """Give the files their names; the record comes last, so that a split is there completely or not at all."""
-        checksums = {}
-        (self.folder / f"{self.split}.json").unlink(missing_ok=True)
-        for file, name in zip(self.files, self.names, strict=True):
-            file.close()
-            Path(file.name).replace(self.folder / name)
-            checksums[name] = _checksum(self.folder / name)
-        counts = {"tokens": self.tokens, "documents": self.documents, "bytes": self.bytes}
-        record = {"format": FORMAT, "dtype": self.dtype.str, "files": checksums, **counts}
-        if self.labels is not None:
-            record["labels"] = list(self.labels.ids)
-        write_json(self.folder / f"{self.split}.json", record)
-
-    def close(self) -> None:
-        """Leave no temporary file behind, also where closing one means writing what the disk has no room for."""
-        for file in self.files:
-            with suppress(OSError):
-                file.close()
-            Path(file.name).unlink(missing_ok=True)
+                clear(folder)
+                write_splits(prepared, missing, progress)

@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
-from ..types import UserError
+from ..errors import UserError
 
 CLEANING = 1  # part of the fingerprint: raise it when the rules below change
 MINIMUM_DOCUMENT = 80  # characters; shorter docstrings are labels, not prose

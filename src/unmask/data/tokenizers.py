@@ -15,6 +15,7 @@ import difflib
 import functools
 import hashlib
 import json
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
@@ -30,7 +31,7 @@ from ..config import DataConfig, nearest
 from ..types import UserError, Vocab
 from .cache import read_json, replacing, write_json
 from .documents import storable
-from .online import hub
+from .online import hub, reason
 
 BPE_SAMPLE = 100_000_000  # characters of the training split that a BPE is trained on, from its beginning
 UNKNOWN = "\ufffd"
@@ -44,7 +45,7 @@ USUAL = {
     "eos": ("[SEP]", "[EOS]", "</s>", "<eos>", "<|end_of_text|>", "<|endoftext|>"),
 }
 FORMAT = 1
-_CONFIG, _JSON = "tokenizer_config.json", "tokenizer.json"
+CONFIG_FILE, JSON_FILE = "tokenizer_config.json", "tokenizer.json"
 
 
 class Tokenizer:
@@ -144,9 +145,11 @@ class Tokenizer:
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         ours = {"format": FORMAT, "name": self.name, "kind": self.kind, "vocab": asdict(self.vocab)}
-        with replacing(folder / _JSON) as temporary:
+        with replacing(folder / JSON_FILE) as temporary:
             temporary.write_text(self._backend.to_str(pretty=True), encoding="utf-8")
-        write_json(folder / _CONFIG, {"tokenizer_class": "PreTrainedTokenizerFast", **self._named(), "unmask": ours})
+        write_json(
+            folder / CONFIG_FILE, {"tokenizer_class": "PreTrainedTokenizerFast", **self._named(), "unmask": ours}
+        )
 
     def _named(self) -> dict[str, str]:
         roles = {role: token for role, token in asdict(self.vocab).items() if role != "size" and token is not None}
@@ -156,18 +159,20 @@ class Tokenizer:
     def load(cls, folder: str | Path) -> Tokenizer:
         """Read what `save` wrote."""
         folder = Path(folder)
-        backend = _read_backend(folder / _JSON)
-        config = _read_config(folder / _CONFIG, must_exist=True)
+        backend = read_backend(folder / JSON_FILE)
+        config = _read_config(folder / CONFIG_FILE, must_exist=True)
         try:
             ours = config["unmask"]
             tokenizer = cls(backend, Vocab(**ours["vocab"]), str(ours["name"]), str(ours["kind"]))
         except (TypeError, KeyError, ValueError):
             raise UserError(
-                f"{folder / _CONFIG} is damaged: it does not describe a tokenizer that was saved here"
+                f"{folder / CONFIG_FILE} is damaged: it does not describe a tokenizer that was saved here"
             ) from None
         agree = all(config.get(role) == piece for role, piece in tokenizer._named().items())
-        if not agree or _size(backend) != tokenizer.vocab.size:
-            raise UserError(f"{folder / _JSON} and {folder / _CONFIG} do not belong together; restore both files")
+        if not agree or size_of(backend) != tokenizer.vocab.size:
+            raise UserError(
+                f"{folder / JSON_FILE} and {folder / CONFIG_FILE} do not belong together; restore both files"
+            )
         return tokenizer
 
 
@@ -185,13 +190,25 @@ def make_tokenizer(spec: DataConfig, texts: Callable[[], Iterable[str]]) -> Toke
     if wanted == "bpe":
         return bpe_tokenizer(texts(), spec.vocab_size)
     path = Path(wanted).expanduser()
-    if path.exists():
-        return read_tokenizer(path)
+    place = path if path.exists() else on_shelf(wanted)
+    if place is not None:
+        return read_tokenizer(place)
     if "/" not in wanted and difflib.get_close_matches(wanted, BUILT_IN, n=1, cutoff=0.6):
         raise UserError(f"unknown tokenizer {wanted!r}{nearest(wanted, BUILT_IN)}")
     if wanted.startswith((".", "/", "~")) or wanted.endswith(".json") or wanted.count("/") > 1:
         raise UserError(f"tokenizer file {wanted} does not exist")
-    return hub_tokenizer(wanted)
+    try:
+        return hub_tokenizer(wanted)
+    except UserError as error:
+        ways = "give data.tokenizer the path of a tokenizer.json, or set UNMASK_TOKENIZERS to a folder that holds"
+        raise UserError(f"{error}; {ways} {wanted}/{JSON_FILE}") from None
+
+
+def on_shelf(name: str | Path) -> Path | None:
+    """The tokenizer of this name in the folder $UNMASK_TOKENIZERS, if it is there."""
+    shelf = os.environ.get("UNMASK_TOKENIZERS")
+    place = Path(shelf or "").expanduser() / name
+    return place if shelf and place.exists() else None
 
 
 def bytes_tokenizer() -> Tokenizer:
@@ -244,16 +261,16 @@ def _sample(texts: Iterable[str], characters: int) -> Iterator[str]:
 def _own(backend: Backend, kind: str) -> Tokenizer:
     backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in OWN_SPECIALS])
     eos, pad, mask = (backend.get_vocab()[token] for token in OWN_SPECIALS)
-    return Tokenizer(backend, Vocab(_size(backend), mask=mask, pad=pad, bos=eos, eos=eos), kind, kind)
+    return Tokenizer(backend, Vocab(size_of(backend), mask=mask, pad=pad, bos=eos, eos=eos), kind, kind)
 
 
 def read_tokenizer(path: Path) -> Tokenizer:
     """A tokenizer.json, or a folder with one; special tokens as its neighbours say, else by their usual names."""
-    file = path / _JSON if path.is_dir() else path
-    config = _read_config(file.parent / _CONFIG) if file.name == _JSON else {}
+    file = path / JSON_FILE if path.is_dir() else path
+    config = _read_config(file.parent / CONFIG_FILE) if file.name == JSON_FILE else {}
     if "unmask" in config:
         return Tokenizer.load(file.parent)
-    return adopt(_read_backend(file), file.parent.name if file.name == _JSON else file.stem, config)
+    return adopt(read_backend(file), file.parent.name if file.name == JSON_FILE else file.stem, config)
 
 
 def hub_tokenizer(name: str) -> Tokenizer:
@@ -262,21 +279,20 @@ def hub_tokenizer(name: str) -> Tokenizer:
 
     with hub() as online:
         try:
-            file = Path(hf_hub_download(name, _JSON))
+            file = Path(hf_hub_download(name, JSON_FILE))
         except (OSError, ValueError) as error:
             known = f"{name!r} is no built-in tokenizer ({', '.join(BUILT_IN)}) and no file"
-            reason = " ".join(str(error).split())[:200]
             there = (
-                f"the Hugging Face Hub has no {_JSON} for it: {reason}"
+                f"the Hugging Face Hub has no {JSON_FILE} for it: {reason(error)}"
                 if online
                 else "the Hugging Face Hub cannot be reached"
             )
             raise UserError(f"{known}, and {there}") from None
         try:
-            config = _read_config(Path(hf_hub_download(name, _CONFIG)))
+            config = _read_config(Path(hf_hub_download(name, CONFIG_FILE)))
         except (OSError, ValueError):  # not every model has one
             config = {}
-    return adopt(_read_backend(file), name, config)
+    return adopt(read_backend(file), name, config)
 
 
 def adopt(backend: Backend, name: str, config: dict[str, Any]) -> Tokenizer:
@@ -297,7 +313,7 @@ def adopt(backend: Backend, name: str, config: dict[str, Any]) -> Tokenizer:
         mask = int(backend.get_vocab()[content])
         if mask in tokens.values():
             raise UserError(f"tokenizer {name!r} numbers its tokens with gaps, so that no [MASK] can be added to it")
-    return Tokenizer(backend, Vocab(_size(backend), mask=mask, pad=ids["pad"], bos=bos, eos=eos), name)
+    return Tokenizer(backend, Vocab(size_of(backend), mask=mask, pad=ids["pad"], bos=bos, eos=eos), name)
 
 
 def _special(role: str, config: dict[str, Any], tokens: dict[str, int]) -> str:
@@ -308,14 +324,14 @@ def _special(role: str, config: dict[str, Any], tokens: dict[str, int]) -> str:
     return next((token for token in (*names, *USUAL[role]) if token and token in tokens), "")
 
 
-def _read_backend(file: Path) -> Backend:
+def read_backend(file: Path) -> Backend:
+    """The content of a tokenizer.json."""
     if not file.is_file():
         raise UserError(f"tokenizer file {file} does not exist")
     try:
         return Backend.from_file(str(file))
     except Exception as error:  # all that the library raises
-        reason = " ".join(str(error).split())[:200]
-        raise UserError(f"{file} is damaged or not a tokenizer.json: {reason}") from None
+        raise UserError(f"{file} is damaged or not a tokenizer.json: {reason(error)}") from None
 
 
 def _read_config(file: Path, must_exist: bool = False) -> dict[str, Any]:
@@ -327,8 +343,9 @@ def _read_config(file: Path, must_exist: bool = False) -> dict[str, Any]:
     return config or {}
 
 
-def _size(backend: Backend) -> int:
-    return max(backend.get_vocab().values()) + 1
+def size_of(backend: Backend) -> int:
+    """How many rows an embedding needs; ids may have gaps."""
+    return max(backend.get_vocab().values(), default=-1) + 1
 
 
 @functools.cache

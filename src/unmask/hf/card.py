@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from math import isfinite
+from math import isfinite, log
 from typing import Any
 
 import yaml
 
 from ..config import Config
+from ..suites import shared
 from ..types import Likelihood, UserError
 
 Figures = Mapping[str, Likelihood | Mapping[str, Any]]  # by data set; a Likelihood or its as_dict()
 TAGS = ("unmask", "mdlm", "masked-diffusion", "diffusion-language-model")
+HEAD = ("data", "perplexity", "± draws", "± texts", "bits per token", "tokens")
+COLUMNS = 8  # of the table of what differs between the protocols
+TELLING = (
+    "source", "split", "in_domain", "documents", "rows", "detokenizer", "layout", "length", "likelihood", "bound",
+    "estimator", "draws", "seed",
+)  # fmt: skip
 
 
 def model_card(
@@ -78,35 +85,53 @@ def _figures(figures: Figures) -> str:
     if not figures:
         return ""
     facts = {name: dict(f.as_dict() if isinstance(f, Likelihood) else f) for name, f in figures.items()}
-    lines = [
-        "## Figures", "",
-        "Perplexities are upper bounds unless the protocol says exact. Errors are standard errors: of the Monte Carlo "
-        "draws, and over texts.", "",
-        "| data | perplexity | ± draws | ± texts | bits per token | tokens |", "|---|---|---|---|---|---|",
-    ]  # fmt: skip
     for name, fact in facts.items():
         missing = [key for key in ("perplexity", "nats_per_token", "tokens", "protocol") if not fact.get(key)]
         if missing:
             raise UserError(f"the figure for {name!r} lacks {missing[0]}; give what evaluate or LM.score returned")
-        lines.append(_line(name, fact))
-    protocols: dict[str, list[str]] = {}
-    for name, fact in facts.items():
-        protocols.setdefault(json.dumps(fact["protocol"], indent=2, default=str, ensure_ascii=False), []).append(name)
-    for protocol, names in protocols.items():
-        lines += ["", f"Protocol of {', '.join(names)}:", "", f"```json\n{protocol}\n```"]
-    return "\n".join(lines)
+    lines = [
+        "## Figures", "",
+        "Perplexities are upper bounds unless the protocol says exact. Errors are standard errors: of the Monte Carlo "
+        "draws, and over texts.", "",
+        *_table(HEAD, [_row(name, fact) for name, fact in facts.items()]),
+    ]  # fmt: skip
+    return "\n".join([*lines, *_protocols({name: fact["protocol"] for name, fact in facts.items()})])
 
 
-def _line(name: str, fact: Mapping[str, Any]) -> str:
+def _protocols(protocols: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """What all figures share once, and a row a figure of what differs."""
+    same = shared(list(protocols.values()))
+    others = list(dict.fromkeys(key for own in protocols.values() for key in own if key not in same))
+    others.sort(key=lambda key: TELLING.index(key) if key in TELLING else len(TELLING))  # else as they come
+    lines: list[str] = []
+    if same:
+        whose = "of all figures" if len(protocols) > 1 else f"of {next(iter(protocols))}"
+        lines += ["", f"Protocol {whose}:", "", *_table(("setting", "value"), list(same.items()))]
+    if columns := others[:COLUMNS]:
+        rows = [(name, *(own.get(key, "-") for key in columns)) for name, own in protocols.items()]
+        lines += ["", "What differs:", "", *_table(("data", *columns), rows)]
+    if rest := others[COLUMNS:]:
+        lines += ["", f"Different too: {', '.join(rest)}."]
+    return lines
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[str]:
+    lines = [f"| {' | '.join(map(_cell, row))} |" for row in (head, *rows)]
+    return [lines[0], "|---" * len(head) + "|", *lines[1:]]
+
+
+def _cell(value: Any) -> str:
+    """A value in a table: text as it is, all else as JSON."""
+    shown = value if isinstance(value, str) else json.dumps(value, default=str, ensure_ascii=False)
+    return " ".join(shown.split()).replace("|", "\\|")
+
+
+def _row(name: str, fact: Mapping[str, Any]) -> tuple[str, ...]:
     ppl = float(fact["perplexity"])
 
     def error(key: str) -> str:
         value = fact.get(key)
         return "unknown" if value is None or not isfinite(ppl) else f"{ppl * float(value):.2g}"  # d exp(x) = exp(x) dx
 
-    bits = float(fact.get("bits_per_token") or float(fact["nats_per_token"]) / 0.6931471805599453)
-    shown = name.replace("|", "\\|")
-    return (
-        f"| {shown} | {ppl:.2f} | {error('stderr_nats')} | {error('stderr_data')} | {bits:.3f} "
-        f"| {int(fact['tokens']):,} |"
-    )
+    bits = float(fact.get("bits_per_token") or float(fact["nats_per_token"]) / log(2))
+    return name, f"{ppl:.2f}", error("stderr_nats"), error("stderr_data"), f"{bits:.3f}", f"{int(fact['tokens']):,}"

@@ -11,9 +11,6 @@ from .register import register_model
 if TYPE_CHECKING:
     from ..layout import Described
 
-NETWORK = ("hidden_dim", "n_blocks", "n_heads", "cond_dim", "mlp_ratio", "dropout", "time_conditioning")
-ROLES = ("mask", "pad", "bos", "eos")
-
 
 class MDLMConfig(PreTrainedConfig):
     """The network (published names), its special tokens, and under `unmask` what else our models know of themselves.
@@ -62,9 +59,11 @@ class MDLMConfig(PreTrainedConfig):
         if own is None:
             out.pop("unmask", None)
         elif isinstance(own, dict) and isinstance(own.get("config"), dict):
+            from ..layout import ROLES, SHAPE  # here: transformers alone must not pay for it
+
             sections = own["config"]
             model, data = sections.get("model") or {}, sections.get("data") or {}
-            sections["model"] = {**model, **{key: out[key] for key in NETWORK}}
+            sections["model"] = {**model, **{key: out[key] for key in SHAPE}}
             sections["data"] = {**data, "length": out["model_length"]}
             own["vocab"] = {"size": out["vocab_size"], **{role: out[f"{role}_token_id"] for role in ROLES}}
         return out

@@ -13,7 +13,8 @@ from transformers.modeling_outputs import MaskedLMOutput
 
 from .. import build
 from ..backbones.layers import LayerNorm
-from ..layout import INV_FREQ, inv_freq
+from ..checkpoint import check_names
+from ..layout import INV_FREQ, check_rotary, inv_freq
 from ..ops.attention import Attn
 from ..types import UserError
 from .collator import IGNORED, is_packed, mdlm_loss
@@ -203,33 +204,30 @@ class MDLM(PreTrainedModel):
     def _check_rotary(self, where: Any) -> None:
         rotary = self.backbone.rotary_emb
         assert isinstance(rotary, Frequencies)
-        ours, found = inv_freq(self.config.described().config), rotary.inv_freq.float().cpu()
-        if not torch.allclose(found, ours, rtol=1e-2, atol=0):  # 16-bit files have two or three digits of them
-            raise UserError(f"{where} has other rotary frequencies than base 10000 gives, which unmask cannot compute")
+        config = self.config.described().config
+        check_rotary(rotary.inv_freq, config, where)
+        ours, found = inv_freq(config), rotary.inv_freq.float().cpu()
         if not torch.allclose(found, ours, rtol=1e-6, atol=0):
             rotary.inv_freq = ours.to(rotary.inv_freq.device)
 
     def unmask_lm(self, tokenizer: Any) -> LM:
         """An `unmask.LM` on the same weights: sample, infill, score. The tokenizer may be transformers' or ours."""
-        from .convert import lm_of
+        from .bridge import lm_of
 
         return lm_of(self, tokenizer)
 
     @classmethod
     def from_lm(cls, lm: LM) -> MDLM:
         """A model of transformers with a copy of the weights of an `unmask.LM`."""
-        from .convert import model_of
+        from .bridge import model_of
 
         return model_of(cls, lm)
 
 
 def _complete(info: dict[str, Any], where: Any) -> None:
-    missing = sorted(key for key in info["missing_keys"] if key != INV_FREQ)
-    for what, names in (("lacks", missing), ("has unknown", sorted(info["unexpected_keys"]))):
-        if names:
-            some = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
-            raise UserError(f"{where} does not fit its config.json: it {what} {len(names)} tensor(s): {some}")
-    for name, found, wanted in sorted(info["mismatched_keys"]):
-        raise UserError(
-            f"{where} does not fit its config.json: {name} has shape {tuple(found)}, the model wants {tuple(wanted)}"
-        )
+    missing = (name for name in info["missing_keys"] if name != INV_FREQ)
+    wanted: dict[str, Any] = dict.fromkeys(missing)
+    found: dict[str, Any] = dict.fromkeys(info["unexpected_keys"])
+    for name, theirs, ours in info["mismatched_keys"]:
+        found[name], wanted[name] = theirs, ours
+    check_names(wanted, found, where)

@@ -6,13 +6,11 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from ..data.online import hub
-from ..layout import write_folder
+from ..data.online import hub, reason
+from ..layout import CARD, FILES, write_folder
 from ..lm import LM
 from ..types import UserError
 from .card import model_card
-
-FILES = ("config.json", "*.safetensors", "tokenizer.json", "tokenizer_config.json", "README.md")
 
 
 def push_to_hub(
@@ -33,7 +31,7 @@ def push_to_hub(
     try:
         huggingface_hub.utils.validate_repo_id(repo_id)
     except ValueError as error:
-        raise UserError(f"{repo_id!r} is no name of a repository: {' '.join(str(error).split())[:200]}") from None
+        raise UserError(f"{repo_id!r} is no name of a repository: {reason(error)}") from None
     parameters = sum(p.numel() for p in lm.model.parameters())
     card = model_card(lm.config, repo_id, parameters=parameters, **about)
     if token is None and huggingface_hub.get_token() is None:
@@ -50,10 +48,10 @@ def push_to_hub(
         try:
             name = api.create_repo(repo_id, private=private, exist_ok=True).repo_id
             done = api.upload_folder(
-                repo_id=name, folder_path=folder, allow_patterns=list(FILES), commit_message=commit_message,
+                repo_id=name, folder_path=folder, allow_patterns=[*FILES, CARD], commit_message=commit_message,
                 revision=revision,
             )  # fmt: skip
         except HfHubHTTPError as error:
-            reason = " ".join(str(error).split())[:200]
-            raise UserError(f"the Hugging Face Hub refused {repo_id}: {reason}; check the name and the token") from None
+            why = f"the Hugging Face Hub refused {repo_id}: {reason(error)}; check the name and the token"
+            raise UserError(why) from None
     return str(done)

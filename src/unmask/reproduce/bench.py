@@ -25,10 +25,12 @@ from filelock import FileLock
 from .. import checkpoint
 from ..config import Config
 from ..data.pack import Prepared, Rows, prepare
+from ..data.records import find
 from ..evaluate import TIMES, Estimator, row_nats, summarise
 from ..hub import load
 from ..lm import LM
 from ..models.base import LanguageModel
+from ..suites import SUITES
 from ..track import progress_bar
 from ..train import train
 from ..types import Likelihood, UserError
@@ -107,8 +109,12 @@ class Bench:
         return self.out / self.scale.name / slug
 
     def config(self, name: str) -> Config:
-        """The settings of a model."""
-        return model_config(self.scale, self.source, name, self.seed)
+        """The settings of a model; a text that is one of the sets of `zero-shot` is read where they lie."""
+        config = model_config(self.scale, self.source, name, self.seed)
+        found = find(self.source)
+        if self.local is None or found is None or found.name not in {member.corpus for member in SUITES["zero-shot"]}:
+            return config
+        return config.model_copy(update={"data": config.data.model_copy(update={"local": self.local})})
 
     @cached_property
     def data(self) -> Prepared:
@@ -260,6 +266,7 @@ class Bench:
         """A report of what this bench measured."""
         words = ["--scale", self.scale.name, "--data", self.source, "--seed", str(self.seed)]
         words += ["--scorer", self.scorer] if self.scorer else []
+        words += ["--local", self.local] if self.local else []
         words += [word for own in self.known for word in ("--in-domain", own)]
         command = shlex.join(["unmask", "reproduce", name, *words])
         return Report(

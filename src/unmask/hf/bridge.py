@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import torch
 from tokenizers import Tokenizer as Backend
 from torch import nn
 
 from .. import build
-from ..data.tokenizers import Tokenizer
-from ..layout import to_json
+from ..data.tokenizers import Tokenizer, size_of
+from ..layout import Described, check_tokenizer, describe, fill
 from ..lm import LM
 from ..models.masked import MaskedDiffusion
-from ..types import UserError, Vocab
+from ..types import UserError
 from .config import MDLMConfig
 
 if TYPE_CHECKING:
@@ -21,26 +23,32 @@ if TYPE_CHECKING:
 
 
 def lm_of(model: MDLM, tokenizer: Any) -> LM:
-    """An LM that shares the weights of a model."""
+    """An LM that shares the weights of a model; those of 16 bits are copied as float32, as `unmask.load` does."""
     described = model.config.described()
-    config, vocab = described.config, described.vocab
-    assert vocab is not None
+    config = described.config
+    backbone = model.backbone
+    if any(parameter.dtype != torch.float32 for parameter in backbone.parameters()):
+        backbone = deepcopy(backbone).float()
     diffusion = MaskedDiffusion(
-        model.backbone, build.schedule(config.schedule), build.law(config.objective, config.schedule),
+        backbone, build.schedule(config.schedule), build.law(config.objective, config.schedule),
         objective=build.objective(config.objective),
     )  # fmt: skip
-    return LM(diffusion.train(model.training), tokenizer_of(tokenizer, vocab), config, labels=list(described.labels))
+    return LM(
+        diffusion.train(model.training), tokenizer_of(tokenizer, described), config, labels=list(described.labels)
+    )
 
 
-def tokenizer_of(tokenizer: Any, vocab: Vocab) -> Tokenizer:
-    """Our tokenizer from one of transformers, for a model of this vocabulary."""
+def tokenizer_of(tokenizer: Any, described: Described) -> Tokenizer:
+    """Our tokenizer from one of transformers, for a model."""
+    vocab = described.vocab
+    assert vocab is not None, "MDLMConfig always has a mask token"
     if not isinstance(tokenizer, Tokenizer):
         backend = getattr(tokenizer, "backend_tokenizer", None)
         if backend is None:
             raise UserError("the tokenizer must be a fast one of transformers (with a tokenizer.json) or one of unmask")
         own = getattr(tokenizer, "init_kwargs", {}).get("unmask") or {}
         copy = Backend.from_str(backend.to_str())
-        size = max(copy.get_vocab().values()) + 1
+        size = size_of(copy)
         name = str(own.get("name") or getattr(tokenizer, "name_or_path", "") or "transformers")
         mask = copy.id_to_token(vocab.mask)
         if size != vocab.size or mask is None or mask != tokenizer.mask_token:
@@ -50,8 +58,7 @@ def tokenizer_of(tokenizer: Any, vocab: Vocab) -> Tokenizer:
             )
         ends = {role: getattr(tokenizer, f"{role}_token_id") for role in ("bos", "eos") if getattr(vocab, role) is None}
         tokenizer = Tokenizer(copy, replace(vocab, **ends), name, str(own.get("kind", "json")))
-    if tokenizer.vocab.size != vocab.size or tokenizer.vocab.mask != vocab.mask:
-        raise UserError(f"this tokenizer is for another model: it has {tokenizer.vocab}, the model {vocab}")
+    check_tokenizer(tokenizer, described, "this model")
     return tokenizer
 
 
@@ -62,12 +69,9 @@ def model_of(kind: type[MDLM], lm: LM) -> MDLM:
             f"the class for transformers is that of method mdlm, and this model is {lm.config.model.method}; use it "
             "through unmask"
         )
-    facts = {"name": lm.tokenizer.name, "kind": lm.tokenizer.kind}
-    tree = to_json(lm.config, lm.tokenizer.vocab, lm.labels, tokenizer=facts)
+    tree = describe(lm.config, lm.tokenizer, lm.labels)
     model = kind(MDLMConfig(**{key: value for key, value in tree.items() if key != "model_type"}))
-    weights = {name: tensor for name, tensor in lm.model.state_dict().items() if not name.endswith("inv_freq")}
-    lacking, unknown = model.load_state_dict(weights, strict=False)
-    assert not unknown and all(name.endswith("inv_freq") for name in lacking), (lacking, unknown)
+    fill(model, lm.model.state_dict(), lm.config, "this model")
     nn.Module.to(model, lm.model.device)
     model.train(lm.model.training)
     return model

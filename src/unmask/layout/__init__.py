@@ -1,0 +1,59 @@
+"""The folder in which a model travels: config.json, model.safetensors, tokenizer files and a card.
+
+It is the layout of the published MDLM weights (SYSTEMS 7): the tensor names are ours anyway, and config.json has the
+published keys. What they do not say (schedule, bound, how rows are laid out, labels) stands under "unmask". A
+config.json without that part is a published one: the rest is what the paper says of OpenWebText.
+
+Nothing of such a folder is ever executed: JSON and safetensors are data, and `auto_map` is not looked at.
+
+Rooms: `terms` what a config.json can say, `published` that of others, `ours` the one we write, `weights` the tensors,
+`folder` the files together.
+"""
+
+from .folder import (
+    check_tokenizer,
+    creating,
+    is_folder,
+    load_tokenizer,
+    read_folder,
+    refuse_existing,
+    write_files,
+    write_folder,
+)  # fmt: skip
+from .ours import FORMAT, describe, from_json, to_json, to_published
+from .published import noise_schedule, paper_config, read_network
+from .terms import (
+    CARD,
+    CONFIG,
+    DTYPES,
+    FILES,
+    GPT2,
+    INDEX,
+    PICKLE,
+    ROLES,
+    SHAPE,
+    WEIGHTS,
+    Described,
+    usual_vocab,
+    value,
+)  # fmt: skip
+from .weights import (
+    INV_FREQ,
+    blueprint,
+    check,
+    check_rotary,
+    fill,
+    inv_freq,
+    our_names,
+    read_tensors,
+    read_weights,
+    tensors_of,
+)  # fmt: skip
+
+__all__ = [
+    "CARD", "CONFIG", "DTYPES", "FILES", "FORMAT", "GPT2", "INDEX", "INV_FREQ", "PICKLE", "ROLES", "SHAPE", "WEIGHTS",
+    "Described", "blueprint", "check", "check_rotary", "check_tokenizer", "creating", "describe", "fill", "from_json",
+    "inv_freq", "is_folder", "load_tokenizer", "noise_schedule", "our_names", "paper_config", "read_folder",
+    "read_network", "read_tensors", "read_weights", "refuse_existing", "tensors_of", "to_json", "to_published",
+    "usual_vocab", "value", "write_files", "write_folder",
+]  # fmt: skip
