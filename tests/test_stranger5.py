@@ -174,3 +174,10 @@ def test_files_of_the_cache_may_be_read_by_others(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="missing"), cache.replacing(tmp_path / "a.json") as temporary:
         shutil.copy(tmp_path / "missing", temporary)
     assert os.listdir(tmp_path) == ["a.json"]
+
+
+def test_weights_are_as_open_to_others_as_their_neighbours(run, tmp_path):
+    folder = load(run).save_pretrained(tmp_path / "model")
+    checkpoint = next((run / "checkpoints").iterdir())
+    for place in (folder, checkpoint):
+        assert len({stat.S_IMODE(path.stat().st_mode) for path in place.iterdir() if path.is_file()}) == 1

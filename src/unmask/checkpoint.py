@@ -62,6 +62,8 @@ def seal(folder: Path) -> None:
     paths = [p for p in sorted(folder.rglob("*")) if p.is_file() and p.name != MANIFEST]
     files = {p.relative_to(folder).as_posix(): _fingerprint(p) for p in paths}
     (folder / MANIFEST).write_text(json.dumps({"format": 1, "files": files}, indent=1), encoding="utf-8")
+    for path in paths:  # safetensors closes its files to all other users
+        shutil.copymode(folder / MANIFEST, path)
     for path in (folder, *folder.rglob("*")):
         sync(path)
 

@@ -310,7 +310,7 @@ def _open_folder(spec: DataConfig, folder: Path) -> Corpus:
 def _check_name(source: str) -> None:
     """Tell a mistyped path or name from the name of a Hub data set."""
     if "+" in source and "/" not in source:  # what a model that travels says of its training text
-        raise UserError(f"{source} is a mixture of texts that is not on this machine; name one data set, file or folder")
+        raise UserError(f"{source} is a mixture of texts that is not on this machine; name a data set, file or folder")
     if "/" not in source and (meant := records.close(source)):
         raise UserError(f"there is no corpus, file or folder {source!r} (did you mean {meant!r}?)")
     looks_like_path = source.startswith((".", "/", "~")) or source.count("/") > 1 or "\\" in source

@@ -96,6 +96,7 @@ def write_files(
     with creating(folder) as new:
         (new / CONFIG).write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
         save_file(dict(weights), new / WEIGHTS, metadata={"format": "pt"})
+        shutil.copymode(new / CONFIG, new / WEIGHTS)  # safetensors closes its files to all other users
         if tokenizer is not None:
             tokenizer.save(new)
         if card is not None:

@@ -124,8 +124,10 @@ class Bench:
 
     @property
     def split(self) -> str:
-        """The split that figures are of; OpenWebText has no other held-out text than its validation split."""
-        return self.scale.split if self.config("mdlm").data.test_fraction else "valid"
+        """The split that figures are of; some texts (OpenWebText) hold out no more than a validation split."""
+        if not self.config("mdlm").data.test_fraction or self.scale.split not in self.data.corpus.splits:
+            return "valid"
+        return self.scale.split
 
     def rows(self, split: str | None = None) -> Rows:
         """The rows of a split (default: the one that figures are of)."""

@@ -97,7 +97,7 @@ SCALES = {
         ),
     ),
     "medium": Scale(  # of the model in the package, `tiny-en`
-        "medium", 2000, 2, 512, 32, 16, (100, 500, 1000, 5000, 10_000), 1000, 8, 200, 8,
+        "medium", 2000, 2.5, 512, 32, 16, (100, 500, 1000, 5000, 10_000), 1000, 8, 200, 8,
         Sizes(
             ModelConfig(hidden_dim=256, n_blocks=4, n_heads=4, cond_dim=64, dropout=0.0), length=128, vocab_size=8192,
             warmup=200, ema=0.999, checkpoint_every=250, eval_rows=256, lr=8e-4, cutoff=0.01,
