@@ -9,7 +9,7 @@ import unmask
 
 ROOT = Path(unmask.__file__).parent
 LEVELS = [
-    {"errors", "version"},
+    {"errors", "version", "lazy"},
     {"types"},
     {"keys", "config"},  # config is plain data and imports only types, so anything above may read it
     {"schedule", "ops", "data"},

@@ -9,9 +9,10 @@ lm.score(["a sentence", "another"])
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from .hf.register import watch
+from .lazy import names_of
 from .version import __version__
 
 if TYPE_CHECKING:
@@ -24,16 +25,6 @@ __all__ = ["LM", "UserError", "__version__", "load", "recipe"]
 
 _ROOMS = {"load": "hub", "LM": "lm", "recipe": "recipes", "UserError": "errors"}
 
-
-def __getattr__(name: str) -> Any:
-    """Import a room when it is first used: `unmask --help` need not wait for torch."""
-    if name in _ROOMS:
-        import importlib
-
-        value = getattr(importlib.import_module(f".{_ROOMS[name]}", __name__), name)
-        globals()[name] = value
-        return value
-    raise AttributeError(f"module 'unmask' has no attribute {name!r}")
-
+__getattr__ = names_of(__name__, _ROOMS)
 
 watch()  # our model classes are known to transformers, whenever it is used; this imports neither it nor torch

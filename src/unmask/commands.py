@@ -16,7 +16,7 @@ from .canvas import Canvas
 from .config import Config, DataConfig
 from .data.pack import prepare
 from .dist import world as join_world
-from .evaluate import check_seed, compute_dtype, evaluate
+from .evaluate import Estimator, check_seed, compute_dtype, evaluate
 from .hub import load
 from .lm import LM, Job, Pieces
 from .page import write_html
@@ -50,8 +50,7 @@ def evaluate_model(
     local: str | None = None,
 ) -> Likelihood:
     """The bound of a saved model on a data set."""
-    if estimator not in ESTIMATORS:
-        raise UserError(f"unknown estimator {estimator!r}; choose one of {', '.join(ESTIMATORS)}")
+    chosen = _estimator(estimator)
     with join_world(device) as world:
         lm = load(path, which=which, weights=weights, device=str(world.device))
         config = _with_law(lm.config, bound, steps, schedule)
@@ -67,7 +66,7 @@ def evaluate_model(
         with progress_bar("evaluating", quiet=not world.main) as progress:
             return evaluate(
                 model, split_rows, draws=draws, batch_size=batch_size, seed=seed, limit=rows, world=world,
-                attend_pads=config.data.attend_pads, estimator=ESTIMATORS[estimator], progress=progress,
+                attend_pads=config.data.attend_pads, estimator=chosen, progress=progress,
                 protocol={"model": path, "checkpoint": which, "weights": used_weights(lm, weights), "split": split},
             )  # fmt: skip
 
@@ -77,27 +76,26 @@ def evaluate_members(
     *,
     name: str,
     sets: list[str] | None,
-    local: str | None,
-    draws: int,
-    batch_size: int,
-    rows: int | None,
-    seed: int,
     which: str,
     weights: str,
     device: str,
     estimator: str = "times",
+    **how: Any,
 ) -> list[Result]:
-    """The bound of a saved model on every set of a suite."""
-    if estimator not in ESTIMATORS:
-        raise UserError(f"unknown estimator {estimator!r}; choose one of {', '.join(ESTIMATORS)}")
-    members = suite(name, sets)
+    """The bound of a saved model on every set of a suite; `how` as in `evaluate_suite`."""
+    chosen, members = _estimator(estimator), suite(name, sets)
     with join_world(device) as world:
         lm = load(path, which=which, weights=weights, device=str(world.device))
         return evaluate_suite(
-            lm, members, local=local, draws=draws, seed=seed, rows=rows, batch_size=batch_size, world=world,
-            estimator=ESTIMATORS[estimator],
+            lm, members, world=world, estimator=chosen, **how,
             protocol={"model": path, "checkpoint": which, "weights": used_weights(lm, weights), "suite": name},
         )  # fmt: skip
+
+
+def _estimator(name: str) -> Estimator:
+    if name not in ESTIMATORS:
+        raise UserError(f"unknown estimator {name!r}; choose one of {', '.join(ESTIMATORS)}")
+    return ESTIMATORS[name]
 
 
 def load_lm(path: str, which: str, weights: str, device: str) -> LM:

@@ -73,6 +73,8 @@ def open_source(source: str, tokenizer: str | None, weights: str, revision: str 
         found = hub.the_tokenizer(tokenizer, described, source)
         return hub.assemble(described, found, tensors, source), used
     if layout.is_folder(hub.find(source, revision)):
+        if weights != "ema":
+            raise UserError(f"{source} holds one set of weights; leave --weights out")
         return hub.load(source, tokenizer=tokenizer, revision=revision), "as published"
     lm = hub.load(source, weights=weights, tokenizer=tokenizer)
     return lm, weights if lm.config.train.ema else "raw"

@@ -74,6 +74,20 @@ def evaluating(model: LanguageModel) -> Iterator[None]:
         model.train(was_training)
 
 
+def need_likelihood(model: LanguageModel) -> None:
+    """One sentence for a model that has none."""
+    if not model.likelihood:
+        raise UserError("this model has no likelihood; judge its samples with unmask eval --generative")
+
+
+def check_request(model: LanguageModel, **counts: int | None) -> None:
+    """Raise, before anything is read or computed, what cannot be evaluated."""
+    need_likelihood(model)
+    for name, value in counts.items():
+        if value is not None and value < 1:
+            raise UserError(f"{name}={value} must be at least 1")
+
+
 def row_nats(
     model: LanguageModel,
     rows: Rows,
@@ -88,11 +102,7 @@ def row_nats(
     progress: Progress | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """(nats (rows, draws), tokens (rows,)) of a split, before anything is summed; of an exact model, one draw."""
-    for name, value in (("draws", draws), ("batch_size", batch_size), ("rows", limit)):
-        if value is not None and value < 1:
-            raise UserError(f"{name}={value} must be at least 1")
-    if not model.likelihood:
-        raise UserError("this model has no likelihood; judge its samples with unmask eval --generative")
+    check_request(model, draws=draws, batch_size=batch_size, rows=limit)
     draws = 1 if model.exact else draws
     chosen = pick_rows(len(rows), limit)
     world = world or World(0, 1, model.device)

@@ -15,7 +15,7 @@ from .data.pack import Rows, prepare
 from .data.records import ALIASES, ZERO_SHOT, record
 from .data.tokenizers import Tokenizer
 from .dist import World
-from .evaluate import Estimator, evaluate
+from .evaluate import Estimator, check_request, evaluate
 from .lm import LM
 from .track import progress_bar
 from .types import Likelihood, UserError
@@ -88,15 +88,6 @@ class Result:
         return {**own, "in_domain": self.in_domain, **self.likelihood.as_dict()}
 
 
-def _check_request(lm: LM, **counts: int | None) -> None:
-    """What `evaluate` would refuse, before seven sets are fetched and tokenized."""
-    if not lm.model.likelihood:
-        raise UserError("this model has no likelihood; judge its samples with unmask eval --generative")
-    for name, value in counts.items():
-        if value is not None and value < 1:
-            raise UserError(f"{name}={value} must be at least 1")
-
-
 def evaluate_suite(
     lm: LM,
     members: Sequence[Member],
@@ -114,7 +105,7 @@ def evaluate_suite(
     """The bound of a model on every set. All sets are found and tokenized before the first is evaluated."""
     world = world or World(0, 1, lm.model.device)
     quiet = quiet or not world.main
-    _check_request(lm, draws=draws, rows=rows, batch_size=batch_size)
+    check_request(lm.model, draws=draws, rows=rows, batch_size=batch_size)
     with world.first():
         found = [member_rows(lm.config.data, lm.tokenizer, member, local, quiet) for member in members]
     results = []

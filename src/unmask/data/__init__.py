@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from ..lazy import names_of
 from .records import CORPORA, Record, record
 
 if TYPE_CHECKING:
@@ -32,13 +33,4 @@ _ROOMS = {
     "Rows": "pack", "prepare": "pack", "Tokenizer": "tokenizers", "make_tokenizer": "tokenizers",
 }  # fmt: skip
 
-
-def __getattr__(name: str) -> Any:
-    """Import a room when it is first used: recipes take the records of data sets from here, without torch."""
-    if name in _ROOMS:
-        import importlib
-
-        value = getattr(importlib.import_module(f".{_ROOMS[name]}", __name__), name)
-        globals()[name] = value
-        return value
-    raise AttributeError(f"module 'unmask.data' has no attribute {name!r}")
+__getattr__ = names_of(__name__, _ROOMS)  # recipes take the records of data sets from here, without torch

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from ..canvas import Painter
 from ..data.documents import storable
-from ..evaluate import eval_keys, evaluating
+from ..evaluate import eval_keys, evaluating, need_likelihood
 from ..keys import Keys
 from ..lm import LM
 from ..models.autoregressive import AutoRegressive, Reader
@@ -115,8 +115,7 @@ class Reading:
 
     def _read(self, requests: list[list[Passage]], found: Found, greedy: bool = True) -> None:
         """Requests of one or more rows, each told as soon as it is read."""
-        if not self.lm.model.likelihood:
-            raise UserError("this model has no likelihood; judge its samples with unmask eval --generative")
+        need_likelihood(self.lm.model)
         left = [len(passages) for passages in requests]
         nats, same = [0.0] * len(requests), [True] * len(requests)
         for number in (i for i, count in enumerate(left) if not count):

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ..lazy import names_of
+
 if TYPE_CHECKING:
     from .card import model_card
     from .collator import MDLMCollator, mdlm_loss, unpack
@@ -22,17 +24,15 @@ _ROOMS = {
     "model_card": "card", "push_to_hub": "push", "unpack": "collator",
 }  # fmt: skip
 _NEEDS = {"MDLM", "MDLMConfig"}  # transformers
+_find = names_of(__name__, _ROOMS)
 
 
 def __getattr__(name: str) -> Any:
     """Import a part when it is first used: the hook must not cost anything."""
-    if name not in _ROOMS:
-        raise AttributeError(f"module 'unmask.hf' has no attribute {name!r}")
-    import importlib
     import importlib.util
 
     if name in _NEEDS and importlib.util.find_spec("transformers") is None:
         from ..errors import UserError
 
         raise UserError(f"unmask.hf.{name} needs the package transformers; pip install 'unmask[transformers]'")
-    return getattr(importlib.import_module(f".{_ROOMS[name]}", __name__), name)
+    return _find(name)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..canvas import Painter
-from ..evaluate import compute_dtype, eval_keys, evaluating, summarise
+from ..evaluate import compute_dtype, eval_keys, evaluating, need_likelihood, summarise
 from ..keys import Keys
 from ..models.base import LanguageModel
 from ..models.masked import MaskedDiffusion
@@ -128,8 +128,7 @@ def score(
     """
     if not texts and not isinstance(texts, str):
         raise UserError("there is nothing to score; give at least one text")
-    if not model.likelihood:
-        raise UserError("this model has no likelihood; judge its samples with unmask eval --generative")
+    need_likelihood(model)
     numbers = _numbers(method, batch_size, {"draws": draws, "calls": calls, "orders": orders})
     if model.exact and "draws" in numbers:
         numbers["draws"] = 1  # nothing is drawn
