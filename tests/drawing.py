@@ -22,6 +22,7 @@ from unmask.samplers import (
     Choice,
     Control,
     FirstHitting,
+    Gibbs,
     GivenOrder,
     LeftToRight,
     Plan,
@@ -65,6 +66,9 @@ TIMELESS: dict[str, Plan] = {
     "confidence": Adaptive("confidence", k=1),
     "entropy": Adaptive("entropy", threshold=0.7),
     "margin": Adaptive("margin", steps=2),
+    "gibbs": Gibbs(7),
+    "gibbs sweeps": Gibbs(7, "sequential", 3),
+    "gibbs windows": Windows(Gibbs(6), 3, 1),
     "surest windows": Windows(Adaptive("margin", threshold=0.3), 3, 1),
 }
 PLANS = TIMED | TIMELESS

@@ -46,7 +46,7 @@ from unmask.types import State, UserError, Vocab
 
 LONG = [[MASK] * 5, [MASK, 2, MASK, MASK, 0, MASK], [3, 3, 0, MASK]]  # for windows
 TEXTBOOK = {"ancestral", "ancestral windows"}  # calls the network at every step, needed or not
-TAKES_BACK = {"cap", "rescale", "loop", "corrector", "remasking windows"}
+TAKES_BACK = {"cap", "rescale", "loop", "corrector", "remasking windows", "gibbs", "gibbs sweeps", "gibbs windows"}
 
 
 def canvases_for(name: str) -> list[list[int]]:

@@ -18,9 +18,10 @@ LEVELS = [
     {"models"},
     {"build", "checkpoint", "dist", "terminal", "trace", "pickles"},
     {"trainer", "evaluate", "track", "tasks", "page", "judge", "canvas", "layout"},
-    {"writing", "scoring"},
+    {"writing", "scoring", "loop"},
     {"lm"},  # below train, which writes samples with it
     {"train", "finetune", "hub", "suites", "datacommands"},
+    {"adapt"},
     {"commands", "demo", "generative", "templates", "reproduce", "convert", "harness", "hf"},
     {"cli", "serve", "__main__", "unmask"},  # `unmask` is the package's own __init__
 ]
@@ -35,7 +36,7 @@ SIDEWAYS = {  # neighbours on one level that may know each other, this way round
 }
 OPTIONAL = {
     "tensorboard", "trackio", "wandb", "transformers", "scipy", "matplotlib", "lm_eval", "starlette", "uvicorn",
-    "mauve", "pocketsphinx", "accelerate",
+    "mauve", "pocketsphinx", "accelerate", "sklearn",
 }  # fmt: skip
 FILES = sorted(ROOT.rglob("*.py"))
 

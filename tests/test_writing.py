@@ -123,7 +123,7 @@ def test_a_model_that_is_told_the_time_follows_no_timeless_plan() -> None:
     lm = make("bytes", "model.time_conditioning=true")
     for sampler in PLANS:
         how: dict[str, Any] = {"order": [1, 0]} if sampler == "order" else {}
-        if sampler in ("left-to-right", "order", "confidence", "entropy", "margin"):
+        if sampler in ("left-to-right", "order", "confidence", "entropy", "margin", "gibbs"):
             one_sentence(lambda: lm.infill("a{{2}}", sampler=sampler, **how), "time conditioning")  # noqa: B023
         elif sampler == "simplex":
             one_sentence(lambda: lm.infill("a{{2}}", sampler="simplex"), "only SSD-LM models")

@@ -82,6 +82,8 @@ SAMPLERS: dict[str, dict[str, Any]] = {
     "remask-rescale": {"sampler": "remask-rescale", "steps": 8, "eta": 0.4},
     "remask-loop": {"sampler": "remask-loop", "steps": 12, "eta": 0.3},
     "corrector": {"sampler": "corrector", "steps": 5, "eta": 0.3},
+    "gibbs": {"sampler": "gibbs", "steps": 60, "burn": 20},
+    "gibbs in parallel": {"sampler": "gibbs", "steps": 5, "scan": "parallel"},
     "windows": {"sampler": "plan", "steps": 4, "stride": 7},
     "windows left to right": {"sampler": "left-to-right", "stride": 20},
     "remasking windows": {"sampler": "remask-cap", "steps": 6, "eta": 0.4, "stride": 9},

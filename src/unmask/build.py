@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from .backbones.base import Backbone
 from .backbones.causal import Causal
+from .backbones.mosaicbert import MosaicBert
 from .backbones.transformer import DiT
 from .config import Config, ModelConfig, ObjectiveConfig, ScheduleConfig
 from .models.autoregressive import AutoRegressive
@@ -25,6 +27,8 @@ from .schedule import (
     Schedule,
 )
 from .types import UserError, Vocab
+
+BERT_RATE = 0.15  # the share of tokens that Devlin et al. (2018) have guessed
 
 
 def schedule(spec: ScheduleConfig) -> Schedule:
@@ -57,7 +61,8 @@ def law(spec: ObjectiveConfig, times: ScheduleConfig | None = None) -> Law:
 def objective(spec: ObjectiveConfig) -> Objective:
     """What the training of a masked diffusion model minimises."""
     clipped = None if spec.clip is None else ClippedTime(*spec.clip)
-    return Objective(spec.loss == "cross-entropy", clipped, spec.times == "strata")
+    rate = (spec.mask_rate or BERT_RATE) if spec.loss == "mlm" else None
+    return Objective(spec.loss == "cross-entropy", clipped, spec.times == "strata", rate)
 
 
 def dit(spec: ModelConfig, vocab: Vocab, n_labels: int = 0) -> DiT:
@@ -75,6 +80,29 @@ def dit(spec: ModelConfig, vocab: Vocab, n_labels: int = 0) -> DiT:
     )
 
 
+def mosaicbert(spec: ModelConfig, vocab: Vocab, causal: bool = False) -> MosaicBert:
+    """BERT with ALiBi and GEGLU."""
+    return MosaicBert(
+        vocab, spec.hidden_dim, spec.n_blocks, spec.n_heads, spec.mlp_ratio, spec.dropout, causal=causal
+    )  # fmt: skip
+
+
+def network(spec: ModelConfig, vocab: Vocab, n_labels: int = 0) -> Backbone:
+    """The network that looks both ways."""
+    if spec.backbone == "dit":
+        return dit(spec, vocab, n_labels)
+    if spec.time_conditioning:
+        raise UserError(f"the {spec.backbone} backbone is told no time; set model.time_conditioning=false")
+    if n_labels:
+        raise UserError(f"the {spec.backbone} backbone takes no labels; leave data.label out")
+    if spec.backbone == "mosaicbert":
+        return mosaicbert(spec, vocab)
+    from .backbones.encoder import Encoder
+
+    assert spec.architecture is not None
+    return Encoder.from_architecture(spec.architecture, vocab, spec.dropout)
+
+
 def masked(parameterization: Parameterization) -> Method:
     """Masked diffusion whose logits mean this."""
 
@@ -85,8 +113,12 @@ def masked(parameterization: Parameterization) -> Method:
                 f"method {config.model.method} learns to copy tokens from the whole bound only; "
                 "leave out objective.clip and objective.loss"
             )
+        if parameterization.is_measure and spec.loss == "mlm":
+            raise UserError(
+                "masked language modeling needs probabilities, and SEDD learns ratios; set model.method=mdlm"
+            )
         return MaskedDiffusion(
-            dit(config.model, vocab, n_labels),
+            network(config.model, vocab, n_labels),
             schedule(config.schedule),
             law(config.objective, config.schedule),
             parameterization,
@@ -105,14 +137,25 @@ def _without_bound(config: Config) -> None:
 
 
 def autoregressive(config: Config, vocab: Vocab, n_labels: int) -> LanguageModel:
-    """The causal transformer on the same blocks."""
+    """A causal transformer."""
+    if config.objective.loss == "mlm":
+        raise UserError(
+            "masked language modeling needs a network that looks both ways, and method ar looks to the left only; "
+            "set model.method=mdlm, or leave out objective.loss"
+        )
     _without_bound(config)
     if config.model.time_conditioning:
         raise UserError("an autoregressive model knows no time; set model.time_conditioning=false")
     if n_labels:
         raise UserError("an autoregressive model takes no labels; leave data.label out")
     spec = config.model
-    net = Causal(vocab, spec.hidden_dim, spec.n_blocks, spec.n_heads, spec.mlp_ratio, spec.dropout)
+    if spec.backbone == "transformers":
+        raise UserError("an encoder of transformers looks both ways; set model.method=mdlm")
+    net: Backbone
+    if spec.backbone == "mosaicbert":
+        net = mosaicbert(spec, vocab, causal=True)
+    else:
+        net = Causal(vocab, spec.hidden_dim, spec.n_blocks, spec.n_heads, spec.mlp_ratio, spec.dropout)
     return AutoRegressive(net, start=config.objective.start_token)
 
 
@@ -120,6 +163,10 @@ def simplex(config: Config, vocab: Vocab, n_labels: int) -> LanguageModel:
     """SSD-LM on the paper's diffusion transformer."""
     spec = config.simplex
     _without_bound(config)
+    if config.model.backbone != "dit":
+        raise UserError(
+            f"SSD-LM reads logits, which the {config.model.backbone} backbone takes not; leave out model.backbone"
+        )
     if config.train.strategy == "fsdp":
         raise UserError("SSD-LM has weights outside its backbone, which fsdp does not shard; set train.strategy=ddp")
     if spec.block > config.data.length:

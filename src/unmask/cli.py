@@ -54,7 +54,10 @@ def _finite(value: Any) -> Any:
 
 @app.command()
 def train(
-    recipe: Annotated[str, typer.Argument(help="A recipe (demo, tiny, lm1b, owt, text8) or a YAML file.")],
+    recipe: Annotated[
+        str,
+        typer.Argument(help="A recipe (demo, tiny, lm1b, owt, text8, mosaicbert, mosaicbert-causal) or a YAML file."),
+    ],
     overrides: Overrides = None,
     out: Annotated[str | None, typer.Option(help="Folder of the run; a run in it is continued.")] = None,
     print_config: Annotated[bool, typer.Option("--print-config", help="Show the settings and stop.")] = False,
@@ -68,19 +71,21 @@ def train(
     if print_config:
         sys.stdout.write(config.to_yaml())
         return
-    from .train import train as run
+    from .commands import train_model
 
-    result = run(config, out or f"runs/{Path(recipe).stem}", quiet=quiet)
+    result = train_model(config, out or f"runs/{Path(recipe).stem}", quiet=quiet)
     if os.environ.get("RANK", "0") != "0":
         return
     valid = result.valid.as_dict() if result.valid else None
     if as_json:
         _print_json(
-            {"out": str(result.out), "step": result.step, "finished": result.finished, "valid": valid,
-             "seconds": result.seconds, "tokens_per_second": result.tokens_per_second}
+            {"out": str(result.out), "step": result.step, "finished": result.finished,
+             "stopped_early": result.stopped_early, "valid": valid, "seconds": result.seconds,
+             "tokens_per_second": result.tokens_per_second}
         )  # fmt: skip
     elif result.finished:
-        out_console.print(f"trained {result.step} steps into {result.out}", markup=False)
+        early = " (stopped early)" if result.stopped_early else ""
+        out_console.print(f"trained {result.step} steps{early} into {result.out}", markup=False)
         if valid:
             out_console.print(figures_line(valid), markup=False)
         judged = "" if valid else " --generative"
@@ -99,6 +104,111 @@ def figures_line(figures: dict[str, Any]) -> str:
     per_byte = figures["bits_per_byte"]
     tail = "" if per_byte is None else f", {per_byte:.3f} bits/byte"
     return f"perplexity {ppl:.2f}{bar}, {figures['bits_per_token']:.3f} bits/token{tail}, {figures['tokens']:,} tokens"
+
+
+@app.command("finetune")
+def finetune_command(
+    model: Model,
+    task: Annotated[str, typer.Argument(help="mdlm, mlm, or a task as glue/sst2.")],
+    overrides: Overrides = None,
+    data: Annotated[str | None, typer.Option(help="mdlm and mlm: the text, a name, a file or a folder.")] = None,
+    local: Annotated[
+        str | None,
+        typer.Option(help="Where the data set or the task lies on disk (default: UNMASK_DATA, else the Hub)."),
+    ] = None,
+    out: Annotated[str | None, typer.Option(help="Folder of the run; a run in it is continued.")] = None,
+    seeds: Annotated[str | None, typer.Option(help="Tasks: one run a seed, as 0,1,2.")] = None,
+    tokenizer: Annotated[str | None, typer.Option(help="For models without one: a folder, file or Hub name.")] = None,
+    which: Which = "last",
+    weights: Weights = "ema",
+    print_config: Annotated[bool, typer.Option("--print-config", help="Show the settings and stop.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Fine-tune a model: as a diffusion model that writes (mdlm), as a BERT (mlm), or on a task with labels."""
+    from . import adapt
+
+    language = adapt.is_language(task)
+    if language and seeds is not None:
+        raise UserError("--seeds is for tasks; set seed=1 for another seed")
+    if not language and data is not None:
+        raise UserError(f"{task} has texts of its own; leave out --data, or say with --local where its files are")
+    chosen = _seeds(seeds)
+    lm = adapt.load_start(model, weights, which, tokenizer)
+    if language:
+        config = adapt.language_config(lm, model, task, data, local, overrides or [])
+    else:
+        config = adapt.task_config(lm, model, task, local, overrides or [])
+    if print_config:
+        sys.stdout.write(config.to_yaml())
+        return
+    place = out or f"runs/{Path(model.rstrip('/')).name}-{task.replace('/', '-')}"
+    if language:
+        _print_adapted(adapt.go_on(lm, config, place, quiet=quiet), as_json)
+    else:
+        _print_tasks(adapt.classify(lm, config, place, chosen or [config.seed], quiet=quiet), task, place, as_json)
+
+
+def _seeds(text: str | None) -> list[int]:
+    from .evaluate import check_seed
+
+    if text is None:
+        return []
+    try:
+        found = [check_seed(int(part)) for part in text.split(",")]
+    except ValueError:
+        raise UserError(f"--seeds {text} must be whole numbers with commas between, for example 0,1,2") from None
+    if len(set(found)) < len(found):
+        raise UserError(f"--seeds {text} has a seed twice; a run of the same seed is the same run")
+    return found
+
+
+def _print_adapted(done: Any, as_json: bool) -> None:
+    """The bound before and after."""
+    result = done.result
+    if os.environ.get("RANK", "0") == "0":
+        after = result.valid.as_dict() if result.valid else None
+        if as_json:
+            _print_json(
+                {"out": str(result.out), "step": result.step, "finished": result.finished,
+                 "stopped_early": result.stopped_early, "before": done.before, "after": after,
+                 "seconds": result.seconds, "tokens_per_second": result.tokens_per_second}
+            )  # fmt: skip
+        elif result.finished:
+            early = " (stopped early)" if result.stopped_early else ""
+            out_console.print(f"fine-tuned {result.step} steps{early} into {result.out}", markup=False)
+            for name, figures in (("before", done.before), ("after", after)):
+                if figures is not None:
+                    out_console.print(f"{name}: {figures_line(figures)}", markup=False)
+            out_console.print(f"next: unmask sample {result.out} -n 4    unmask eval {result.out}", markup=False)
+    if not result.finished:
+        raise typer.Exit(130)
+
+
+def _print_tasks(results: list[Any], task: str, out: str, as_json: bool) -> None:
+    """The metrics of all seeds."""
+    from .adapt import summary
+    from .tasks import task as task_named
+
+    metric = task_named(task).metric
+    finished = all(result.finished for result in results)
+    if os.environ.get("RANK", "0") == "0":
+        table = summary(results, metric) if finished else {}
+        if as_json:
+            runs = [
+                {"out": str(r.out), "step": r.step, "finished": r.finished, "stopped_early": r.stopped_early,
+                 "last": r.last, "best": r.best, "best_step": r.best_step, "seconds": r.seconds}
+                for r in results
+            ]  # fmt: skip
+            _print_json({"task": task, "metric": metric, "out": out, "runs": runs, "summary": table})
+        elif finished:
+            for split, found in table.items():
+                spread = "" if found["sd"] is None else f", ± {found['sd']:.4f} over {len(found['values'])} seeds"
+                error = f" ± {found['stderr_data']:.4f} (over examples)" if found["stderr_data"] is not None else ""
+                out_console.print(f"{task} {split}: {metric} {found['mean']:.4f}{error}{spread}", markup=False)
+            out_console.print(f"predictions and results.json: {out}", markup=False)
+    if not finished:
+        raise typer.Exit(130)
 
 
 JUDGING = (
@@ -239,7 +349,7 @@ def sample(
     n: Annotated[int, typer.Option("-n", help="How many.")] = 1,
     length: Annotated[int | None, typer.Option(help="Tokens (default: the model's length).")] = None,
     steps: Annotated[
-        int | None, typer.Option(help="T, the number of denoising steps (default: 128; simplex: 1000).")
+        int | None, typer.Option(help="T, the number of denoising steps (default: 128; gibbs: 500; simplex: 1000).")
     ] = None,
     seed: Annotated[int, typer.Option(help="Sample i has seed + i.")] = 0,
     prompt: Annotated[str | None, typer.Option(help="Text that every sample begins with.")] = None,
@@ -257,7 +367,7 @@ def sample(
         str | None,
         typer.Option(
             help="plan, ancestral, analytic, euler, first-hitting, left-to-right, order, confidence, entropy, margin, "
-            "remask-cap, remask-rescale, remask-loop, corrector or simplex (default: what fits the model)."
+            "remask-cap, remask-rescale, remask-loop, corrector, gibbs or simplex (default: what fits the model)."
         ),
     ] = None,
     k: Annotated[int | None, typer.Option("-k", help="Tokens a step, for orders.")] = None,
@@ -483,7 +593,8 @@ def reproduce(
     name: Annotated[
         str,
         typer.Argument(
-            help="ablation, schedules, steps, time-conditioning, lm, caching, semi-ar, variance-curve or zero-shot."
+            help="ablation, schedules, steps, time-conditioning, lm, caching, semi-ar, variance-curve, zero-shot, "
+            "bert, glue or encoder."
         ),
     ],
     scale: Annotated[
@@ -496,8 +607,10 @@ def reproduce(
     seed: Annotated[int, typer.Option(help="Seed of trainings and evaluations.")] = 0,
     scorer: Annotated[str | None, typer.Option(help="Judge of samples, as for unmask eval --generative.")] = None,
     local: Annotated[
-        str | None, typer.Option(help="zero-shot: where the sets lie on disk (default: UNMASK_DATA, else the Hub).")
+        str | None,
+        typer.Option(help="Where the sets of zero-shot, or GLUE, lie on disk (default: UNMASK_DATA, else the Hub)."),
     ] = None,
+    model: Annotated[str | None, typer.Option(help="encoder: a BERT, as for unmask finetune.")] = None,
     in_domain: Annotated[
         list[str] | None, typer.Option(help="zero-shot: a set that the text is made from (may be repeated).")
     ] = None,
@@ -512,7 +625,7 @@ def reproduce(
     try:
         report, page = run(
             name, scale=scale, data=data, out=out, seed=seed, scorer=scorer, local=local, known=in_domain or (),
-            quiet=quiet,
+            start=model, quiet=quiet,
         )  # fmt: skip
     except Missing as missing:  # the paper's scale: what to run, and then this command again
         if as_json:
@@ -559,12 +672,17 @@ def convert(
     to: Annotated[str, typer.Option(help="unmask (a folder that travels) or published (MDLM's layout).")] = "unmask",
     dtype: Annotated[str, typer.Option(help="float32, float16 or bfloat16.")] = "float32",
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of a Hub model.")] = None,
+    new_head: Annotated[
+        bool, typer.Option("--new-head", help="Give an encoder without a masked-LM head a fresh one, to be trained.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Make a folder that travels of a run, a published model or a Lightning checkpoint; nothing in it is executed."""
     from .convert import convert as run
 
-    done = run(source, out, tokenizer=tokenizer, weights=weights, to=to, dtype=dtype, revision=revision)
+    done = run(
+        source, out, tokenizer=tokenizer, weights=weights, to=to, dtype=dtype, revision=revision, new_head=new_head
+    )
     if as_json:
         _print_json(done)
         return

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from . import build
+from . import build, checkpoint
 from .canvas import Canvas
 from .config import Config, DataConfig
 from .data.pack import prepare
@@ -26,8 +26,18 @@ from .suites import Result, evaluate_suite, suite
 from .terminal import Watcher
 from .trace import Trace
 from .track import progress_bar
+from .train import Result as TrainResult
+from .train import train
 from .types import Likelihood, Sample, UserError
 from .writing import Options
+
+
+def train_model(config: Config, out: str, *, quiet: bool = False) -> TrainResult:
+    """Train, or continue; a new run with train.start begins with the weights of that model."""
+    start = None
+    if config.train.start is not None and not checkpoint.steps(Path(out)):
+        start = load(config.train.start)
+    return train(config, out, quiet=quiet, start=start)
 
 
 def evaluate_model(

@@ -74,7 +74,8 @@ class ModelConfig(Section):
     """The network."""
 
     method: Literal["mdlm", "no-carry-over", "d3pm", "sedd", "ar", "ssd-lm"] = "mdlm"
-    backbone: Literal["dit"] = "dit"
+    backbone: Literal["dit", "mosaicbert", "transformers"] = "dit"
+    architecture: dict[str, Any] | None = None  # transformers: what the config.json of the network says
     hidden_dim: PositiveInt = 768
     n_blocks: PositiveInt = 12
     n_heads: PositiveInt = 12
@@ -85,7 +86,14 @@ class ModelConfig(Section):
 
     @model_validator(mode="after")
     def _heads(self) -> ModelConfig:
-        if self.hidden_dim % self.n_heads or (self.hidden_dim // self.n_heads) % 2:
+        if (self.backbone == "transformers") != (self.architecture is not None):
+            raise ValueError(
+                "architecture belongs to model.backbone=transformers, and that backbone needs it; "
+                "both come with a model: unmask finetune MODEL mdlm"
+            )
+        if self.backbone == "mosaicbert" and self.hidden_dim % self.n_heads:
+            raise ValueError(f"hidden_dim={self.hidden_dim} must be a multiple of n_heads={self.n_heads}")
+        if self.backbone == "dit" and (self.hidden_dim % self.n_heads or (self.hidden_dim // self.n_heads) % 2):
             raise ValueError(
                 f"hidden_dim={self.hidden_dim} must be an even multiple of n_heads={self.n_heads} "
                 "(rotary positions turn pairs of channels)"
@@ -114,7 +122,8 @@ class ObjectiveConfig(Section):
     steps: PositiveInt | None = None  # T of the discrete bound
     cutoff: float = Field(1e-3, gt=0, lt=1)  # continuous: below this mask rate the rest is revealed in one step
     proposal: ScheduleName | None = None  # continuous: draw times evenly in the time of this schedule
-    loss: Literal["bound", "cross-entropy"] = "bound"  # train on the bound, or on the masked tokens' plain mean
+    loss: Literal["bound", "cross-entropy", "mlm"] = "bound"  # or the masked tokens' plain mean, or BERT's objective
+    mask_rate: float | None = Field(None, gt=0, lt=1)  # mlm: share of tokens to be guessed; 0.15 (BERT) if not given
     clip: tuple[float, float] | None = None  # train on mask rates between these two only
     times: Literal["strata", "independent"] = "strata"  # one row a stratum of time, or each row for itself
     start_token: bool = True  # ar: rows begin with a symbol of their own, so that their first token is scored too
@@ -125,6 +134,10 @@ class ObjectiveConfig(Section):
             raise ValueError(f"clip={list(self.clip)} must be two mask rates, for example [0.3, 0.8]")
         if self.proposal is not None and self.bound != "continuous":
             raise ValueError("proposal belongs to objective.bound=continuous: T steps are drawn evenly")
+        if self.mask_rate is not None and self.loss != "mlm":
+            raise ValueError("mask_rate belongs to objective.loss=mlm; diffusion draws a rate for every row")
+        if self.loss == "mlm" and self.clip is not None:
+            raise ValueError("clip is a range of mask rates, and objective.loss=mlm has one rate; set mask_rate")
         if (self.bound == "discrete") != (self.steps is not None):
             raise ValueError("objective.steps belongs to objective.bound=discrete, and that bound needs it")
         return self
@@ -162,6 +175,8 @@ class TrainConfig(Section):
     log_every: PositiveInt = 10
     checkpoint_every: PositiveInt = 500
     keep_last: PositiveInt = 2
+    patience: PositiveInt | None = None  # stop after so many evaluations in a row without a better one
+    start: str | None = Field(None, min_length=1)  # a model whose weights it begins with: a run, a folder or a Hub id
     sinks: list[Literal["tensorboard", "trackio", "wandb"]] = []
 
     @model_validator(mode="after")
@@ -169,6 +184,17 @@ class TrainConfig(Section):
         if not all(0 <= b < 1 for b in self.betas):
             raise ValueError("betas must lie in [0, 1)")
         return self
+
+
+class TaskConfig(Section):
+    """A task with labels, on which a classifier is trained instead of a language model."""
+
+    name: str | None = Field(None, min_length=1)  # as glue/sst2; none: a language model is trained
+    local: str | None = Field(None, min_length=1)  # the folder of its files; else $UNMASK_DATA, else the Hub
+    length: int = Field(128, ge=4)  # tokens that an example is cut to
+    epochs: PositiveFloat = 3.0  # says what train.steps is
+    rows: PositiveInt | None = None  # at most this many training examples, evenly spaced; None = all
+    dropout: float = Field(0.1, ge=0, lt=1)  # before the classifier
 
 
 class EvalConfig(Section):
@@ -201,6 +227,7 @@ class Config(Section):
     objective: ObjectiveConfig = ObjectiveConfig()
     simplex: SimplexConfig = SimplexConfig()
     train: TrainConfig = TrainConfig()
+    task: TaskConfig = TaskConfig()
     eval: EvalConfig = EvalConfig()
     sample: SampleConfig = SampleConfig()
 

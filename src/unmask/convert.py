@@ -36,14 +36,18 @@ def convert(
     to: str = "unmask",
     dtype: str = "float32",
     revision: str | None = None,
+    new_head: bool = False,
 ) -> dict[str, Any]:
-    """Write the model of any source as a folder; what was done comes back, for a report."""
+    """Write the model of any source as a folder; what was done comes back, for a report.
+
+    `new_head` gives an encoder that has no masked-LM head a fresh one.
+    """
     if to not in ("unmask", "published"):
         raise UserError(f"--to {to} must be 'unmask' or 'published'")
     if weights not in ("ema", "raw"):
         raise UserError(f"--weights {weights} must be 'ema' or 'raw'")
     layout.refuse_existing(Path(out))  # before an hour of reading
-    lm, used = open_source(source, tokenizer, weights, revision)
+    lm, used = open_source(source, tokenizer, weights, revision, new_head)
     if to == "published":
         write_published(out, lm, dtype)
     else:
@@ -63,20 +67,25 @@ def convert(
     }
 
 
-def open_source(source: str, tokenizer: str | None, weights: str, revision: str | None) -> tuple[LM, str]:
+def open_source(
+    source: str, tokenizer: str | None, weights: str, revision: str | None, new_head: bool = False
+) -> tuple[LM, str]:
     """The model of a source, and which of its weights these are."""
     path = Path(source)
     if path.is_file():
         if revision is not None:
             raise UserError(f"{source} is a file here; revision is for models on the Hub")
         described, tensors, used = read_file(path, weights)
-        found = hub.the_tokenizer(tokenizer, described, source)
+        found = hub.the_tokenizer(tokenizer, described, source, path.parent if described.vocab is None else None)
+        described = layout.with_tokenizer(described, found, tokenizer)
+        described, tensors = layout.named(described, tensors, source, new_head)
         return hub.assemble(described, found, tensors, source), used
     if layout.is_folder(hub.find(source, revision)):
         if weights != "ema":
             raise UserError(f"{source} holds one set of weights; leave --weights out")
-        return hub.load(source, tokenizer=tokenizer, revision=revision), "as published"
-    lm = hub.load(source, weights=weights, tokenizer=tokenizer)
+        lm = hub.load(source, tokenizer=tokenizer, revision=revision, new_head=new_head)
+        return lm, "with a new head" if new_head else "as published"
+    lm = hub.load(source, weights=weights, tokenizer=tokenizer, new_head=new_head)
     return lm, weights if lm.config.train.ema else "raw"
 
 
@@ -91,7 +100,7 @@ def read_file(path: Path, weights: str) -> tuple[Described, Tensors, str]:
         raise UserError(
             f"{path} holds tensors only, and there is no {layout.CONFIG} beside it that describes the model"
         )
-    return layout.read_folder(path.parent), layout.our_names(pickles.tensors(tree, path)), "raw"
+    return layout.read_folder(path.parent), pickles.tensors(tree, path), "raw"
 
 
 # -- Lightning -------------------------------------------------------------------------------------------------------
@@ -194,8 +203,10 @@ def unsaid(config: Config) -> dict[str, Any]:
 def write_published(out: str | Path, lm: LM, dtype: str = "float32") -> None:
     """config.json and model.safetensors as the published repositories have them; tokenizer files if not GPT-2's."""
     config, vocab = lm.config, lm.tokenizer.vocab
-    if config.model.method != "mdlm" or lm.labels:
-        what = "labels" if lm.labels else f"the method {config.model.method}"
+    if not layout.is_published(config) or lm.labels:
+        net = config.model
+        other = f"the method {net.method}" if net.method != "mdlm" else f"the backbone {net.backbone}"
+        what = "labels" if lm.labels else other
         raise UserError(f"the published layout has no word for {what}; leave out --to published")
     own = None if vocab.size == layout.GPT2.size else lm.tokenizer
     described = layout.to_published(config, vocab, dtype)

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from .data.loader import eval_batch
 from .data.pack import Rows
@@ -64,7 +65,7 @@ def check_seed(seed: int) -> int:
 
 
 @contextmanager
-def evaluating(model: LanguageModel) -> Iterator[None]:
+def evaluating(model: nn.Module) -> Iterator[None]:
     """No dropout for a while."""
     was_training = model.training
     model.eval()

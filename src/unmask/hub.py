@@ -14,10 +14,20 @@ import torch
 from torch import Tensor
 
 from . import build, checkpoint, layout
+from .backbones.encoder import Encoder
 from .config import load_yaml, nearest
 from .data.labels import load_labels
 from .data.online import hub, reason
-from .data.tokenizers import BUILT_IN, Tokenizer, bytes_tokenizer, hub_tokenizer, on_shelf, read_tokenizer
+from .data.tokenizers import (
+    BUILT_IN,
+    JSON_FILE,
+    VOCAB_FILE,
+    Tokenizer,
+    bytes_tokenizer,
+    hub_tokenizer,
+    on_shelf,
+    read_tokenizer,
+)  # fmt: skip
 from .dist import pick_device
 from .layout import Described
 from .lm import LM
@@ -25,7 +35,7 @@ from .types import UserError
 
 PRETRAINED = Path(__file__).parent / "pretrained"  # folders that travel with the package
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
-WANTED = [*layout.FILES, layout.INDEX, "special_tokens_map.json"]
+WANTED = [*layout.FILES, layout.INDEX, "special_tokens_map.json", VOCAB_FILE]
 PICKLES = (".ckpt", ".bin", ".pt", ".pth")
 
 
@@ -37,24 +47,33 @@ def load(
     device: str = "cpu",
     tokenizer: str | Path | Tokenizer | None = None,
     revision: str | None = None,
+    new_head: bool = False,
 ) -> LM:
     """An `LM` from the folder of a run or checkpoint, a folder that travels, the name of a built-in model, or a Hub id.
 
+    The folder or Hub id may be of any masked language model of transformers (BERT and its kin), too.
+
     `which` is "last" or "best" (for a run), `weights` "ema" (the average, where the run kept one) or "raw". `tokenizer`
-    (a folder, a tokenizer.json or a Hub name) is for models that come without one, `revision` for the Hub.
+    (a folder, a tokenizer.json, a vocab.txt or a Hub name) is for models that come without one, `revision` for the Hub.
+    `new_head` gives an encoder that has no masked-LM head a fresh one, to be trained.
     """
     if which not in ("last", "best") or weights not in ("ema", "raw"):
         raise UserError("which must be 'last' or 'best', and weights 'ema' or 'raw'")
     folder = find(path, revision)
     if not layout.is_folder(folder):
+        if new_head:
+            raise UserError(f"{path} is a run, which has a head; leave out --new-head")
         if tokenizer is not None:
             raise UserError(f"{path} is a run with a tokenizer of its own; leave tokenizer out")
         return _load_run(folder, which, weights, device)
     if which != "last" or weights != "ema":
         raise UserError(f"{path} holds one set of weights; leave which and weights out")
-    described = layout.read_folder(folder)
+    described = layout.read_folder(folder, None if Path(path).exists() else str(path))
     tokens = the_tokenizer(tokenizer, described, str(path), folder)
-    return assemble(described, tokens, layout.read_weights(folder), str(folder), device)
+    described = layout.with_tokenizer(described, tokens, tokenizer)
+    where = str(folder if Path(path).exists() else path)
+    described, tensors = layout.named(described, layout.read_tensors(folder), where, new_head)
+    return assemble(described, tokens, tensors, str(folder), device)
 
 
 def find(path: str | Path, revision: str | None = None) -> Path:
@@ -89,23 +108,29 @@ def the_tokenizer(
     if given is None and folder is not None and (own := layout.load_tokenizer(folder, described)) is not None:
         return own
     wanted = described.config.data.tokenizer if given is None else given
-    found = wanted if isinstance(wanted, Tokenizer) else _fetch_tokenizer(wanted, name, given is not None)
+    own_mask = described.vocab is None and described.config.model.backbone != "dit"
+    if given is None and own_mask and Path(described.config.data.tokenizer).exists():
+        raise UserError(
+            f"{name} comes without {JSON_FILE} and {VOCAB_FILE}; give one with tokenizer=PATH, or write one with "
+            "transformers: AutoTokenizer.from_pretrained(...).save_pretrained(DIR)"
+        )
+    found = wanted if isinstance(wanted, Tokenizer) else _fetch_tokenizer(wanted, name, given is not None, own_mask)
     layout.check_tokenizer(found, described, name)
     return found
 
 
-def _fetch_tokenizer(wanted: str | Path, model: str, given: bool) -> Tokenizer:
+def _fetch_tokenizer(wanted: str | Path, model: str, given: bool, own_mask: bool) -> Tokenizer:
     """A tokenizer by its path, from the folder $UNMASK_TOKENIZERS, or from the Hub."""
     own = Path(wanted).expanduser()
     place = own if given and own.exists() else on_shelf(wanted)
     if place is not None:
-        return read_tokenizer(place)
+        return read_tokenizer(place, own_mask)
     if str(wanted) == "bytes":
         return bytes_tokenizer()
     if given and str(wanted) in BUILT_IN:
         raise UserError(f"a tokenizer of kind {wanted} is made from a text; give the folder of the one of {model}")
     try:
-        return hub_tokenizer(str(wanted))
+        return hub_tokenizer(str(wanted), own_mask)
     except UserError as error:
         if given:
             raise
@@ -124,6 +149,8 @@ def assemble(
     layout.check(model, tensors, config, where)  # before memory is taken
     model = model.to_empty(device=pick_device(device))
     layout.fill(model, tensors, config, where)
+    if isinstance(model.backbone, Encoder):
+        model.backbone.probe(where)
     return LM(model.eval(), tokenizer, config, labels=labels)
 
 
@@ -131,6 +158,11 @@ def _load_run(path: Path, which: str, weights: str, device: str) -> LM:
     folder = checkpoint.resolve(path, which)
     checkpoint.verify(folder)
     config = load_yaml(folder / "config.yaml")
+    if config.task.name is not None:
+        raise UserError(
+            f"{path} holds a classifier for {config.task.name}, not a language model; "
+            "use it with unmask.finetune.load_classifier"
+        )
     tokenizer = Tokenizer.load(folder)
     labels = load_labels(folder, config.data.label)
     with torch.device("meta"):

@@ -40,6 +40,18 @@ def corrupt(tokens: Tensor, keep: Tensor, uniform: Tensor, mask: int) -> Tensor:
     return torch.where(uniform < keep, tokens, torch.full_like(tokens, mask))
 
 
+def corrupt_mlm(tokens: Tensor, chosen: Tensor, uniform: Tensor, size: int, mask: int) -> Tensor:
+    """BERT's corruption of chosen positions: 80 % [MASK], 10 % any token of the vocabulary, 10 % as they are.
+
+    `uniform` (B, L, 2): what is done, and which token.
+    """
+    act, which = uniform.unbind(-1)
+    other = (which * size).long().clamp(max=size - 1)
+    z = torch.where(act < 0.9, other, tokens)
+    z = torch.where(act < 0.8, mask, z)
+    return torch.where(chosen, z, tokens)
+
+
 def fold(log_x: Tensor, log_x_mask: Tensor, log_total: Tensor | float, alpha_t: Tensor) -> tuple[Tensor, Tensor]:
     """Fold the mass that x̂ has on [MASK] away: (log x̃(y), sum of x̃), from log x̂(y), log x̂(m) and log sum x̂.
 

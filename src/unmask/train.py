@@ -1,20 +1,16 @@
-"""A run: data, model, the loop with its evaluations, samples and checkpoints, and how it goes on after a stop."""
+"""Training a language model on rows of text: what the loop (`loop`) has to know of it."""
 
 from __future__ import annotations
 
-import json
-import signal
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from . import build, checkpoint
-from .config import Config, differences, load_yaml
+from .config import Config
 from .data.labels import load_labels, save_labels
 from .data.pack import Prepared, prepare
 from .data.tokenizers import Tokenizer
@@ -22,19 +18,17 @@ from .dist import World
 from .dist import world as join_world
 from .evaluate import evaluate
 from .keys import Keys
-from .lm import LM, Job
+from .lm import LM
+from .lm import Job as WritingJob
+from .loop import MAY_CHANGE, Evaluated, Job, Loop, open_folder, stop_signals
+from .models.base import LanguageModel
 from .samplers import PLANS
-from .track import Display, Sink, open_sinks, progress_bar
-from .trainer import Trainer
+from .track import progress_bar
+from .trainer import Trainer, text_batch
 from .types import Likelihood, UserError
 from .writing import Options
 
-# Settings that a continued run may have different: how far it goes, what is reported, and on which machine. (Under a
-# decay, train.steps moves the learning rate of the steps to come.)
-MAY_CHANGE = (
-    "train.steps", "train.log_every", "train.checkpoint_every", "train.keep_last", "train.sinks", "train.device",
-    "train.strategy", "train.micro_batch_size", "train.compile", "data.cache", "data.local", "eval.", "sample.",
-)  # fmt: skip
+__all__ = ["MAY_CHANGE", "Result", "TextJob", "fill", "train"]
 
 
 @dataclass(frozen=True)
@@ -47,219 +41,129 @@ class Result:
     valid: Likelihood | None  # of this call's last evaluation
     seconds: float
     tokens_per_second: float
+    stopped_early: bool = False  # by train.patience: finished before train.steps
 
 
-def train(config: Config, out: str | Path, *, quiet: bool = False) -> Result:
-    """Train, or continue the run that is in `out`. SIGTERM and Ctrl-C save before they stop."""
+def train(config: Config, out: str | Path, *, quiet: bool = False, start: LM | None = None) -> Result:
+    """Train, or continue the run that is in `out`. SIGTERM and Ctrl-C save before they stop.
+
+    With `start` a new run begins with the weights and the tokenizer of that model, which config.train.start names; a
+    run that is continued has its own, and needs no `start`.
+    """
+    out = Path(out)
     with join_world(config.train.device) as world:
-        run = Run(config, Path(out), world, quiet)
+        hidden = quiet or not world.main
+        folder = open_folder(config, out)
+        job = TextJob(config, world, hidden, folder, start)
+        loop = Loop(job, out, world, hidden, folder)
         with stop_signals() as stopped:
-            return run.go(stopped)
+            end = loop.go(stopped)
+    return Result(out, end.step, end.finished, job.valid, end.seconds, end.per_second, end.stopped_early)
 
 
-class Run:
-    """One call of `train` on one process."""
+class TextJob(Job):
+    """A language model, its rows, and its likelihood on the validation split."""
 
-    def __init__(self, config: Config, out: Path, world: World, quiet: bool = False) -> None:
-        self.config, self.out, self.world = config, out, world
-        self.quiet = quiet or not world.main
-        found = checkpoint.steps(out)
-        self.start = found[-1] if found else 0
-        tokenizer, labels = self._open_folder()
-        with world.first(), progress_bar("tokenizing", self.quiet) as progress:
+    model: LanguageModel
+    figure = "nats"
+
+    def __init__(self, config: Config, world: World, quiet: bool, folder: Path | None, start: LM | None = None) -> None:
+        self.config, self.world, self.cut = config, world, text_batch
+        self.valid: Likelihood | None = None
+        self._check(start, folder)
+        tokenizer, labels = self._given(folder, start)
+        with world.first(), progress_bar("tokenizing", quiet) as progress:
             splits = ("train", config.eval.split)
-            self.data: Prepared = prepare(config.data, tokenizer, splits, progress, labels)
-        self.rows, self.valid_rows = self.data.split("train"), self.data.split(config.eval.split)
+            self.prepared: Prepared = prepare(config.data, tokenizer, splits, progress, labels)
+        self.data, self.valid_rows = self.prepared.split("train"), self.prepared.split(config.eval.split)
         torch.manual_seed(Keys(config.seed).torch_seed("init"))
-        model = build.model(config, self.data.tokenizer.vocab, len(self.data.labels))
-        self.trainer = Trainer(config, model, world)
+        self.model = build.model(config, self.prepared.tokenizer.vocab, len(self.prepared.labels))
+        if config.train.patience is not None and not self.model.likelihood:
+            raise UserError("train.patience waits for a better likelihood, and this model has none; leave it out")
+        if start is not None and folder is None:
+            fill(self.model, start.model, f"the model {config.train.start}")
         if config.sample.every:  # said now, and not after a day
             lm, steps = self._writer()
-            lm.check(Job(lm.prompt_canvas("", config.sample.length), Options(steps=steps)))
-        self.best: dict[str, Any] | None = None
-        self.other_machine = ""
-        self.valid: Likelihood | None = None
-        if found:
-            folder = checkpoint.step_folder(out, self.start)
-            state = checkpoint.read_json(folder / "state.json")
-            self._same_data(state)
-            self.other_machine = self._compare_machine(state)
-            self.trainer.restore(folder)
-            self.best = state["best"]
-        if world.main:
-            checkpoint.write_atomically(out / "config.yaml", config.to_yaml())
-        self.sinks: list[Sink] = []
-        if world.main:
-            self.sinks = open_sinks(config.train.sinks, out, config.model_dump(mode="json"), self.start)
-        self.display = Display(config.train.steps, self.start, self.quiet)
+            lm.check(WritingJob(lm.prompt_canvas("", config.sample.length), Options(steps=steps)))
 
-    # -- beginning ---------------------------------------------------------------------------------------------------
-
-    def _open_folder(self) -> tuple[Tokenizer | None, list[str] | None]:
-        """Check that the folder can hold this run, and take tokenizer and labels of a run that is already there."""
-        try:
-            self.out.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise UserError(f"cannot make the folder {self.out}: {error.strerror}; choose another --out") from None
-        if not self.start:
-            return None, None
-        before = load_yaml(self.out / "config.yaml")
-        changed = [d for d in differences(before, self.config) if not d[0].startswith(MAY_CHANGE)]
-        if changed:
-            key, old, new = changed[0]
-            raise UserError(
-                f"the run in {self.out} was started with {key}={old}, not {new}; "
-                f"continue it with {key}={old}, or start a new one with another --out"
-            )
-        folder = checkpoint.step_folder(self.out, self.start)
-        checkpoint.verify(folder)
-        return Tokenizer.load(folder), load_labels(folder, self.config.data.label)
-
-    def _same_data(self, state: dict[str, Any]) -> None:
-        if state["data"] != self.data.fingerprint:
-            raise UserError(
-                f"the data {self.config.data.source} changed since the run in {self.out} was started; "
-                "restore it, or start a new run with another --out"
-            )
-
-    def _compare_machine(self, state: dict[str, Any]) -> str:
-        """A remark where sums are taken in another order than before, so that the last bits may differ."""
-        before, now = (state["processes"], state["threads"]), (self.world.size, torch.get_num_threads())
-        if before == now:
-            return ""
-        return f" (with {now[0]} x {now[1]} instead of {before[0]} x {before[1]} processes x threads: not bit for bit)"
-
-    # -- the loop ----------------------------------------------------------------------------------------------------
-
-    def go(self, stopped: list[int]) -> Result:
-        """Step until the end or a signal."""
+    def _check(self, start: LM | None, folder: Path | None) -> None:
+        """Raise for settings that do not fit together."""
         spec = self.config.train
-        begin, tokens, step = time.monotonic(), 0.0, self.start
-        if step:
-            self.display.say(f"continuing {self.out} at step {step}{self.other_machine}")
-        try:
-            while step < spec.steps:
-                figures, stop = self.trainer.step(self.rows, step, bool(stopped))
-                step += 1
-                tokens += figures.pop("tokens")
-                speed = tokens / (time.monotonic() - begin)
-                self._after_step(step, figures, speed)
-                if stop and step < spec.steps:
-                    self._interrupted(step)
-                    break
-        finally:
-            self.display.close()
-            for sink in self.sinks:
-                sink.close()
-        seconds = time.monotonic() - begin
-        return Result(self.out, step, step >= spec.steps, self.valid, seconds, tokens / max(seconds, 1e-9))
+        if self.config.task.name is not None:
+            raise UserError(
+                f"task.name={self.config.task.name} is a task for a classifier; "
+                f"train one with: unmask finetune MODEL {self.config.task.name}"
+            )
+        if spec.patience is not None and not self.config.eval.every:
+            raise UserError("train.patience counts evaluations; set eval.every to the steps between two of them")
+        if start is not None and spec.start is None:
+            raise UserError("a run that begins with the weights of a model must name it; set train.start")
+        if start is None and spec.start is not None and folder is None:
+            raise UserError(
+                f"train.start={spec.start} names a model to begin with; use: unmask finetune {spec.start} mdlm"
+            )
 
-    def _after_step(self, step: int, figures: dict[str, float], speed: float) -> None:
-        spec = self.config
-        self.display.update(step, loss=f"{figures['loss']:.3f}", **{"tokens/s": f"{speed:,.0f}"})
-        last = step == spec.train.steps
-        if step % spec.train.log_every == 0 or last:
-            self._log(step, {**figures, "tokens_per_second": speed})
-        improved = False
-        if self.trainer.model.likelihood and (last or (spec.eval.every and step % spec.eval.every == 0)):
-            improved = self._evaluate(step)
-        if spec.sample.every and (last or step % spec.sample.every == 0):
-            self._sample(step)
-        if last or improved or step % spec.train.checkpoint_every == 0:
-            self.save(step)
+    def _given(self, folder: Path | None, start: LM | None) -> tuple[Tokenizer | None, list[str] | None]:
+        """Tokenizer and labels of the run that is continued, or of the model that it begins with."""
+        column = self.config.data.label
+        if folder is not None:
+            return Tokenizer.load(folder), load_labels(folder, column)
+        if start is not None:
+            return start.tokenizer, start.labels or None
+        return None, None
 
-    def _log(self, step: int, figures: dict[str, Any]) -> None:
-        for sink in self.sinks:
-            sink.log(figures, step)
+    def identity(self) -> dict[str, Any]:
+        """The data."""
+        return {"data": self.prepared.fingerprint}
 
-    def _evaluate(self, step: int) -> bool:
-        """Score the validation split with the averaged weights; says whether it is the best so far."""
+    def changed(self, fact: str) -> str:
+        """The sentence for data that are not those of before."""
+        return f"the data {self.config.data.source} changed"
+
+    def evaluates(self, step: int) -> bool:
+        """Every eval.every steps."""
+        every = self.config.eval.every
+        return bool(every) and step % every == 0
+
+    def evaluate(self, trainer: Trainer, step: int) -> Evaluated | None:
+        """The likelihood of the validation split."""
+        if not self.model.likelihood:
+            return None
         spec = self.config.eval
-        with self.trainer.ema.swapped(self.trainer.model), self.trainer.autocast():
-            self.valid = evaluate(
-                self.trainer.model, self.valid_rows, draws=spec.draws, batch_size=spec.batch_size, seed=spec.seed,
+        with trainer.averaged():
+            self.valid = valid = evaluate(
+                self.model, self.valid_rows, draws=spec.draws, batch_size=spec.batch_size, seed=spec.seed,
                 limit=spec.rows, world=self.world, attend_pads=self.config.data.attend_pads,
             )  # fmt: skip
-        nats, error = self.valid.nats_per_token, self.valid.stderr_nats
-        bar = f" ± {self.valid.perplexity * error:.2f}" if error else ""
-        self.display.update(step, **{"valid ppl": f"{self.valid.perplexity:.2f}{bar}"})
-        self._log(step, {"valid_nats": nats, "valid_stderr_nats": error, "valid_perplexity": self.valid.perplexity})
-        improved = self.best is None or nats < self.best["nats"]
-        if improved:
-            self.best = {"step": step, "nats": nats}
-        return improved
+        nats, error, perplexity = valid.nats_per_token, valid.stderr_nats, valid.perplexity
+        bar = f" ± {perplexity * error:.2f}" if error else ""
+        logged = {"valid_nats": nats, "valid_stderr_nats": error, "valid_perplexity": perplexity}
+        return Evaluated(nats, {"valid ppl": f"{perplexity:.2f}{bar}"}, logged)
 
     def _writer(self) -> tuple[LM, int | None]:
         """The model with its tokenizer, and the steps of its samples: None where its sampler takes no steps."""
-        lm = LM(self.trainer.model, self.data.tokenizer, self.config, labels=list(self.data.labels))
+        lm = LM(self.model, self.prepared.tokenizer, self.config, labels=list(self.prepared.labels))
         return lm, self.config.sample.steps if "steps" in PLANS[lm.model.usual_sampler].takes else None
 
-    def _sample(self, step: int) -> None:
-        spec, (lm, steps) = self.config.sample, self._writer()
-        with self.trainer.ema.swapped(self.trainer.model), self.trainer.autocast():
-            texts = lm.sample(spec.n, length=spec.length, steps=steps, seed=self.config.seed)
-        self._log(step, {"samples": texts})
-        for text in texts:
-            self.display.say(f"sample at step {step}: {text}")
+    def samples(self, trainer: Trainer, step: int) -> list[str]:
+        """A few texts every sample.every steps and at the end."""
+        spec = self.config.sample
+        if not spec.every or (step % spec.every and step != self.config.train.steps):
+            return []
+        lm, steps = self._writer()
+        with trainer.averaged():
+            return lm.sample(spec.n, length=spec.length, steps=steps, seed=self.config.seed)
 
-    # -- keeping -----------------------------------------------------------------------------------------------------
-
-    def save(self, step: int) -> None:
-        """Write a checkpoint (all processes take part where the model is sharded), then drop old ones."""
-        folder = checkpoint.step_folder(self.out, step)
-        if not self.world.main:
-            self.world.barrier()  # until the folder is there
-            self.trainer.save(checkpoint.temporary_name(folder))
-        else:
-            state = {
-                "step": step,
-                "seed": self.config.seed,
-                "data": self.data.fingerprint,
-                "best": self.best,
-                "processes": self.world.size,
-                "threads": torch.get_num_threads(),
-            }
-            with checkpoint.writing(folder) as temporary:
-                self.world.barrier()
-                self.trainer.save(temporary)
-                self._describe(temporary)
-                (temporary / "state.json").write_text(json.dumps(state, indent=1), encoding="utf-8")
-            checkpoint.prune(self.out, self.config.train.keep_last, self.best["step"] if self.best else None)
-        self.world.barrier()
-
-    def _describe(self, folder: Path) -> None:
-        """What makes a checkpoint folder complete in itself: config, tokenizer and the names of the labels."""
-        (folder / "config.yaml").write_text(self.config.to_yaml(), encoding="utf-8")
-        self.data.tokenizer.save(folder)
+    def describe(self, folder: Path, step: int) -> None:
+        """The tokenizer and the names of the labels."""
+        self.prepared.tokenizer.save(folder)
         if self.config.data.label is not None:
-            save_labels(folder, self.config.data.label, self.data.labels)
-
-    def _interrupted(self, step: int) -> None:
-        if checkpoint.steps(self.out)[-1:] != [step]:
-            self.save(step)
-        if self.world.main:
-            self.display.say(f"stopped at step {step} and saved; run the same command again to go on", always=True)
+            save_labels(folder, self.config.data.label, self.prepared.labels)
 
 
-@contextmanager
-def stop_signals() -> Iterator[list[int]]:
-    """SIGTERM and the first Ctrl-C are noted in the list; the loop looks at it after each step."""
-    seen: list[int] = []
-
-    def note(number: int, frame: object) -> None:
-        seen.append(number)
-        signal.signal(number, before[number])  # a second one acts as usual
-
-    numbers = (signal.SIGTERM, signal.SIGINT)
-    before: dict[int, Any] = {}
-    try:
-        for number in numbers:
-            before[number] = signal.signal(number, note)
-    except ValueError:  # not in the main thread: somebody else minds the signals
-        yield seen
-        return
-    try:
-        yield seen
-    finally:
-        for number in numbers:
-            signal.signal(number, before[number])
+def fill(model: nn.Module, source: nn.Module, where: str) -> None:
+    """Give a model the weights of another, strictly: the same names and shapes; `where` names the other in errors."""
+    wanted, found = model.state_dict(), source.state_dict()
+    checkpoint.check_names({k: v.shape for k, v in wanted.items()}, {k: v.shape for k, v in found.items()}, where)
+    for name, target in wanted.items():
+        checkpoint.assign(target, found[name])

@@ -9,7 +9,7 @@ arithmetic.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -23,9 +23,19 @@ from .data.loader import drop_labels, train_batch
 from .data.pack import Rows
 from .dist import World, settle, spread
 from .keys import Keys
-from .models.base import LanguageModel
 from .ops.memory import keep_pages
-from .types import UserError
+from .types import Batch, UserError
+
+Cut = Callable[[Config, Any, range, Keys], Batch]  # some slots of the global batch of step keys.step, from some data
+
+
+def text_batch(config: Config, rows: Rows, slots: range, keys: Keys) -> Batch:
+    """Some slots of a step on rows of text; labels are hidden by chance."""
+    batch = train_batch(
+        rows, seed=config.seed, step=keys.step, batch_size=config.train.batch_size, slots=slots,
+        attend_pads=config.data.attend_pads,
+    )  # fmt: skip
+    return drop_labels(batch, config.train.label_drop, keys)
 
 
 def learning_rate(spec: TrainConfig, step: int) -> float:
@@ -73,10 +83,14 @@ class Ema:
 
 
 class Trainer:
-    """A model, its optimizer, its average, and the step that moves them."""
+    """A model, its optimizer, its average, and the step that moves them.
 
-    def __init__(self, config: Config, model: LanguageModel, world: World) -> None:
-        self.config, self.world, self.model = config, world, model.to(world.device)
+    A model is anything with a `backbone` and `forward(batch, keys) -> (sum, weight)`; `cut` makes its batches.
+    Weights that take no gradient stay as they are.
+    """
+
+    def __init__(self, config: Config, model: nn.Module, world: World, cut: Cut = text_batch) -> None:
+        self.config, self.world, self.model, self.cut = config, world, model.to(world.device), cut
         spec = config.train
         if world.device.type == "cpu":
             keep_pages()
@@ -84,10 +98,11 @@ class Trainer:
             raise UserError(f"train.batch_size={spec.batch_size} is smaller than the {world.size} processes")
         self.module = spread(self.model, spec.strategy, world)
         if spec.compile:
-            self.model.backbone.forward = torch.compile(self.model.backbone.forward)  # type: ignore[method-assign]
+            backbone: Any = self.model.backbone
+            backbone.forward = torch.compile(backbone.forward)
         self.ema = Ema(self.model, spec.ema)
         self.optimizer = torch.optim.AdamW(
-            self.model.parameters(),
+            [p for p in self.model.parameters() if p.requires_grad],
             lr=spec.lr,
             betas=spec.betas,
             eps=spec.adam_eps,
@@ -102,24 +117,29 @@ class Trainer:
             return torch.autocast(self.world.device.type, dtype=torch.bfloat16)
         return nullcontext()
 
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        """The averaged weights (the raw ones where there is no average) and the precision of training, for a while."""
+        with self.ema.swapped(self.model), self.autocast():
+            yield
+
     def micro_slots(self) -> list[range]:
         """The slots of the global batch that are this process's, cut for accumulation."""
         mine = self.world.slots(self.config.train.batch_size)
         size = self.config.train.micro_batch_size or len(mine)
         return [mine[i : i + size] for i in range(0, len(mine), size)]
 
-    def step(self, rows: Rows, step: int, stop: bool = False) -> tuple[dict[str, float], bool]:
-        """One optimizer step. Returns its figures, and whether any process was asked to stop."""
-        spec, keys = self.config.train, self.keys.at(step)
+    def step(self, data: Any, step: int, stop: bool = False) -> tuple[dict[str, float], bool]:
+        """One optimizer step on data that `cut` knows. Returns its figures, and whether any process was asked to stop.
+
+        "tokens" is the weight of its loss: what one of them is, the model says.
+        """
+        keys = self.keys.at(step)
         micros = self.micro_slots()
         total = torch.zeros(3, dtype=torch.float64)
         self.module.train()
         for micro, slots in enumerate(micros):
-            batch = train_batch(
-                rows, seed=self.config.seed, step=step, batch_size=spec.batch_size, slots=slots,
-                attend_pads=self.config.data.attend_pads,
-            )  # fmt: skip
-            batch = drop_labels(batch, spec.label_drop, keys).to(self.world.device)
+            batch = self.cut(self.config, data, slots, keys).to(self.world.device)
             torch.manual_seed(keys.torch_seed("dropout", micro * self.world.size + self.world.rank))
             with self._sync(micro == len(micros) - 1):
                 with self.autocast():
@@ -180,7 +200,7 @@ class Trainer:
 
     def restore(self, folder: Path) -> None:
         """Take everything back from a checkpoint of either kind, strictly."""
-        for p in self.model.parameters():
+        for p in self.optimizer.param_groups[0]["params"]:
             place = self.world.device if self.optimizer.defaults["fused"] else torch.device("cpu")
             step = torch.zeros((), dtype=torch.float32, device=place)
             self.optimizer.state[p] = {"step": step, "exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}

@@ -46,12 +46,13 @@ class Batch:
     total: int
     scored: Tensor | None = None  # (B, L) bool: counts in the likelihood; None = all
     present: Tensor | None = None  # (B, L) bool: may be attended to; None = all
-    label: Tensor | None = None  # (B,) int64; -1 = no label
+    label: Tensor | None = None  # (B,) int64, -1 = no label; of a task (B,) int64 or, of a regression, float32
+    types: Tensor | None = None  # (B, L) int64: 0 and 1, first and second text of a pair
 
     def to(self, device: torch.device | str) -> Batch:
         """The same batch on a device (the index stays on the CPU, where the random streams are)."""
         moved: dict[str, Any] = {"tokens": self.tokens.to(device, non_blocking=True)}
-        for name in ("scored", "present", "label"):
+        for name in ("scored", "present", "label", "types"):
             value = getattr(self, name)
             moved[name] = None if value is None else value.to(device, non_blocking=True)
         return replace(self, **moved)
@@ -63,7 +64,7 @@ class Batch:
     def rows(self, which: Tensor) -> Batch:
         """Some of the rows, with the places they have in the whole."""
         parts: dict[str, Any] = {}
-        for name in ("tokens", "index", "scored", "present", "label"):
+        for name in ("tokens", "index", "scored", "present", "label", "types"):
             value = getattr(self, name)
             parts[name] = None if value is None else value[which.to(value.device)]
         return replace(self, **parts)

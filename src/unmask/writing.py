@@ -39,6 +39,8 @@ class Options:
     corrections: int | None = None
     projection: str | None = None  # simplex: sampling, multi-hot or greedy
     context: int | None = None  # simplex: tokens of context a block sees
+    scan: str | None = None  # gibbs: random, sequential or parallel
+    burn: int | None = None  # gibbs: first updates without temperature, top-k, top-p and min-p
     temperature: float = 1.0
     top_k: int | None = None
     top_p: float | None = None
@@ -92,7 +94,7 @@ class Options:
         return plan_named(
             self._sampler, steps=self.steps, k=self.k, threshold=self.threshold, order=self.order, eta=self.eta,
             window=self.window, keep=self.keep, corrections=self.corrections, projection=self.projection,
-            context=self.context,
+            context=self.context, scan=self.scan, burn=self.burn,
         )  # fmt: skip
 
     def control(self, canvas: Canvas, painter: Painter) -> Control | None:
@@ -190,11 +192,13 @@ def _rules(value: Any) -> bool:
 
 KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {  # setting -> whether a value is of its kind, and which that is
     **dict.fromkeys(
-        ("seed", "steps", "k", "corrections", "context", "top_k", "min_length", "stride"), (_whole, "a whole number")
+        ("seed", "steps", "k", "corrections", "context", "burn", "top_k", "min_length", "stride"),
+        (_whole, "a whole number"),
     ),
     **dict.fromkeys(("threshold", "eta", "keep", "temperature", "top_p", "min_p", "guidance"), (_number, "a number")),
     "sampler": (lambda value: isinstance(value, str), "the name of a sampler"),
     "projection": (lambda value: isinstance(value, str), "the name of a projection"),
+    "scan": (lambda value: isinstance(value, str), "the name of a scan"),
     "order": (_list(_whole), "a list of whole numbers"),
     "window": (lambda value: _list(_number)(value) and len(value) == 2, "two times, for example 0.55 and 0.05"),
     "ban": (_list(_word), "a list of tokens, each by its text or its id"),

@@ -18,6 +18,9 @@ class Backbone(nn.Module, ABC):
     hidden_dim: int
     time_conditioning: bool = False  # whether it is told the time
     takes_queries: bool = False  # whether it saves work for columns that are not asked for (attn.queries)
+    takes_types: bool = False  # whether it is told which text of a pair a token is of
+    causal: bool = False  # whether it looks to the left only, and so has a cache
+    longest: int | None = None  # the most tokens that it can take; None = any number
     n_labels: int = 0  # labels that `condition` takes: 0 .. n_labels - 1, and -1 = no label
 
     @abstractmethod
@@ -43,6 +46,10 @@ class Backbone(nn.Module, ABC):
     @abstractmethod
     def condition(self, sigma: Tensor, label: Tensor | None = None) -> Tensor | None:
         """(B,) noise levels, and (B,) labels where the network has any, to what `forward` takes as `cond`."""
+
+    def empty_cache(self, rows: int) -> Any:
+        """Of a causal network: the cache of `rows` rows before their first token."""
+        raise ValueError(f"the {type(self).__name__} backbone looks both ways and has no cache")
 
     def refuse(self, **given: Any) -> None:
         """Raise for arguments that this backbone has no use for."""

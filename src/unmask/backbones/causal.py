@@ -24,6 +24,8 @@ Cache = Sequence[KeyValue]  # of every block
 class Causal(Backbone):
     """Tokens to hidden states, of which column j has seen the tokens 0 .. j."""
 
+    causal = True
+
     def __init__(
         self,
         vocab: Vocab,

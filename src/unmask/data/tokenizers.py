@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers, trainers
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from tokenizers import Tokenizer as Backend
 
 from ..config import DataConfig, nearest
@@ -41,11 +41,12 @@ BUILT_IN = ("bytes", "chars", "bpe")
 USUAL = {
     "mask": ("[MASK]", "<mask>", "<|mask|>"),
     "pad": ("[PAD]", "<pad>", "<|pad|>", "<|padding|>"),
-    "bos": ("[CLS]", "[BOS]", "<s>", "<bos>", "<|begin_of_text|>", "<|startoftext|>"),
+    "bos": ("[CLS]", "[BOS]", "<s>", "<bos>", "<|begin_of_text|>", "<|startoftext|>", "<cls>"),
     "eos": ("[SEP]", "[EOS]", "</s>", "<eos>", "<|end_of_text|>", "<|endoftext|>"),
 }
 FORMAT = 1
-CONFIG_FILE, JSON_FILE = "tokenizer_config.json", "tokenizer.json"
+CONFIG_FILE, JSON_FILE, VOCAB_FILE = "tokenizer_config.json", "tokenizer.json", "vocab.txt"
+IN_BRACKETS = re.compile(r"\[\S+\]|<\S+>")  # how a vocab.txt writes tokens that are no text
 
 
 class Tokenizer:
@@ -195,7 +196,7 @@ def make_tokenizer(spec: DataConfig, texts: Callable[[], Iterable[str]]) -> Toke
         return read_tokenizer(place)
     if "/" not in wanted and difflib.get_close_matches(wanted, BUILT_IN, n=1, cutoff=0.6):
         raise UserError(f"unknown tokenizer {wanted!r}{nearest(wanted, BUILT_IN)}")
-    if wanted.startswith((".", "/", "~")) or wanted.endswith(".json") or wanted.count("/") > 1:
+    if wanted.startswith((".", "/", "~")) or wanted.endswith((".json", ".txt")) or wanted.count("/") > 1:
         raise UserError(f"tokenizer file {wanted} does not exist")
     try:
         return hub_tokenizer(wanted)
@@ -264,17 +265,61 @@ def _own(backend: Backend, kind: str) -> Tokenizer:
     return Tokenizer(backend, Vocab(size_of(backend), mask=mask, pad=pad, bos=eos, eos=eos), kind, kind)
 
 
-def read_tokenizer(path: Path) -> Tokenizer:
-    """A tokenizer.json, or a folder with one; special tokens as its neighbours say, else by their usual names."""
-    file = path / JSON_FILE if path.is_dir() else path
-    config = _read_config(file.parent / CONFIG_FILE) if file.name == JSON_FILE else {}
-    if "unmask" in config:
+def read_tokenizer(path: Path, own_mask: bool = False) -> Tokenizer:
+    """A tokenizer.json or vocab.txt, or a folder with one; special tokens as its neighbours say, else by usual names.
+
+    With `own_mask` it must have a mask token: the embedding of its network has no row for one that is added.
+    """
+    file = path
+    if path.is_dir():
+        file = path / (VOCAB_FILE if (path / VOCAB_FILE).is_file() and not (path / JSON_FILE).is_file() else JSON_FILE)
+    named = file.name in (JSON_FILE, VOCAB_FILE)
+    config = _read_config(file.parent / CONFIG_FILE) if named else {}
+    if "unmask" in config and file.name == JSON_FILE:
         return Tokenizer.load(file.parent)
-    return adopt(read_backend(file), file.parent.name if file.name == JSON_FILE else file.stem, config)
+    name = file.parent.name if named else file.stem
+    if file.suffix == ".txt":
+        return adopt(read_vocab_file(file, config), name, config, own_mask=True)
+    return adopt(read_backend(file), name, config, own_mask)
 
 
-def hub_tokenizer(name: str) -> Tokenizer:
-    """The tokenizer.json of a model on the Hugging Face Hub."""
+def read_vocab_file(file: Path, config: dict[str, Any]) -> Backend:
+    """A vocab.txt, a token a line: BERT's WordPiece; or single characters, where all tokens that are text are that."""
+    try:
+        with file.open(encoding="utf-8") as lines:
+            vocabulary = {line.rstrip("\n"): token for token, line in enumerate(lines)}
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"cannot read the tokenizer file {file}: {reason(error)}") from None
+    unknown = next((token for token in ("[UNK]", "<unk>") if token in vocabulary), None)
+    if unknown is None:
+        raise UserError(f"{file} is no vocabulary of BERT's kind: it has no [UNK], a token a line")
+    text = [token for token in vocabulary if token and not IN_BRACKETS.fullmatch(token)]
+    if text and all(len(token) == 1 for token in text):
+        backend = Backend(models.WordLevel(vocabulary, unk_token=unknown))
+        apart = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+        spaces = [] if " " in vocabulary else [pre_tokenizers.WhitespaceSplit()]
+        backend.pre_tokenizer = pre_tokenizers.Sequence([*spaces, apart])
+        backend.decoder = decoders.Fuse()
+    else:
+        backend = Backend(models.WordPiece(vocabulary, unk_token=unknown, max_input_chars_per_word=100))
+        backend.normalizer = normalizers.BertNormalizer(
+            handle_chinese_chars=config.get("tokenize_chinese_chars", True) is not False,
+            strip_accents=config.get("strip_accents"),
+            lowercase=config.get("do_lower_case", True) is not False,
+        )
+        backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+        backend.decoder = decoders.WordPiece()
+    first, last = (_special(role, config, vocabulary) for role in ("bos", "eos"))
+    if first and last:  # for those who read it with transformers
+        ends = [(first, vocabulary[first]), (last, vocabulary[last])]
+        pair = f"{first} $A {last} $B:1 {last}:1"
+        backend.post_processor = processors.TemplateProcessing(f"{first} $A {last}", pair, ends)
+    backend.add_special_tokens([AddedToken(unknown, special=True, normalized=False)])
+    return backend
+
+
+def hub_tokenizer(name: str, own_mask: bool = False) -> Tokenizer:
+    """The tokenizer.json of a model on the Hugging Face Hub; `own_mask` as in `read_tokenizer`."""
     from huggingface_hub import hf_hub_download
 
     with hub() as online:
@@ -292,11 +337,11 @@ def hub_tokenizer(name: str) -> Tokenizer:
             config = _read_config(Path(hf_hub_download(name, CONFIG_FILE)))
         except (OSError, ValueError):  # not every model has one
             config = {}
-    return adopt(read_backend(file), name, config)
+    return adopt(read_backend(file), name, config, own_mask)
 
 
-def adopt(backend: Backend, name: str, config: dict[str, Any]) -> Tokenizer:
-    """A tokenizer from elsewhere, with a mask token of its own."""
+def adopt(backend: Backend, name: str, config: dict[str, Any], own_mask: bool = False) -> Tokenizer:
+    """A tokenizer from elsewhere, with a mask token of its own; `own_mask`: it is an error if it has none."""
     tokens = backend.get_vocab()
     if not tokens:
         raise UserError(f"tokenizer {name!r} has an empty vocabulary")
@@ -307,6 +352,8 @@ def adopt(backend: Backend, name: str, config: dict[str, Any]) -> Tokenizer:
     eos = ids["bos"] if ids["eos"] is None else ids["eos"]
     backend.add_special_tokens([backend.id_to_token(token) for token in ids.values() if token is not None])
     mask = ids["mask"]
+    if own_mask and (mask is None or mask in (ids["pad"], bos, eos)):
+        raise UserError(_no_mask(name))
     if mask is None or mask in (ids["pad"], bos, eos):  # an id of its own, whatever the file says
         content = next(text for i in count() if (text := MASK if not i else f"[MASK{i}]") not in tokens)
         backend.add_special_tokens([AddedToken(content, special=True, normalized=False)])
@@ -314,6 +361,15 @@ def adopt(backend: Backend, name: str, config: dict[str, Any]) -> Tokenizer:
         if mask in tokens.values():
             raise UserError(f"tokenizer {name!r} numbers its tokens with gaps, so that no [MASK] can be added to it")
     return Tokenizer(backend, Vocab(size_of(backend), mask=mask, pad=ids["pad"], bos=bos, eos=eos), name)
+
+
+def _no_mask(name: str) -> str:
+    return (
+        f"tokenizer {name!r} has no mask token ({', '.join(USUAL['mask'])}), and its network no row for one; if it is "
+        f'another, say so in its {CONFIG_FILE}: {{"mask_token": "..."}}; else add one with transformers: '
+        'tokenizer.add_special_tokens({"mask_token": "[MASK]"}), model.resize_token_embeddings(len(tokenizer)), and '
+        "save both"
+    )
 
 
 def _special(role: str, config: dict[str, Any], tokens: dict[str, int]) -> str:

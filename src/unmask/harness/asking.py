@@ -21,8 +21,8 @@ from .reading import start_of_text, tail
 
 LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")  # the first that is there counts
 SETTINGS = (
-    "sampler", "steps", "k", "threshold", "eta", "keep", "corrections", "projection", "temperature", "top_k", "top_p",
-    "min_p", "min_length", "label", "guidance",
+    "sampler", "steps", "k", "threshold", "eta", "keep", "corrections", "projection", "scan", "burn", "temperature",
+    "top_k", "top_p", "min_p", "min_length", "label", "guidance",
 )  # fmt: skip
 NOTHING = {"num_beams": 1, "num_return_sequences": 1, "repetition_penalty": 1, "length_penalty": 1, "use_cache": True}
 KNOWN = ("until", "do_sample", *LENGTHS, *SETTINGS)

@@ -12,7 +12,7 @@ from torch import nn
 
 from .. import build
 from ..data.tokenizers import Tokenizer, size_of
-from ..layout import Described, check_tokenizer, describe, fill
+from ..layout import Described, check_tokenizer, describe, fill, is_published
 from ..lm import LM
 from ..models.masked import MaskedDiffusion
 from ..types import UserError
@@ -64,10 +64,12 @@ def tokenizer_of(tokenizer: Any, described: Described) -> Tokenizer:
 
 def model_of(kind: type[MDLM], lm: LM) -> MDLM:
     """A model with a copy of the weights of an LM."""
-    if lm.config.model.method != "mdlm":
+    if not is_published(lm.config):
+        own = lm.config.model
+        what = own.method if own.method != "mdlm" else f"on the backbone {own.backbone}"
         raise UserError(
-            f"the class for transformers is that of method mdlm, and this model is {lm.config.model.method}; use it "
-            "through unmask"
+            f"the class for transformers is that of method mdlm on the DiT, and this model is {what}; use it through "
+            "unmask"
         )
     tree = describe(lm.config, lm.tokenizer, lm.labels)
     model = kind(MDLMConfig(**{key: value for key, value in tree.items() if key != "model_type"}))

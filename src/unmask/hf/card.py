@@ -10,6 +10,7 @@ from typing import Any
 import yaml
 
 from ..config import Config
+from ..layout import is_published
 from ..suites import shared
 from ..types import Likelihood, UserError
 
@@ -36,7 +37,7 @@ def model_card(
     language: Sequence[str] = (),
 ) -> str:
     """The card of a model; a figure without its protocol is refused."""
-    published = config.model.method == "mdlm"
+    published = is_published(config)
     head: dict[str, Any] = {"license": license, "language": list(language), "datasets": list(datasets)}
     head = {key: value for key, value in head.items() if value}
     head |= {"library_name": "unmask", "tags": [*TAGS, *(tag for tag in tags if tag not in TAGS)]}

@@ -6,10 +6,14 @@ config.json without that part is a published one: the rest is what the paper say
 
 Nothing of such a folder is ever executed: JSON and safetensors are data, and `auto_map` is not looked at.
 
-Rooms: `terms` what a config.json can say, `published` that of others, `ours` the one we write, `weights` the tensors,
-`folder` the files together.
+Masked language models of others (BERT and its kin) are read too: with config.json and tensors as transformers has them,
+and written so again, with our "unmask" part beside.
+
+Rooms: `terms` what a config.json can say, `published` that of others, `encoders` that of masked language models, `ours`
+the one we write, `weights` the tensors, `folder` the files together.
 """
 
+from .encoders import NoHead, named, with_tokenizer
 from .folder import (
     check_tokenizer,
     creating,
@@ -34,6 +38,7 @@ from .terms import (
     SHAPE,
     WEIGHTS,
     Described,
+    is_published,
     usual_vocab,
     value,
 )  # fmt: skip
@@ -52,8 +57,8 @@ from .weights import (
 
 __all__ = [
     "CARD", "CONFIG", "DTYPES", "FILES", "FORMAT", "GPT2", "INDEX", "INV_FREQ", "PICKLE", "ROLES", "SHAPE", "WEIGHTS",
-    "Described", "blueprint", "check", "check_rotary", "check_tokenizer", "creating", "describe", "fill", "from_json",
-    "inv_freq", "is_folder", "load_tokenizer", "noise_schedule", "our_names", "paper_config", "read_folder",
-    "read_network", "read_tensors", "read_weights", "refuse_existing", "tensors_of", "to_json", "to_published",
-    "usual_vocab", "value", "write_files", "write_folder",
+    "Described", "NoHead", "blueprint", "check", "check_rotary", "check_tokenizer", "creating", "describe", "fill",
+    "from_json", "inv_freq", "is_folder", "is_published", "load_tokenizer", "named", "noise_schedule", "our_names",
+    "paper_config", "read_folder", "read_network", "read_tensors", "read_weights", "refuse_existing", "tensors_of",
+    "to_json", "to_published", "usual_vocab", "value", "with_tokenizer", "write_files", "write_folder",
 ]  # fmt: skip

@@ -16,8 +16,9 @@ from torch import Tensor, nn
 
 from ..checkpoint import read_json, sync, temporary_name
 from ..config import Config
-from ..data.tokenizers import CONFIG_FILE, JSON_FILE, Tokenizer, read_backend, read_tokenizer, size_of
+from ..data.tokenizers import CONFIG_FILE, JSON_FILE, VOCAB_FILE, Tokenizer, read_backend, read_tokenizer, size_of
 from ..types import UserError
+from .encoders import fits
 from .ours import describe, from_json
 from .terms import CARD, CONFIG, WEIGHTS, Described
 from .weights import tensors_of
@@ -28,20 +29,21 @@ def is_folder(path: str | Path) -> bool:
     return (Path(path) / CONFIG).is_file()
 
 
-def read_folder(folder: str | Path) -> Described:
-    """What the config.json of a folder says."""
+def read_folder(folder: str | Path, name: str | None = None) -> Described:
+    """What the config.json of a folder says; `name` is the one it has on the Hub, if it is from there."""
     path = Path(folder) / CONFIG
-    return from_json(read_json(path, "cannot read the model"), path)
+    return from_json(read_json(path, "cannot read the model"), path, name or str(folder))
 
 
 def load_tokenizer(folder: str | Path, described: Described) -> Tokenizer | None:
     """The tokenizer of a folder, or None; other libraries may have rewritten its files, so config.json decides."""
     folder = Path(folder)
     file, settings = folder / JSON_FILE, folder / CONFIG_FILE
-    if not file.is_file():
+    foreign = described.vocab is None and described.config.model.backbone != "dit"
+    if not file.is_file() and not (foreign and (folder / VOCAB_FILE).is_file()):
         return None
     if described.vocab is None or (settings.is_file() and "unmask" in read_json(settings, "cannot read the tokenizer")):
-        tokenizer = read_tokenizer(folder)
+        tokenizer = read_tokenizer(folder, own_mask=foreign)
     else:
         named = described.tokenizer or {"name": folder.name, "kind": "json"}
         backend = read_backend(file)
@@ -55,7 +57,8 @@ def load_tokenizer(folder: str | Path, described: Described) -> Tokenizer | None
 def check_tokenizer(tokenizer: Tokenizer, described: Described, where: str) -> None:
     """Raise if a tokenizer is not the one that a model was trained with, as far as its size and special ids tell."""
     vocab = tokenizer.vocab
-    if vocab.size != described.vocab_size:
+    foreign = described.vocab is None and described.config.model.backbone != "dit"
+    if not (fits(vocab.size, described) if foreign else vocab.size == described.vocab_size):
         raise UserError(
             _misfit(f"{where}: the tokenizer {tokenizer.name!r} has {vocab.size:,} tokens with [MASK]", described)
         )

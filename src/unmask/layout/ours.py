@@ -10,8 +10,9 @@ from typing import Any
 from ..config import Config, parse
 from ..data.tokenizers import Tokenizer
 from ..types import UserError, Vocab
+from .encoders import agree, is_encoder, is_mosaic, read_encoder, read_mosaic, sections_of, with_part
 from .published import read_mdlm, read_sedd
-from .terms import CONFIG, DTYPES, GPT2, ROLES, SHAPE, Described, inside, mapping, read_vocab
+from .terms import CONFIG, DTYPES, GPT2, ROLES, SHAPE, Described, inside, is_published, mapping, read_vocab
 
 FORMAT = 1
 
@@ -26,7 +27,7 @@ def to_json(
     """The config.json of a model; `tokenizer` are the name and kind of its tokenizer."""
     if dtype not in DTYPES:
         raise UserError(f"dtype {dtype!r} must be one of {', '.join(DTYPES)}")
-    published = config.model.method == "mdlm"
+    published = is_published(config)
     settings = config.model.model_dump(mode="json")
     data = config.data.model_copy(update={"cache": None, "local": None})  # paths of this machine
     travelling = config.model_copy(update={"data": data})
@@ -37,6 +38,8 @@ def to_json(
         "vocab": asdict(vocab),
         "tokenizer": dict(tokenizer) if tokenizer else None,
     }
+    if config.model.backbone == "transformers":
+        return with_part(config, own, dtype)
     return {
         "architectures": ["MDLM" if published else "Unmask"],
         "model_type": "mdlm" if published else "unmask",
@@ -68,18 +71,25 @@ def to_published(config: Config, vocab: Vocab, dtype: str = "float32") -> dict[s
     return tree
 
 
-def from_json(tree: Mapping[str, Any], where: str | Path = CONFIG) -> Described:
-    """What a config.json says: one of ours, or a published one; `where` names it in errors."""
+def from_json(tree: Mapping[str, Any], where: str | Path = CONFIG, tokenizer: str | None = None) -> Described:
+    """What a config.json says: one of ours, or a published one; `where` names it in errors.
+
+    `tokenizer` says where the tokenizer of a masked language model of others is found.
+    """
     if "unmask" in tree:
         return _ours(tree, where)
     if tree.get("model_type") == "mdlm":
         return read_mdlm(tree, where)
     if isinstance(tree.get("model"), Mapping) and "graph" in tree:
         return read_sedd(tree, where)
+    if is_mosaic(tree):
+        return read_mosaic(tree, where, tokenizer)
+    if is_encoder(tree):
+        return read_encoder(tree, where, tokenizer)
     kind = tree.get("model_type")
     raise UserError(
         f"{where} does not describe a masked diffusion model: its model_type is {kind!r}, and unmask reads 'mdlm', "
-        "'unmask' and SEDD's config"
+        "'unmask', SEDD's config and masked language models (bert, roberta, ...), which look both ways"
     )
 
 
@@ -88,7 +98,7 @@ def _ours(tree: Mapping[str, Any], where: str | Path) -> Described:
     if not isinstance(own, Mapping) or own.get("format") != FORMAT:
         made = own.get("format") if isinstance(own, Mapping) else own
         raise UserError(f"{where} has an 'unmask' part of format {made!r}, and this version reads {FORMAT}; update it")
-    config = inside(where, lambda: parse(mapping(own, "config", where)))
+    config = inside(where, lambda: parse(sections_of(tree, mapping(own, "config", where))))
     vocab = read_vocab(mapping(own, "vocab", where), where)
     labels, tokenizer = own.get("labels", []), own.get("tokenizer")
     if not isinstance(labels, list) or not all(isinstance(name, str) for name in labels):
@@ -99,7 +109,10 @@ def _ours(tree: Mapping[str, Any], where: str | Path) -> Described:
         )
     if tokenizer is not None and not (isinstance(tokenizer, Mapping) and {"name", "kind"} <= tokenizer.keys()):
         raise UserError(f"{where} is damaged: its tokenizer has no name and kind")
-    _agree(tree, to_json(config, vocab, labels), where)
+    if config.model.backbone == "transformers":
+        agree(tree, vocab, where)
+    else:
+        _agree(tree, to_json(config, vocab, labels), where)
     return Described(config, vocab, tuple(labels), vocab.size, tokenizer)
 
 

@@ -35,6 +35,11 @@ class Described:
     tokenizer: Mapping[str, str] | None = None  # name and kind of ours
 
 
+def is_published(config: Config) -> bool:
+    """Whether the published layout has words for this model: MDLM on the paper's diffusion transformer."""
+    return config.model.method == "mdlm" and config.model.backbone == "dit"
+
+
 def inside(where: str | Path, make: Callable[[], T]) -> T:
     """What `make` gives; its complaints name the file."""
     try:

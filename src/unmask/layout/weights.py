@@ -15,8 +15,9 @@ from ..checkpoint import assign, check_names, read_json
 from ..config import Config
 from ..models.base import LanguageModel
 from ..types import UserError, Vocab
-from .terms import DTYPES, INDEX, PICKLE, WEIGHTS, Described
+from .terms import DTYPES, INDEX, PICKLE, WEIGHTS, Described, is_published
 
+PREFIX = "backbone.model."  # before the names that transformers has for the tensors of an encoder
 INV_FREQ = "backbone.rotary_emb.inv_freq"  # a buffer of the published network, which we compute
 
 
@@ -124,9 +125,14 @@ def fill(model: nn.Module, tensors: Mapping[str, Tensor], config: Config, where:
 
 
 def tensors_of(model: nn.Module, config: Config, dtype: str = "float32") -> dict[str, Tensor]:
-    """The tensors of a model as they are written: MDLM's with the buffer that the published network has."""
+    """The tensors of a model as they are written: MDLM's with the buffer that the published network has.
+
+    Those of an encoder of transformers have the names that they have there.
+    """
     weights = {name: _cast(name, tensor, dtype) for name, tensor in model.state_dict().items()}
-    return weights | ({INV_FREQ: inv_freq(config)} if config.model.method == "mdlm" else {})
+    if config.model.backbone == "transformers":
+        return {name.removeprefix(PREFIX): tensor for name, tensor in weights.items()}
+    return weights | ({INV_FREQ: inv_freq(config)} if is_published(config) else {})
 
 
 def _cast(name: str, tensor: Tensor, dtype: str) -> Tensor:

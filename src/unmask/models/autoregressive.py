@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from ..backbones.causal import Causal
+from ..backbones.base import Backbone
 from ..backbones.transformer import KeyValue, pick
 from ..keys import Keys
 from ..ops.attention import Attn
@@ -33,12 +33,12 @@ from .base import LanguageModel, Until, in_chunks
 class AutoRegressive(LanguageModel):
     """A causal backbone; with `start`, every row begins with a start symbol of its own."""
 
-    backbone: Causal
     exact = True
     usual_sampler = "left-to-right"
 
-    def __init__(self, backbone: Causal, start: bool = True) -> None:
+    def __init__(self, backbone: Backbone, start: bool = True) -> None:
         super().__init__()
+        assert backbone.causal, "a network that looks both ways has seen what it is to predict"
         self.backbone, self.start = backbone, start
         self.given = 0 if start else 1
         self.meaning = Mean()  # softmax over all tokens but [MASK]

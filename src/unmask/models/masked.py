@@ -19,7 +19,7 @@ from torch import Tensor
 from .. import bounds
 from ..backbones.base import Backbone
 from ..keys import Keys
-from ..masking import corrupt
+from ..masking import corrupt, corrupt_mlm
 from ..ops.attention import Attn
 from ..parameterization import Mean, Parameterization
 from ..samplers import Plan, Task, run
@@ -38,6 +38,9 @@ class Objective:
     cross_entropy: bool = False  # of masked tokens, unweighted (MaskGIT, discrete flow matching)
     law: Law | None = None  # times of the training only, such as a clipped range
     stratified: bool = True  # one row a stratum of time; else independent times
+    mask_rate: float | None = (
+        None  # BERT's masked language modeling (15 % of the tokens, 80/10/10) instead of diffusion
+    )
 
 
 class MaskedDiffusion(LanguageModel):
@@ -97,12 +100,32 @@ class MaskedDiffusion(LanguageModel):
 
     def loss(self, batch: Batch, keys: Keys) -> tuple[Tensor, Tensor]:
         """(sum to minimise, weight it is a sum over)."""
+        if self.objective.mask_rate is not None:
+            return self._mlm(batch, keys, self.objective.mask_rate)
         law = self.objective.law or self.law
         if not self.objective.cross_entropy:
             return self._nats(batch, keys, law).sum(), batch.weight().sum()
         look = self._look(batch, law.draw(self._times(batch, keys), self.schedule), keys)
         nll = look.nll + bounds.log_mass(look.mass)  # of x̃ scaled to 1, where it is not
         return nll.float().sum(), torch.tensor(float(len(nll)), device=nll.device)
+
+    def _mlm(self, batch: Batch, keys: Keys, rate: float) -> tuple[Tensor, Tensor]:
+        """BERT's objective (Devlin et al. 2018): the cross-entropy of the chosen tokens, special ones never chosen."""
+        vocab, tokens = self.vocab, batch.tokens.cpu()
+        special = [token for token in (vocab.mask, vocab.pad, vocab.bos, vocab.eos) if token is not None]
+        ordinary = ~torch.isin(tokens, torch.tensor(special)) & batch.weight().cpu()
+        uniform = keys.uniform("mlm", batch.index, tokens.shape[1], 3)
+        chosen = ordinary & (uniform[..., 0] < rate)
+        z = corrupt_mlm(tokens, chosen, uniform[..., 1:], vocab.size, vocab.mask).to(batch.tokens.device)
+        row, column = torch.nonzero(chosen.to(z.device), as_tuple=True)
+        t = self.schedule.inverse(torch.full((len(batch),), 1 - rate, dtype=torch.float64)).clamp(0, 1)
+        hidden = self.hidden(z, t, batch.present, batch.label)[row, column]
+        (nll,) = in_chunks(self._own, vocab.size, hidden, batch.tokens[row, column])
+        return nll.sum(), torch.tensor(float(len(nll)), device=nll.device)
+
+    def _own(self, hidden: Tensor, tokens: Tensor) -> tuple[Tensor]:
+        """-log x̂ of tokens (N,) from hidden rows (N, hidden)."""
+        return (-self.log_x(hidden).gather(-1, tokens[:, None]).squeeze(-1),)
 
     def _times(self, batch: Batch, keys: Keys) -> Tensor:
         draw = strata if self.objective.stratified else independent
@@ -148,11 +171,7 @@ class MaskedDiffusion(LanguageModel):
         row, column = torch.nonzero(part.weight(), as_tuple=True)
         z = self._corrupt(part, draw, keys, "last mask")
         hidden = self.hidden(z, draw.t, part.present, part.label)[row, column]
-
-        def own(hidden: Tensor, tokens: Tensor) -> tuple[Tensor]:
-            return (-self.log_x(hidden).gather(-1, tokens[:, None]).squeeze(-1),)
-
-        (nll,) = in_chunks(own, self.vocab.size, hidden, part.tokens[row, column])
+        (nll,) = in_chunks(self._own, self.vocab.size, hidden, part.tokens[row, column])
         scale = replace(draw, scale=draw.scale * drawn[here] * (batch.total / share)).rows(row).scale.float()
         value = torch.zeros(batch.tokens.shape, dtype=nll.dtype, device=nll.device)
         return value.index_put((here.to(row.device)[row], column), nll * scale)

@@ -51,3 +51,44 @@ def attention(q: Tensor, k: Tensor, v: Tensor, attn: Attn) -> Tensor:
         # A row of nothing but padding would be softmax over nothing: let it see itself; nobody reads it.
         allowed = (allowed & attn.valid[:, None, None, :]) | (column == own)
     return F.scaled_dot_product_attention(q, k, v, attn_mask=allowed)
+
+
+def alibi_slopes(n_heads: int, device: torch.device | str = "cpu") -> Tensor:
+    """(H,) slopes of ALiBi (Press et al. 2022): a geometric series.
+
+    For other numbers than powers of 2 the rest is every second one of the next longer series.
+    """
+    whole = 1 << (n_heads.bit_length() - 1)
+
+    def series(n: int) -> list[float]:
+        return [2 ** (-8 * (i + 1) / n) for i in range(n)]
+
+    slopes = series(whole) + series(2 * whole)[0::2][: n_heads - whole]
+    return torch.tensor(slopes, dtype=torch.float32, device=device)
+
+
+def alibi(slopes: Tensor, length: int, new: int, attn: Attn) -> Tensor:
+    """(1 or B, H, new, length) float32: -slope · distance, and -inf for columns that may not be looked at.
+
+    The queries are the last `new` of `length` columns. Distances are of positions under the full pattern, where they
+    are given, and else of columns.
+    """
+    causal = attn.pattern == "causal"
+    column = torch.arange(length, device=slopes.device)
+    own = column[length - new :, None]
+    distance = (own - column).abs()[None]  # (1, new, L)
+    if attn.positions is not None and not causal:
+        place = attn.positions.view(-1, length)
+        distance = (place[:, :, None] - place[:, None, :]).abs()
+    bias = -slopes[:, None, None] * distance[:, None]
+    if not causal and attn.valid is None:
+        return bias
+    allowed = (column <= own if causal else torch.ones_like(column <= own))[None, None]
+    if attn.valid is not None:  # a row of nothing but padding sees itself, as in `attention`
+        allowed = (allowed & attn.valid[:, None, None, :]) | (column == own)
+    return bias.masked_fill(~allowed, float("-inf"))
+
+
+def biased_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+    """softmax(q kᵀ/√d + bias) v for (B, H, L, D) and a bias (1 or B, H, M, L)."""
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=bias.to(q.dtype))

@@ -32,10 +32,10 @@ from ..lm import LM
 from ..models.base import LanguageModel
 from ..suites import SUITES
 from ..track import progress_bar
-from ..train import train
+from ..train import Result, train
 from ..types import Likelihood, UserError
 from .report import Check, Figure, Plot, Report, Table
-from .scales import LONGER, Scale, model_config
+from .scales import LONGER, MODELS, Scale, model_config
 
 SEEDS = 5  # evaluation seeds of a likelihood, as in the paper's ablation
 
@@ -101,6 +101,7 @@ class Bench:
     known: tuple[str, ...] = ()  # those of them that the text is made from
     trained: dict[str, dict[str, Any]] = field(default_factory=dict)  # facts of the models that were used, by name
     _loaded: dict[str, LM] = field(default_factory=dict)
+    base = "mdlm"  # the model whose settings of data and network stand for all
 
     @property
     def folder(self) -> Path:
@@ -120,12 +121,12 @@ class Bench:
     def data(self) -> Prepared:
         """The text as tokens, by the tokenizer that all models share."""
         with progress_bar("tokenizing", self.quiet) as progress:
-            return prepare(self.config("mdlm").data, progress=progress)
+            return prepare(self.config(self.base).data, progress=progress)
 
     @property
     def split(self) -> str:
         """The split that figures are of; some texts (OpenWebText) hold out no more than a validation split."""
-        if not self.config("mdlm").data.test_fraction or self.scale.split not in self.data.corpus.splits:
+        if not self.config(self.base).data.test_fraction or self.scale.split not in self.data.corpus.splits:
             return "valid"
         return self.scale.split
 
@@ -134,6 +135,10 @@ class Bench:
         return self.data.split(split or self.split)
 
     # -- models ------------------------------------------------------------------------------------------------------
+
+    def trainable(self) -> list[str]:
+        """The names of the models that may lie in the folder, and whose settings are known before any is trained."""
+        return [name + end for name in MODELS for end in ("", LONGER)]
 
     def need(self, names: Sequence[str]) -> None:
         """Train whatever is missing of these; at the paper's scale, say how."""
@@ -187,11 +192,15 @@ class Bench:
                 shutil.copytree(self.path(before), partial)
                 partial.rename(path)
             started = time.monotonic()
-            result = train(self.config(name), path, quiet=self.quiet)
+            result = self.run(name, path)
             spent = time.monotonic() - started + self._seconds(path)
             checkpoint.write_atomically(path / "seconds.json", json.dumps({"seconds": spent}))
             if not result.finished:
                 raise UserError(f"the training of {name} was stopped; run the same command again to go on")
+
+    def run(self, name: str, path: Path) -> Result:
+        """Train a model, or continue."""
+        return train(self.config(name), path, quiet=self.quiet)
 
     @staticmethod
     def _seconds(path: Path) -> float:
@@ -239,7 +248,7 @@ class Bench:
 
     def protocol(self, **more: Any) -> dict[str, Any]:
         """What all figures of a report depend on."""
-        config, rows = self.config("mdlm"), self.rows()
+        config, rows = self.config(self.base), self.rows()
         return {
             **rows.describe(),
             "test_rows": min(len(rows), self.scale.rows or len(rows)),
@@ -248,11 +257,15 @@ class Bench:
             "network": f"{config.model.n_blocks} blocks of width {config.model.hidden_dim}",
             "optimizer": f"AdamW, lr {config.train.lr} ({config.train.decay}), betas {config.train.betas[0]} and "
             f"{config.train.betas[1]}, {config.train.warmup} steps of warm-up, batch {config.train.batch_size}",
-            "weights": f"average, decay {config.train.ema}",
+            "weights": f"average, decay {config.train.ema}" if config.train.ema else "raw",
             "training_seed": self.seed,
             "evaluation": f"{SEEDS} draws of seed {self.seed}, float32",
             **more,
         }
+
+    def words(self) -> list[str]:
+        """More words of the command that makes a report here."""
+        return []
 
     def report(
         self,
@@ -268,6 +281,7 @@ class Bench:
         """A report of what this bench measured."""
         words = ["--scale", self.scale.name, "--data", self.source, "--seed", str(self.seed)]
         words += ["--scorer", self.scorer] if self.scorer else []
+        words += self.words()
         words += ["--local", self.local] if self.local else []
         words += [word for own in self.known for word in ("--in-domain", own)]
         command = shlex.join(["unmask", "reproduce", name, *words])

@@ -11,11 +11,14 @@ from ..evaluate import check_seed
 from ..suites import suite
 from ..types import UserError
 from .bench import Bench
+from .bert import bert, glue
+from .berts import BertBench
 from .curves import variance_curve
+from .encoder import EncoderBench, encoder
 from .generation import caching, semi_ar
 from .likelihoods import ablation, lm, schedules, steps, time_conditioning
 from .report import Report, write_report
-from .scales import LONGER, MODELS, PAPER_TEXTS, Scale, scale_named
+from .scales import PAPER_TEXTS, Scale, scale_named
 from .zeroshot import zero_shot
 
 TABLES: dict[str, Callable[[Bench], Report]] = {
@@ -28,7 +31,11 @@ TABLES: dict[str, Callable[[Bench], Report]] = {
     "semi-ar": semi_ar,
     "variance-curve": variance_curve,
     "zero-shot": zero_shot,
+    "bert": bert,
+    "glue": glue,
+    "encoder": encoder,
 }
+BENCHES: dict[str, type[Bench]] = {"bert": BertBench, "glue": BertBench, "encoder": EncoderBench}
 USUAL = "python-docs"  # the text where nobody names one, below the paper's scale
 # in the paper; the other tables are on LM1B
 ON_OWT = ("steps", "time-conditioning", "caching", "semi-ar", "variance-curve", "zero-shot")
@@ -44,6 +51,7 @@ def reproduce(
     scorer: str | None = None,
     local: str | None = None,
     known: Sequence[str] = (),
+    start: str | None = None,
     quiet: bool = False,
 ) -> tuple[Report, Path]:
     """Re-create a table: train or load what it needs, measure, write. Returns the report and its page."""
@@ -51,10 +59,17 @@ def reproduce(
         raise UserError(f"unknown table {name!r}{nearest(name, TABLES)}; choose one of {', '.join(TABLES)}")
     chosen = scale_named(scale)
     check_seed(check_seed(seed) + 1)  # of the second training of a model
-    if (local or known) and name != "zero-shot":
-        raise UserError("--local and --in-domain belong to zero-shot; leave them out")
+    if known and name != "zero-shot":
+        raise UserError("--in-domain belongs to zero-shot; leave it out")
+    if local and name != "zero-shot" and name not in BENCHES:
+        raise UserError(f"--local belongs to zero-shot, {', '.join(BENCHES)}; leave it out")
+    if (start is None) == (name == "encoder"):
+        raise UserError("--model names the encoder of the table encoder, and that table needs it")
     sets = tuple(member.corpus for member in suite("zero-shot", known)) if known else ()
-    bench = Bench(chosen, _text(name, chosen, data), Path(out), seed, scorer, quiet, local, sets)
+    kind = BENCHES.get(name, Bench)
+    bench = kind(chosen, _text(name, chosen, data), Path(out), seed, scorer, quiet, local, sets)
+    if isinstance(bench, EncoderBench) and start is not None:
+        bench.start = start
     _check_models(bench)
     if chosen.trains:
         _check_text(bench)
@@ -72,6 +87,8 @@ def _text(name: str, scale: Scale, data: str) -> str:
         raise UserError(
             f"the paper's scale knows the texts {' and '.join(PAPER_TEXTS)}, not {data!r}; leave out --data"
         )
+    if name in BENCHES:
+        return "c4"
     return "owt" if name in ON_OWT else "lm1b"
 
 
@@ -79,7 +96,7 @@ def _check_models(bench: Bench) -> None:
     """Raise if models of another seed or text lie in the folder: their figures would be printed as this command's."""
     for path in sorted((bench.folder / "models").glob("*/config.yaml")):
         name, found = path.parent.name, load_yaml(path)
-        if name.removesuffix(LONGER) not in MODELS:
+        if name not in bench.trainable():
             continue
         wanted = bench.config(name)
         if found.seed != wanted.seed:
@@ -99,5 +116,5 @@ def _check_text(bench: Bench) -> None:
     if found < least:
         raise UserError(
             f"the {bench.split} split of {bench.source} has {found} of the {least} rows of "
-            f"{bench.config('mdlm').data.length} tokens that error bars need; give more text"
+            f"{bench.config(bench.base).data.length} tokens that error bars need; give more text"
         )

@@ -17,6 +17,7 @@ from torch import Tensor
 from ..keys import Keys
 from ..schedule import Schedule
 from ..types import State, UserError, Vocab
+from .choice import Choice
 
 NOTHING = torch.empty(0, dtype=torch.int64)
 
@@ -98,6 +99,10 @@ class Course(ABC):
         if self._uniform is None:
             self._uniform = self.key.uniform("token", [0], len(self.canvas))[0]
         return self._uniform[positions]
+
+    def choice(self, given: Choice) -> Choice:
+        """How the tokens of this round are drawn, if the user asked for `given`; a course may do so later only."""
+        return given
 
     def write(self, positions: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """Write the tokens that were due and go on; gives what changed in the whole canvas, (positions, tokens)."""

@@ -226,8 +226,9 @@ class _Rows:
         """Sequences that draw their tokens the same way (a replay draws none)."""
         groups: dict[Choice, list[int]] = {}
         for i, _ in segments:
-            if self.active[i][0].target is None:
-                groups.setdefault(self.active[i][0].choice, []).append(i)
+            task, course = self.active[i]
+            if task.target is None:
+                groups.setdefault(course.choice(task.choice), []).append(i)
         return groups
 
     def _log_x(self, which: Tensor, positions: Tensor) -> Tensor:

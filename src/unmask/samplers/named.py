@@ -10,6 +10,7 @@ from ..types import UserError
 from .adaptive import MEASURES, Adaptive
 from .ancestral import Ancestral
 from .base import Plan
+from .gibbs import Gibbs
 from .plans import FirstHitting, GivenOrder, LeftToRight, RevealPlan
 from .remask import PredictorCorrector, Remasking
 from .simplex import Simplex
@@ -69,6 +70,7 @@ PLANS: dict[str, Named] = {
         lambda steps=STEPS, **given: PredictorCorrector(steps, **given),
         "predictor-corrector",
     ),
+    "gibbs": Named(("steps", "scan", "burn"), Gibbs, "Gibbs sampling"),
     "simplex": Named(("steps", "projection", "context"), Simplex, "SSD-LM, block after block"),
 }
 
@@ -95,12 +97,15 @@ def plan_named(
     corrections: int | None = None,
     projection: str | None = None,
     context: int | None = None,
+    scan: str | None = None,
+    burn: int | None = None,
 ) -> Plan:
     """The plan of a name; settings that are None take their usual values."""
     chosen = named(name)
     settings = {
         "steps": steps, "k": None if k is None else min(k, MOST), "threshold": threshold, "order": order, "eta": eta,
         "window": window, "keep": keep, "corrections": corrections, "projection": projection, "context": context,
+        "scan": scan, "burn": burn,
     }  # fmt: skip
     given = {setting: value for setting, value in settings.items() if value is not None}
     for setting in given:

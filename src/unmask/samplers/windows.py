@@ -19,6 +19,7 @@ from torch import Tensor
 from ..keys import Keys
 from ..types import UserError
 from .base import Course, Denoiser, Plan
+from .choice import Choice
 from .plans import GivenOrder
 
 
@@ -117,6 +118,9 @@ class _Sliding(Course):
 
     def uniform(self, positions: Tensor) -> Tensor:
         return self.inner.uniform(positions)
+
+    def choice(self, given: Choice) -> Choice:
+        return self.inner.choice(given)
 
     def write(self, positions: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
         changed, tokens = self.inner.write(positions, tokens)

@@ -1,0 +1,161 @@
+"""Fine-tuning of a saved model (paper section 5.1): it goes on as a language model, or becomes a classifier.
+
+unmask finetune MODEL mdlm --data TEXT      a BERT learns to write; the bound before and after
+unmask finetune MODEL glue/sst2             a task with labels, once a seed
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+import torch
+
+from . import build, checkpoint, tasks
+from .config import Config, nearest
+from .data.pack import prepare
+from .dist import world as join_world
+from .evaluate import evaluate
+from .finetune import TaskResult, finetune
+from .hub import load
+from .layout import NoHead
+from .lm import LM
+from .recipes import glue_finetuning, mdlm_finetuning
+from .track import progress_bar
+from .train import Result, train
+from .types import Likelihood, UserError
+
+LOSSES = {"mdlm": "bound", "mlm": "mlm"}  # of a model that goes on as a language model
+BEFORE = "before.json"  # in the folder of the run
+
+
+@dataclass(frozen=True)
+class Adapted:
+    """A language model that was trained on: its bound before, and how the training ended."""
+
+    before: dict[str, Any] | None  # the figures of a likelihood; None where the run was begun without
+    result: Result
+
+
+def is_language(kind: str) -> bool:
+    """Whether a kind of fine-tuning gives a language model; else it is the name of a task."""
+    if kind in LOSSES:
+        return True
+    if kind not in tasks.TASKS and nearest(kind, LOSSES) and "/" not in kind:
+        raise UserError(f"unknown task {kind!r}{nearest(kind, LOSSES)}; choose one of {', '.join(_kinds())}")
+    tasks.task(kind)
+    return False
+
+
+def _kinds() -> list[str]:
+    return [*LOSSES, *tasks.TASKS]
+
+
+def language_config(
+    lm: LM, name: str, kind: str, data: str | None, local: str | None, overrides: Sequence[str]
+) -> Config:
+    """The settings of a language model that goes on: the paper's fine-tuning, on the data that were asked for."""
+    method = lm.config.model.method
+    if method != "mdlm":
+        why = "looks to the left only" if lm.model.backbone.causal else f"is trained as {method}"
+        raise UserError(
+            f"{name} {why}, and {kind} needs a masked LM that looks both ways; give a BERT or a model of method mdlm"
+        )
+    config = mdlm_finetuning(lm.config, LOSSES[kind])
+    config = _with(config, "train", start=name)
+    if data is not None:
+        config = _with(config, "data", source=data, subset=None, detokenizer="auto", local=local)
+    elif local is not None:
+        config = _with(config, "data", local=local)
+    if data is None and not any(text.startswith("data.source=") for text in overrides):
+        raise UserError(f"say on which text {name} is to go on: --data NAME_OR_PATH")
+    return config.override(overrides)
+
+
+def task_config(lm: LM, name: str, task: str, local: str | None, overrides: Sequence[str]) -> Config:
+    """The settings of a classifier: the paper's."""
+    config = _with(glue_finetuning(lm.config), "train", start=name)
+    return _with(config, "task", name=task, local=local).override(overrides)
+
+
+def _with(config: Config, section: str, **changes: Any) -> Config:
+    part = getattr(config, section).model_copy(update=changes)
+    return config.model_copy(update={section: part})
+
+
+def go_on(lm: LM, config: Config, out: str | Path, *, quiet: bool = False) -> Adapted:
+    """Train a language model on, or continue that; its bound is measured before the first step, as it is after."""
+    out = Path(out)
+    before = _before(lm, config, out, quiet)
+    return Adapted(before, train(config, out, quiet=quiet, start=lm))
+
+
+def _before(lm: LM, config: Config, out: Path, quiet: bool) -> dict[str, Any] | None:
+    path = out / BEFORE
+    if path.is_file():
+        return checkpoint.read_json(path, "cannot read the bound before the fine-tuning")
+    if checkpoint.steps(out):
+        return None
+    with join_world(config.train.device) as world:
+        found = bound(lm, config, world, quiet or not world.main).as_dict()
+        if world.main:
+            out.mkdir(parents=True, exist_ok=True)
+            checkpoint.write_atomically(path, json.dumps(found, indent=1) + "\n")
+        world.barrier()
+    return found
+
+
+def bound(lm: LM, config: Config, world: Any, quiet: bool) -> Likelihood:
+    """The bound of a model as the evaluations of a run measure it: same rows, draws, seed and law."""
+    spec = config.eval
+    model = lm.model.under(build.schedule(config.schedule), build.law(config.objective, config.schedule))
+    model = model.to(world.device)
+    with world.first(), progress_bar("tokenizing", quiet) as progress:
+        rows = prepare(config.data, lm.tokenizer, ("train", spec.split), progress).split(spec.split)
+    with progress_bar("bound before", quiet) as progress, torch.no_grad():
+        return evaluate(
+            model, rows, draws=spec.draws, batch_size=spec.batch_size, seed=spec.seed, limit=spec.rows, world=world,
+            attend_pads=config.data.attend_pads, progress=progress, protocol={"model": config.train.start},
+        )  # fmt: skip
+
+
+# -- tasks -----------------------------------------------------------------------------------------------------------
+
+
+def classify(lm: LM, config: Config, out: str | Path, seeds: Sequence[int], *, quiet: bool = False) -> list[TaskResult]:
+    """Train a classifier once a seed; with several seeds each has a folder of its own."""
+    out = Path(out)
+    results = []
+    for seed in seeds:
+        own = config.model_copy(update={"seed": seed})
+        results.append(finetune(lm, own, out if len(seeds) == 1 else out / f"seed-{seed}", quiet=quiet))
+        if not results[-1].finished:
+            break
+    return results
+
+
+def summary(results: Sequence[TaskResult], metric: str, which: str = "last") -> dict[str, dict[str, Any]]:
+    """By dev split: the metric of every seed, their mean, and their standard deviation (None of one)."""
+    found: dict[str, dict[str, Any]] = {}
+    for split in getattr(results[0], which):
+        values = [getattr(result, which)[split][metric] for result in results]
+        found[split] = {
+            "values": values,
+            "mean": mean(values),
+            "sd": stdev(values) if len(values) > 1 else None,
+            "stderr_data": getattr(results[0], which)[split].get(f"{metric}_stderr"),
+        }
+    return found
+
+
+def load_start(model: str, weights: str, which: str, tokenizer: str | None, device: str = "cpu") -> LM:
+    """The model that is to be fine-tuned; an encoder without a head for masks gets a fresh one."""
+    how: dict[str, Any] = {"which": which, "weights": weights, "device": device, "tokenizer": tokenizer}
+    try:
+        return load(model, **how)
+    except NoHead:
+        return load(model, new_head=True, **how)
