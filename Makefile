@@ -26,6 +26,7 @@ lint: $(STAMP)
 bench: $(STAMP)
 	$(BIN)/python benchmarks/train_step.py
 	$(BIN)/python benchmarks/sampling.py --batch 1
+	$(BIN)/python benchmarks/bert.py
 
 # torch goes first and alone: with the constraint pip takes the pinned build, and nothing later replaces it.
 $(STAMP): pyproject.toml constraints.txt

@@ -21,24 +21,7 @@ from unmask.types import UserError
 transformers = pytest.importorskip("transformers")
 from unmask.backbones.architectures import class_of, quiet, settings  # noqa: E402
 
-WORDS = [
-    "[CLS]",
-    "[PAD]",
-    "[SEP]",
-    "[UNK]",
-    "[MASK]",
-    "the",
-    "cat",
-    "sat",
-    "##s",
-    "##e",
-    "c",
-    "a",
-    "t",
-    "on",
-    "mat",
-    ".",
-]
+WORDS = ["[CLS]", "[PAD]", "[SEP]", "[UNK]", "[MASK]", "the", "cat", "sat", "##s", "##e", *"cat", "on", "mat", "."]
 SIZE = 24  # rows of the embedding: more than words
 TEXT = "the cat sat on the mat."
 PRETRAINED = Path(os.environ.get("UNMASK_TEST_ENCODERS", Path(__file__).parents[1] / "runs" / "pretrained"))

@@ -18,7 +18,7 @@ LEVELS = [
     {"models"},
     {"build", "checkpoint", "dist", "terminal", "trace", "pickles"},
     {"trainer", "evaluate", "track", "tasks", "page", "judge", "canvas", "layout"},
-    {"writing", "scoring", "loop"},
+    {"writing", "scoring", "loop", "classifying"},
     {"lm"},  # below train, which writes samples with it
     {"train", "finetune", "hub", "suites", "datacommands"},
     {"adapt"},

@@ -25,7 +25,7 @@ from unmask.reproduce.report import Figure
 WORDS = ["sun", "rain", "snow", "wind", "cloud", "storm"]
 SIZES = BertSizes(
     ModelConfig(backbone="mosaicbert", hidden_dim=16, n_blocks=1, n_heads=2, dropout=0.0), length=16, vocab_size=300,
-    steps=10, tuning=0.2, lr=1e-3, tuning_lr=5e-4, tasks=TaskSizes(1e-3, 1, 16, 2), log_every=1,
+    steps=10, warmup=1, tuning=0.2, lr=1e-3, tuning_lr=5e-4, tasks=TaskSizes(1e-3, 1, 16, 2), log_every=1,
 )  # fmt: skip
 
 

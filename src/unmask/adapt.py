@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from . import build, checkpoint, tasks
-from .config import Config, nearest
+from .config import Config, differences, nearest
 from .data.pack import prepare
 from .dist import world as join_world
 from .evaluate import evaluate
@@ -24,12 +24,14 @@ from .finetune import TaskResult, finetune
 from .hub import load
 from .layout import NoHead
 from .lm import LM
+from .loop import open_folder
 from .recipes import glue_finetuning, mdlm_finetuning
 from .track import progress_bar
-from .train import Result, train
+from .train import Result, check, train
 from .types import Likelihood, UserError
 
 LOSSES = {"mdlm": "bound", "mlm": "mlm"}  # of a model that goes on as a language model
+INSTEAD = {"train.steps": "task.epochs", "data.length": "task.length", "data.local": "task.local"}  # for tasks
 BEFORE = "before.json"  # in the folder of the run
 
 
@@ -73,13 +75,26 @@ def language_config(
         config = _with(config, "data", local=local)
     if data is None and not any(text.startswith("data.source=") for text in overrides):
         raise UserError(f"say on which text {name} is to go on: --data NAME_OR_PATH")
-    return config.override(overrides)
+    return _overridden(config, overrides)
 
 
 def task_config(lm: LM, name: str, task: str, local: str | None, overrides: Sequence[str]) -> Config:
     """The settings of a classifier: the paper's."""
     config = _with(glue_finetuning(lm.config), "train", start=name)
-    return _with(config, "task", name=task, local=local).override(overrides)
+    return _overridden(_with(config, "task", name=task, local=local), overrides)
+
+
+def _overridden(config: Config, overrides: Sequence[str]) -> Config:
+    """The config with what the user changes: neither what comes with the weights, nor what is an argument."""
+    changed = config.override(overrides)
+    for key, old, new in differences(config, changed):
+        if key in ("train.start", "task.name"):
+            raise UserError(f"{key} is said by the arguments: {old}; leave out {key}={new}")
+        if key != "model.dropout" and (key.startswith("model.") or key in ("data.tokenizer", "data.vocab_size")):
+            raise UserError(f"{key}={old} belongs to the weights of {config.train.start}; leave out {key}={new}")
+        if config.task.name is not None and key in INSTEAD:
+            raise UserError(f"{key} changes nothing for a task; set {INSTEAD[key]} instead of {key}={new}")
+    return changed
 
 
 def _with(config: Config, section: str, **changes: Any) -> Config:
@@ -90,20 +105,19 @@ def _with(config: Config, section: str, **changes: Any) -> Config:
 def go_on(lm: LM, config: Config, out: str | Path, *, quiet: bool = False) -> Adapted:
     """Train a language model on, or continue that; its bound is measured before the first step, as it is after."""
     out = Path(out)
-    before = _before(lm, config, out, quiet)
+    folder = open_folder(config, out)  # what cannot be is refused before anything is measured
+    check(config, lm, folder)
+    before = _before(lm, config, out, quiet, folder is not None)
     return Adapted(before, train(config, out, quiet=quiet, start=lm))
 
 
-def _before(lm: LM, config: Config, out: Path, quiet: bool) -> dict[str, Any] | None:
+def _before(lm: LM, config: Config, out: Path, quiet: bool, begun: bool) -> dict[str, Any] | None:
     path = out / BEFORE
-    if path.is_file():
-        return checkpoint.read_json(path, "cannot read the bound before the fine-tuning")
-    if checkpoint.steps(out):
-        return None
+    if begun:  # without a checkpoint the file may be of another model, or of other text
+        return checkpoint.read_json(path, "cannot read the bound before the fine-tuning") if path.is_file() else None
     with join_world(config.train.device) as world:
         found = bound(lm, config, world, quiet or not world.main).as_dict()
         if world.main:
-            out.mkdir(parents=True, exist_ok=True)
             checkpoint.write_atomically(path, json.dumps(found, indent=1) + "\n")
         world.barrier()
     return found

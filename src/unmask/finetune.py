@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -18,22 +17,25 @@ from typing import Any
 import numpy as np
 import torch
 
-from . import build, checkpoint, tasks
-from .config import Config, load_yaml
-from .data.labels import load_labels, save_labels
+from . import checkpoint, tasks
+from .classifying import Predicted, TaskModel, blank, load_classifier, outputs, table
+from .config import Config
+from .data.labels import save_labels
 from .data.loader import train_rows
 from .data.tokenizers import Tokenizer
-from .dist import World, pick_device
+from .dist import World
 from .dist import world as join_world
-from .evaluate import evaluating, pick_rows
+from .evaluate import pick_rows
 from .keys import Keys
 from .lm import LM
 from .loop import Evaluated, Job, Loop, Outcome, open_folder, stop_signals
 from .models.classifier import Classifier
-from .tasks import Encoded, Example, Task
+from .tasks import Encoded, Example
 from .train import fill
 from .trainer import Trainer
 from .types import Batch, UserError
+
+__all__ = ["Predicted", "TaskJob", "TaskModel", "TaskResult", "finetune", "load_classifier", "with_steps"]
 
 METRICS = "metrics.json"  # in checkpoints
 RESULTS = "results.json"  # in the folder of the run
@@ -52,14 +54,6 @@ class TaskResult:
     best: Metrics  # of the checkpoint that is the best by the task's metric
     best_step: int | None
     seconds: float
-
-
-@dataclass(frozen=True)
-class Predicted:
-    """What a classifier says of some examples."""
-
-    answers: list[str] | list[float]  # names of labels, or scores
-    probabilities: np.ndarray | None  # (N, labels); None of a regression
 
 
 def finetune(lm: LM, config: Config, out: str | Path, *, quiet: bool = False) -> TaskResult:
@@ -212,15 +206,6 @@ def with_steps(config: Config, examples: int) -> Config:
     return config.model_copy(update={"train": config.train.model_copy(update={"steps": max(1, steps)})})
 
 
-def blank(config: Config, task: Task, tokenizer: Tokenizer, n_labels: int) -> Classifier:
-    """The classifier of a config, with fresh weights."""
-    backbone = build.model(config, tokenizer.vocab, n_labels).backbone
-    longest = backbone.longest
-    if longest is not None and config.task.length > longest:
-        raise UserError(f"task.length={config.task.length} is longer than the {longest} tokens that the model can take")
-    return Classifier(backbone, task.n_outputs, dropout=config.task.dropout)
-
-
 def digest(lm: LM) -> str:
     """A name for the weights and the tokenizer of a model."""
     found = hashlib.sha256(lm.tokenizer.digest.encode())
@@ -228,39 +213,6 @@ def digest(lm: LM) -> str:
         found.update(name.encode())
         found.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
     return found.hexdigest()
-
-
-def outputs(model: Classifier, data: Encoded, batch_size: int, world: World | None = None) -> np.ndarray:
-    """(N, n_outputs) float64 of all examples; each process computes its share."""
-    world = world or World(0, 1, model.device)
-    by_size = np.argsort(np.diff(data.ends, prepend=0), kind="stable")  # little padding, and equal shares
-    mine, found = by_size[world.rank :: world.size], torch.zeros(len(data), model.n_outputs, dtype=torch.float64)
-    with evaluating(model), torch.no_grad():
-        for start in range(0, len(mine), batch_size):
-            part = mine[start : start + batch_size]
-            found[part] = model.outputs(data.batch(part, part, len(data)).to(model.device)).double().cpu()
-    return world.sum(found).cpu().numpy()
-
-
-def decided(task: Task, found: np.ndarray) -> np.ndarray:
-    """(N,): the id of the likeliest label, or the score."""
-    return found[:, 0] if task.regression else found.argmax(1)
-
-
-def probabilities(found: np.ndarray) -> np.ndarray:
-    """(N, labels): softmax."""
-    weight = np.exp(found - found.max(1, keepdims=True))
-    return weight / weight.sum(1, keepdims=True)
-
-
-def table(task: Task, found: np.ndarray, labels: np.ndarray) -> str:
-    """Predictions as tab-separated values: index, prediction, label, and one probability a label."""
-    lines = ["\t".join(["index", "prediction", "label", *(f"p({name})" for name in task.labels)])]
-    chances = np.empty((len(found), 0)) if task.regression else probabilities(found)
-    for index, (choice, label) in enumerate(zip(decided(task, found), labels, strict=True)):
-        named = [f"{value:.6g}" if task.regression else task.labels[int(value)] for value in (choice, label)]
-        lines.append("\t".join([str(index), *named, *(f"{p:.6f}" for p in chances[index])]))
-    return "\n".join(lines) + "\n"
 
 
 def predictions_file(split: str) -> str:
@@ -297,56 +249,3 @@ def _conclude(result: TaskResult, job: TaskJob) -> None:
         "last": {"step": result.step, "metrics": result.last}, "protocol": job.protocol(),
     }  # fmt: skip
     checkpoint.write_atomically(result.out / RESULTS, json.dumps(tree, indent=1) + "\n")
-
-
-# -- using it --------------------------------------------------------------------------------------------------------
-
-
-@dataclass
-class TaskModel:
-    """A trained classifier with its tokenizer."""
-
-    model: Classifier
-    tokenizer: Tokenizer
-    task: Task
-    config: Config
-
-    def predict(self, texts: Sequence[str | tuple[str, str]], batch_size: int = 32) -> Predicted:
-        """Labels and their probabilities, or scores, of texts or of pairs of texts."""
-        examples = [self._example(i, text) for i, text in enumerate(texts)]
-        if not examples:
-            return Predicted([], None if self.task.regression else np.empty((0, self.task.n_outputs)))
-        found = outputs(self.model, tasks.encode(examples, self.tokenizer, self.config.task.length), batch_size)
-        choice = decided(self.task, found)
-        if self.task.regression:
-            return Predicted([float(score) for score in choice], None)
-        return Predicted([self.task.labels[int(i)] for i in choice], probabilities(found))
-
-    def _example(self, index: int, text: str | tuple[str, str]) -> Example:
-        if isinstance(text, str) == self.task.pairs:
-            wanted = "pairs of texts" if self.task.pairs else "single texts"
-            raise UserError(f"{self.task.name} is a task on {wanted}; example {index} is {text!r}")
-        first, second = (text, None) if isinstance(text, str) else text
-        return Example(first, second, None, index)
-
-
-def load_classifier(path: str | Path, device: str = "cpu", *, which: str | None = None) -> TaskModel:
-    """The classifier of a run of `finetune`: its best checkpoint, or the last where none is the best.
-
-    `which` is "best" or "last"; `path` may also be a checkpoint.
-    """
-    if which not in (None, "best", "last"):
-        raise UserError("which must be 'best' or 'last'")
-    folder = checkpoint.resolve(path, which or "last")
-    if which is None and (best := checkpoint.read_json(folder / "state.json")["best"]) and folder != Path(path):
-        folder = checkpoint.step_folder(Path(path), best["step"])
-    checkpoint.verify(folder)
-    config = load_yaml(folder / "config.yaml")
-    if config.task.name is None:
-        raise UserError(f"{path} holds a language model and no classifier; train one with: unmask finetune {path} TASK")
-    task, tokenizer = tasks.task(config.task.name), Tokenizer.load(folder)
-    model = blank(config, task, tokenizer, len(load_labels(folder, config.data.label)))
-    checkpoint.read_into(folder, "model", dict(model.state_dict()))
-    if config.train.ema:
-        checkpoint.read_into(folder, "ema", dict(model.named_parameters()))
-    return TaskModel(model.to(pick_device(device)).eval(), tokenizer, task, config)

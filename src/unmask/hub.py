@@ -35,6 +35,8 @@ from .types import UserError
 
 PRETRAINED = Path(__file__).parent / "pretrained"  # folders that travel with the package
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
+# Names from before the Hub had organisations, as bert-base-uncased: it still knows them, and no new ones are given.
+OLD_ID = re.compile(r"(bert|roberta|xlm-roberta|distilbert|distilroberta|albert|camembert)-[\w.-]+", re.ASCII)
 WANTED = [*layout.FILES, layout.INDEX, "special_tokens_map.json", VOCAB_FILE]
 PICKLES = (".ckpt", ".bin", ".pt", ".pth")
 
@@ -87,7 +89,7 @@ def find(path: str | Path, revision: str | None = None) -> Path:
         return folder
     if name in pretrained():
         return PRETRAINED / name
-    if isinstance(path, str) and HUB_ID.fullmatch(name):
+    if isinstance(path, str) and (HUB_ID.fullmatch(name) or OLD_ID.fullmatch(name)):
         return _download(name, revision)
     close = nearest(name, pretrained())
     known = f"; built in are: {', '.join(pretrained())}" if close else ""

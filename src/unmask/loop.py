@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import signal
 import time
 from abc import ABC, abstractmethod
@@ -35,6 +36,9 @@ MAY_CHANGE = (
     "train.strategy", "train.micro_batch_size", "train.compile", "train.patience", "data.cache", "data.local",
     "task.local", "eval.", "sample.",
 )  # fmt: skip
+
+
+WHOLE = ("task.name", "train.start", "model.architecture")  # settings that make it another run
 
 
 @dataclass(frozen=True)
@@ -99,12 +103,19 @@ def open_folder(config: Config, out: Path) -> Path | None:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"cannot make the folder {out}: {error.strerror}; choose another --out") from None
+    if not os.access(out, os.W_OK | os.X_OK):
+        raise UserError(f"the folder {out} may not be written to; choose another --out")
     found = checkpoint.steps(out)
     if not found:
         return None
     changed = [d for d in differences(load_yaml(out / "config.yaml"), config) if not d[0].startswith(MAY_CHANGE)]
     if changed:
-        key, old, new = changed[0]
+        key, old, new = min(changed, key=lambda each: WHOLE.index(each[0]) if each[0] in WHOLE else len(WHOLE))
+        if key in WHOLE:  # all else follows from these, and mending it would not help
+            raise UserError(
+                f"the run in {out} was started with {key}={_shown(old)}, not {_shown(new)}: it is another run; "
+                "choose another --out"
+            )
         raise UserError(
             f"the run in {out} was started with {key}={old}, not {new}; "
             f"continue it with {key}={old}, or start a new one with another --out"
@@ -112,6 +123,11 @@ def open_folder(config: Config, out: Path) -> Path | None:
     folder = checkpoint.step_folder(out, found[-1])
     checkpoint.verify(folder)
     return folder
+
+
+def _shown(value: Any) -> str:
+    """A setting in a sentence: not all of a config.json."""
+    return f"that of a {value.get('model_type')}" if isinstance(value, dict) else str(value)
 
 
 class Loop:

@@ -28,7 +28,7 @@ from .trainer import Trainer, text_batch
 from .types import Likelihood, UserError
 from .writing import Options
 
-__all__ = ["MAY_CHANGE", "Result", "TextJob", "fill", "train"]
+__all__ = ["MAY_CHANGE", "Result", "TextJob", "check", "fill", "train"]
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class TextJob(Job):
     def __init__(self, config: Config, world: World, quiet: bool, folder: Path | None, start: LM | None = None) -> None:
         self.config, self.world, self.cut = config, world, text_batch
         self.valid: Likelihood | None = None
-        self._check(start, folder)
+        check(config, start, folder)
         tokenizer, labels = self._given(folder, start)
         with world.first(), progress_bar("tokenizing", quiet) as progress:
             splits = ("train", config.eval.split)
@@ -85,23 +85,6 @@ class TextJob(Job):
         if config.sample.every:  # said now, and not after a day
             lm, steps = self._writer()
             lm.check(WritingJob(lm.prompt_canvas("", config.sample.length), Options(steps=steps)))
-
-    def _check(self, start: LM | None, folder: Path | None) -> None:
-        """Raise for settings that do not fit together."""
-        spec = self.config.train
-        if self.config.task.name is not None:
-            raise UserError(
-                f"task.name={self.config.task.name} is a task for a classifier; "
-                f"train one with: unmask finetune MODEL {self.config.task.name}"
-            )
-        if spec.patience is not None and not self.config.eval.every:
-            raise UserError("train.patience counts evaluations; set eval.every to the steps between two of them")
-        if start is not None and spec.start is None:
-            raise UserError("a run that begins with the weights of a model must name it; set train.start")
-        if start is None and spec.start is not None and folder is None:
-            raise UserError(
-                f"train.start={spec.start} names a model to begin with; use: unmask finetune {spec.start} mdlm"
-            )
 
     def _given(self, folder: Path | None, start: LM | None) -> tuple[Tokenizer | None, list[str] | None]:
         """Tokenizer and labels of the run that is continued, or of the model that it begins with."""
@@ -159,6 +142,22 @@ class TextJob(Job):
         self.prepared.tokenizer.save(folder)
         if self.config.data.label is not None:
             save_labels(folder, self.config.data.label, self.prepared.labels)
+
+
+def check(config: Config, start: LM | None, folder: Path | None) -> None:
+    """Raise for settings that do not fit together; `folder` is the checkpoint that a run is continued from."""
+    spec = config.train
+    if config.task.name is not None:
+        raise UserError(
+            f"task.name={config.task.name} is a task for a classifier; "
+            f"train one with: unmask finetune MODEL {config.task.name}"
+        )
+    if spec.patience is not None and not config.eval.every:
+        raise UserError("train.patience counts evaluations; set eval.every to the steps between two of them")
+    if start is not None and spec.start is None:
+        raise UserError("a run that begins with the weights of a model must name it; set train.start")
+    if start is None and spec.start is not None and folder is None:
+        raise UserError(f"train.start={spec.start} names a model to begin with; use: unmask finetune {spec.start} mdlm")
 
 
 def fill(model: nn.Module, source: nn.Module, where: str) -> None:

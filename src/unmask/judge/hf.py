@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ..backbones.architectures import quiet
 from ..data.online import hub
 from ..types import UserError
 from .scorers import CausalScorer
@@ -47,7 +48,7 @@ class HfScorer(CausalScorer):
 
     def encode(self, text: str) -> list[int]:
         """The tokens of a text, without special tokens around it."""
-        with _quiet():  # it warns that a text is longer than the model; that is what windows are for
+        with quiet():  # it warns that a text is longer than the model; that is what windows are for
             return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
     def hidden(self, tokens: Tensor, present: Tensor) -> tuple[Tensor, Callable[[int, Tensor], Tensor]]:
@@ -85,7 +86,7 @@ def _load(where: str) -> tuple[Any, Any]:
         raise UserError(f"scorer {where} does not exist")
     local = path.is_dir()
     name, safe = str(path) if local else where, {"trust_remote_code": False, "local_files_only": local}
-    with nullcontext(True) if local else hub() as online, _quiet():
+    with nullcontext(True) if local else hub() as online, quiet():
         try:
             tokenizer = transformers.AutoTokenizer.from_pretrained(name, **safe)
             model, info = transformers.AutoModelForCausalLM.from_pretrained(
@@ -104,18 +105,3 @@ def _load(where: str) -> tuple[Any, Any]:
             f"scorer {where} lacks weights ({lacking[0]}, ...), which would stay random; it is no causal LM"
         )
     return model, tokenizer
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Neither warnings nor progress bars of the library."""
-    logging = importlib.import_module("transformers.utils.logging")
-    before, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(before)
-        if bars:
-            logging.enable_progress_bar()

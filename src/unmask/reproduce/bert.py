@@ -68,7 +68,7 @@ def available(names: Sequence[str], local: str | None) -> list[str]:
         try:
             for split in ("train", *task.evaluations):
                 tasks.load(task, split, local)
-        except UserError as error:
+        except tasks.NotHere as error:  # a file that is there and damaged is no reason to go on without it
             first = first or str(error)
             continue
         found.append(name)
@@ -145,7 +145,7 @@ def sided(claim: str, difference: Figure, sigmas: float = 2.0, at_least: bool = 
     if difference.error is None:
         return Check(claim, None, f"{shown}: one seed has no error")
     if at_least:
-        return Check(claim, difference.value > -sigmas * difference.error, shown)
+        return Check(claim, difference.value >= -sigmas * difference.error, shown)  # 0 ± 0 is not below
     if abs(difference.value) <= sigmas * difference.error:
         return Check(claim, None, f"{shown}: within {sigmas:g} errors, not decided")
     return Check(claim, difference.value > 0, shown)

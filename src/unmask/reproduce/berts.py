@@ -37,17 +37,13 @@ class BertSizes:
     length: int
     vocab_size: int
     steps: int  # of both pre-trainings
+    warmup: int  # of these
     tuning: float  # the fine-tuning, as a share of these
     lr: float
     tuning_lr: float
     tasks: TaskSizes
     cutoff: float = 0.01
     log_every: int = 10
-
-    @property
-    def warmup(self) -> int:
-        """6 % of the steps."""
-        return round(0.06 * self.steps)
 
     @property
     def tuning_steps(self) -> int:
@@ -58,11 +54,13 @@ class BertSizes:
 SIZES = {
     "smoke": BertSizes(
         ModelConfig(backbone="mosaicbert", hidden_dim=32, n_blocks=2, n_heads=2, dropout=0.0), length=32,
-        vocab_size=512, steps=60, tuning=0.1, lr=1e-3, tuning_lr=5e-4, tasks=TaskSizes(1e-3, 1, 64, 2), log_every=1,
+        vocab_size=512, steps=60, warmup=4, tuning=0.1, lr=1e-3, tuning_lr=5e-4, tasks=TaskSizes(1e-3, 1, 64, 2),
+        log_every=1,
     ),
     "small": BertSizes(
         ModelConfig(backbone="mosaicbert", hidden_dim=256, n_blocks=4, n_heads=4, dropout=0.0), length=128,
-        vocab_size=8192, steps=2200, tuning=0.05, lr=1e-3, tuning_lr=5e-4, tasks=TaskSizes(3e-4, 3, 1000, 3),
+        vocab_size=8192, steps=2200, warmup=180, tuning=0.05, lr=1e-3, tuning_lr=1e-4,
+        tasks=TaskSizes(3e-4, 3, 600, 3),
     ),
 }  # fmt: skip
 

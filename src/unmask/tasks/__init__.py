@@ -12,7 +12,7 @@ from .registry import TASKS, task
 
 if TYPE_CHECKING:
     from .encoding import Encoded, encode
-    from .files import Loaded, describe, load, read
+    from .files import Loaded, NotHere, describe, load, read
 
 __all__ = [
     "METRICS",
@@ -24,6 +24,7 @@ __all__ = [
     "Example",
     "Form",
     "Loaded",
+    "NotHere",
     "Task",
     "average",
     "describe",
@@ -37,8 +38,8 @@ __all__ = [
 ]
 
 _ROOMS = {
-    "Encoded": "encoding", "encode": "encoding", "Loaded": "files", "describe": "files", "load": "files",
-    "read": "files",
+    "Encoded": "encoding", "encode": "encoding", "Loaded": "files", "NotHere": "files", "describe": "files",
+    "load": "files", "read": "files",
 }  # fmt: skip
 
 __getattr__ = names_of(__name__, _ROOMS)  # the records are there without torch

@@ -30,6 +30,10 @@ MOST_BROKEN = 0.01  # of the rows of a file; more are no accident
 OFFICIAL = "the official split"
 
 
+class NotHere(UserError):
+    """A task whose files are neither on this machine nor to be had; files that cannot be read are another error."""
+
+
 @dataclass(frozen=True)
 class Loaded:
     """A split: its examples, and where they are from."""
@@ -119,7 +123,7 @@ def _place(task: Task, split: str, folder: Path) -> _Place:
         if folder.name.lower() in map(str.lower, (_usual(task), *task.folders))
         else f", and no folder {_usual(task)}"
     )
-    raise UserError(
+    raise NotHere(
         f"{folder} has no file for the split {split!r} of {task.title}{below}; put {listed} there (or a .parquet, "
         f".jsonl or .csv named {task.hub_splits.get(split, split)}), or unset task.local and UNMASK_DATA for the Hub"
     )
@@ -259,7 +263,10 @@ def _from_hub(task: Task, split: str) -> Loaded:
         f"set task.local=PATH to a folder with its files, or UNMASK_DATA=ROOT with ROOT/{suite}/{_usual(task)}/, "
         "or connect to the network"
     )
-    loaded = load_place(task.hub, f"task {task.name!r}", f"task {task.name!r} is not on this machine", ways)
+    try:
+        loaded = load_place(task.hub, f"task {task.name!r}", f"task {task.name!r} is not on this machine", ways)
+    except UserError as error:
+        raise NotHere(str(error)) from None
     place = f"{task.hub.name} ({f'{task.hub.subset}, ' if task.hub.subset else ''}{own})"
     if own not in loaded:
         raise UserError(f"{place} is not on the Hugging Face Hub, which has {', '.join(loaded)}; set task.local=PATH")

@@ -1,0 +1,167 @@
+"""`unmask sample`: text from nothing, around what is given, or for every line of a template file."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from typing import Annotated, Any
+
+import typer
+
+from ..errors import UserError
+from .shared import Device, Json, Model, Weights, Which, With, err_console, integers, print_json, settings
+
+
+def sample(
+    ctx: typer.Context,
+    model: Model,
+    n: Annotated[int, typer.Option("-n", help="How many.")] = 1,
+    length: Annotated[int | None, typer.Option(help="Tokens (default: the model's length).")] = None,
+    steps: Annotated[
+        int | None, typer.Option(help="T, the number of denoising steps (default: 128; gibbs: 500; simplex: 1000).")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Sample i has seed + i.")] = 0,
+    prompt: Annotated[str | None, typer.Option(help="Text that every sample begins with.")] = None,
+    suffix: Annotated[str | None, typer.Option(help="Text that every sample ends with.")] = None,
+    infill: Annotated[
+        str | None, typer.Option(help="Text with gaps: {{3}} is a gap of 3 tokens, {{2-6}} one of 2 to 6.")
+    ] = None,
+    template: Annotated[
+        str | None, typer.Option(help="JSON lines with a text, prompt or suffix each (- reads standard input).")
+    ] = None,
+    stride: Annotated[
+        int | None, typer.Option(help="Any length: windows of the model's length that move by this many tokens.")
+    ] = None,
+    sampler: Annotated[
+        str | None,
+        typer.Option(
+            help="plan, ancestral, analytic, euler, first-hitting, left-to-right, order, confidence, entropy, margin, "
+            "remask-cap, remask-rescale, remask-loop, corrector, gibbs or simplex (default: what fits the model)."
+        ),
+    ] = None,
+    k: Annotated[int | None, typer.Option("-k", help="Tokens a step, for orders.")] = None,
+    threshold: Annotated[
+        float | None, typer.Option(help="Write all that is at least this sure (entropy: at most this unsure).")
+    ] = None,
+    order: Annotated[str | None, typer.Option(help="For --sampler order: masked tokens from 0, as 2,0,1.")] = None,
+    eta: Annotated[float | None, typer.Option(help="Strength of remasking and correction.")] = None,
+    window: Annotated[str | None, typer.Option(help="Times between which remasking is on, as 0.55,0.05.")] = None,
+    keep: Annotated[float | None, typer.Option(help="remask-loop: share that stays written.")] = None,
+    corrections: Annotated[int | None, typer.Option(help="Corrector steps after each step.")] = None,
+    more: With = None,
+    temperature: Annotated[float, typer.Option(help="0 takes the most likely token.")] = 1.0,
+    top_k: Annotated[int | None, typer.Option(help="Only the k most likely tokens.")] = None,
+    top_p: Annotated[float | None, typer.Option(help="Only the most likely tokens that hold this much.")] = None,
+    min_p: Annotated[float | None, typer.Option(help="Only tokens at least this likely, relative to the best.")] = None,
+    ban: Annotated[list[str] | None, typer.Option(help="A token that is never written (may be repeated).")] = None,
+    min_length: Annotated[int, typer.Option(help="No end of text within the first tokens written.")] = 0,
+    stop: Annotated[list[str] | None, typer.Option(help="End the text before this string (may be repeated).")] = None,
+    stop_at_eos: Annotated[bool, typer.Option("--stop-at-eos", help="End the text at an end-of-text token.")] = False,
+    label: Annotated[str | None, typer.Option(help="Label of a model that was trained with labels.")] = None,
+    guidance: Annotated[float, typer.Option(help="Classifier-free guidance towards the label; 1 is none.")] = 1.0,
+    batch_size: Annotated[int, typer.Option(help="Sequences a network call.")] = 16,
+    watch: Annotated[bool, typer.Option("--watch", help="Show the masks become words.")] = False,
+    html: Annotated[str | None, typer.Option(help="Write a replay to this HTML file.")] = None,
+    which: Which = "last",
+    weights: Weights = "ema",
+    device: Device = "auto",
+    as_json: Json = False,
+    as_lines: Annotated[
+        bool, typer.Option("--jsonl", help="One JSON line a sample, with step and probability of every token.")
+    ] = False,
+) -> None:
+    """Write text: from nothing, after a prompt, before a suffix, into gaps; of any length, in any order."""
+    if infill is not None and (prompt is not None or suffix is not None):
+        raise UserError("give either --prompt or --infill; a prompt is a text with a gap at its end")
+    if template is not None and (infill is not None or prompt is not None or suffix is not None or watch or html):
+        raise UserError("--template does not go with --prompt, --suffix, --infill, --watch or --html")
+    if as_json and as_lines:
+        raise UserError("give either --json (one document) or --jsonl (a line a sample)")
+    from ..commands import Request, load_lm, sample_protocol, write_samples
+    from ..writing import Options
+
+    options = Options(
+        seed=seed, sampler=sampler, steps=steps, k=k, threshold=threshold, order=integers(order), eta=eta,
+        window=_pair(window), keep=keep, corrections=corrections, temperature=temperature, top_k=top_k, top_p=top_p,
+        min_p=min_p, ban=[_word(word) for word in ban or []], min_length=min_length, label=label, guidance=guidance,
+        stride=stride, stop=stop or [], stop_at_eos=stop_at_eos,
+    )  # fmt: skip
+    options = replace(options, **settings(more, ctx.params))
+    lm = load_lm(model, which, weights, device)
+    options = options.settle(lm.model)
+    protocol = sample_protocol(lm, model, which, weights)
+    if template is not None:
+        _template(lm, template, options, n, length, batch_size, protocol, as_json)
+        return
+    one = n == 1 and not (as_json or as_lines or watch)
+    samples, protocol = write_samples(
+        lm, Request(n, length, prompt, suffix, infill), options, batch_size=batch_size, watch=watch, html=html,
+        stream=_show if one else None, protocol=protocol,
+    )  # fmt: skip
+    if as_json:
+        print_json({"samples": [s.as_dict() for s in samples], "protocol": protocol})
+        return
+    for s in samples:
+        if as_lines:
+            sys.stdout.write(json.dumps(s.as_dict(tokens=True) | {"index": s.index}, allow_nan=False) + "\n")
+            continue
+        if len(samples) > 1:
+            err_console.print(f"[dim]-- seed {s.seed}, {s.network_calls} network calls[/dim]")
+        sys.stdout.write("\n" if one else s.text + "\n")
+    if html is not None:
+        err_console.print(f"replay: {html}", markup=False)
+
+
+def _show(piece: str) -> None:
+    """Text as soon as it is fixed."""
+    sys.stdout.write(piece)
+    if piece:
+        sys.stdout.flush()
+
+
+def _template(
+    lm: Any, path: str, options: Any, n: int, length: int | None, batch_size: int, protocol: Any, as_json: bool
+) -> None:
+    """All lines of a template file; exit code 2 after them if one was wrong."""
+    from ..templates import Bad, read_lines, write_template
+    from ..track import progress_bar
+
+    if n < 1:
+        raise UserError(f"-n {n} must be at least 1")
+    lines = read_lines(path)
+    if not lines:
+        raise UserError(f"the template file {path} is empty; give it a JSON object a line")
+    bad, documents = 0, []
+    with progress_bar("writing") as progress:
+        for found in write_template(
+            lm, lines, options, n=n, length=length, batch_size=batch_size, report=progress
+        ):  # fmt: skip
+            if isinstance(found, Bad):
+                bad += 1
+                reason = " ".join(found.reason.splitlines())
+                err_console.print(f"unmask: line {found.number} of {path}: {reason}", markup=False)
+                found = {"line": found.number, "error": found.reason}
+            documents.append(found)
+            if not as_json:
+                sys.stdout.write(json.dumps(found, allow_nan=False) + "\n")
+                sys.stdout.flush()
+    if as_json:
+        print_json({"lines": documents, "protocol": {**protocol, **options.describe()}})
+    if bad:
+        raise typer.Exit(2)
+
+
+def _pair(text: str | None) -> tuple[float, float] | None:
+    if text is None:
+        return None
+    try:
+        on, off = (float(part) for part in text.split(","))
+    except ValueError:
+        raise UserError(f"--window {text} must be two times with a comma between, for example 0.55,0.05") from None
+    return on, off
+
+
+def _word(text: str) -> str | int:
+    """A token by its text, or by its number as #17."""
+    return int(text[1:]) if text.startswith("#") and text[1:].isdecimal() else text

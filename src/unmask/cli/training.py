@@ -1,0 +1,158 @@
+"""`unmask train` and `unmask finetune`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ..errors import UserError
+from .shared import Json, Model, Overrides, Weights, Which, figures_line, is_main, out_console, print_json
+
+
+def train(
+    recipe: Annotated[
+        str,
+        typer.Argument(help="A recipe (demo, tiny, lm1b, owt, text8, mosaicbert, mosaicbert-causal) or a YAML file."),
+    ],
+    overrides: Overrides = None,
+    out: Annotated[str | None, typer.Option(help="Folder of the run; a run in it is continued.")] = None,
+    print_config: Annotated[bool, typer.Option("--print-config", help="Show the settings and stop.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Train a model, or continue a run."""
+    from ..recipes import recipe as get_recipe
+
+    config = get_recipe(recipe).override(overrides or [])
+    if print_config:
+        sys.stdout.write(config.to_yaml())
+        return
+    from ..commands import train_model
+
+    result = train_model(config, out or f"runs/{Path(recipe).stem}", quiet=quiet)
+    if not is_main():
+        return
+    valid = result.valid.as_dict() if result.valid else None
+    if as_json:
+        print_json(_tree(result, valid=valid))
+    elif result.finished:
+        early = " (stopped early)" if result.stopped_early else ""
+        out_console.print(f"trained {result.step} steps{early} into {result.out}", markup=False)
+        if valid:
+            out_console.print(figures_line(valid), markup=False)
+        judged = "" if valid else " --generative"
+        out_console.print(f"next: unmask sample {result.out} -n 4    unmask eval {result.out}{judged}", markup=False)
+    if not result.finished:
+        raise typer.Exit(130)
+
+
+def _tree(result: Any, **figures: Any) -> dict[str, Any]:
+    """How a run of a language model ended, and its figures."""
+    return {
+        "out": str(result.out), "step": result.step, "finished": result.finished,
+        "stopped_early": result.stopped_early, **figures, "seconds": result.seconds,
+        "tokens_per_second": result.tokens_per_second,
+    }  # fmt: skip
+
+
+def finetune_command(
+    model: Model,
+    task: Annotated[str, typer.Argument(help="mdlm, mlm, or a task as glue/sst2.")],
+    overrides: Overrides = None,
+    data: Annotated[str | None, typer.Option(help="mdlm and mlm: the text, a name, a file or a folder.")] = None,
+    local: Annotated[
+        str | None,
+        typer.Option(help="Where the data set or the task lies on disk (default: UNMASK_DATA, else the Hub)."),
+    ] = None,
+    out: Annotated[str | None, typer.Option(help="Folder of the run; a run in it is continued.")] = None,
+    seeds: Annotated[str | None, typer.Option(help="Tasks: one run a seed, as 0,1,2.")] = None,
+    tokenizer: Annotated[str | None, typer.Option(help="For models without one: a folder, file or Hub name.")] = None,
+    which: Which = "last",
+    weights: Weights = "ema",
+    print_config: Annotated[bool, typer.Option("--print-config", help="Show the settings and stop.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Fine-tune a model: as a diffusion model that writes (mdlm), as a BERT (mlm), or on a task with labels."""
+    from .. import adapt
+
+    language = adapt.is_language(task)
+    if language and seeds is not None:
+        raise UserError("--seeds is for tasks; set seed=1 for another seed")
+    if not language and data is not None:
+        raise UserError(f"{task} has texts of its own; leave out --data, or say with --local where its files are")
+    chosen = _seeds(seeds)
+    lm = adapt.load_start(model, weights, which, tokenizer)
+    if language:
+        config = adapt.language_config(lm, model, task, data, local, overrides or [])
+    else:
+        config = adapt.task_config(lm, model, task, local, overrides or [])
+    if print_config:
+        sys.stdout.write(config.to_yaml())
+        return
+    place = out or f"runs/{Path(model.rstrip('/')).name}-{task.replace('/', '-')}"
+    if language:
+        _print_adapted(adapt.go_on(lm, config, place, quiet=quiet), as_json)
+    else:
+        _print_tasks(adapt.classify(lm, config, place, chosen or [config.seed], quiet=quiet), task, place, as_json)
+
+
+def _seeds(text: str | None) -> list[int]:
+    from ..evaluate import check_seed
+
+    if text is None:
+        return []
+    try:
+        found = [check_seed(int(part)) for part in text.split(",")]
+    except ValueError:
+        raise UserError(f"--seeds {text} must be whole numbers with commas between, for example 0,1,2") from None
+    if len(set(found)) < len(found):
+        raise UserError(f"--seeds {text} has a seed twice; a run of the same seed is the same run")
+    return found
+
+
+def _print_adapted(done: Any, as_json: bool) -> None:
+    """The bound before and after."""
+    result = done.result
+    if is_main():
+        after = result.valid.as_dict() if result.valid else None
+        if as_json:
+            print_json(_tree(result, before=done.before, after=after))
+        elif result.finished:
+            early = " (stopped early)" if result.stopped_early else ""
+            out_console.print(f"fine-tuned {result.step} steps{early} into {result.out}", markup=False)
+            for name, figures in (("before", done.before), ("after", after)):
+                if figures is not None:
+                    out_console.print(f"{name}: {figures_line(figures)}", markup=False)
+            out_console.print(f"next: unmask sample {result.out} -n 4    unmask eval {result.out}", markup=False)
+    if not result.finished:
+        raise typer.Exit(130)
+
+
+def _print_tasks(results: list[Any], task: str, out: str, as_json: bool) -> None:
+    """The metrics of all seeds."""
+    from ..adapt import summary
+    from ..tasks import task as task_named
+
+    metric = task_named(task).metric
+    finished = all(result.finished for result in results)
+    if is_main():
+        table = summary(results, metric) if finished else {}
+        if as_json:
+            runs = [
+                {"out": str(r.out), "step": r.step, "finished": r.finished, "stopped_early": r.stopped_early,
+                 "last": r.last, "best": r.best, "best_step": r.best_step, "seconds": r.seconds}
+                for r in results
+            ]  # fmt: skip
+            print_json({"task": task, "metric": metric, "out": out, "runs": runs, "summary": table})
+        elif finished:
+            for split, found in table.items():
+                spread = "" if found["sd"] is None else f", ± {found['sd']:.4f} over {len(found['values'])} seeds"
+                error = f" ± {found['stderr_data']:.4f} (over examples)" if found["stderr_data"] is not None else ""
+                out_console.print(f"{task} {split}: {metric} {found['mean']:.4f}{error}{spread}", markup=False)
+            out_console.print(f"predictions and results.json: {out}", markup=False)
+    if not finished:
+        raise typer.Exit(130)

@@ -1,0 +1,139 @@
+"""Tokenizers that others made: a tokenizer.json, a vocab.txt, a model on the Hub; each gets a mask token."""
+
+from __future__ import annotations
+
+import re
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import Tokenizer as Backend
+
+from ..types import UserError, Vocab
+from .online import hub, reason
+from .tokenizer import BUILT_IN, CONFIG_FILE, JSON_FILE, MASK, Tokenizer, read_backend, read_config, size_of
+
+VOCAB_FILE = "vocab.txt"
+IN_BRACKETS = re.compile(r"\[\S+\]|<\S+>")  # how a vocab.txt writes tokens that are no text
+USUAL = {
+    "mask": ("[MASK]", "<mask>", "<|mask|>"),
+    "pad": ("[PAD]", "<pad>", "<|pad|>", "<|padding|>"),
+    "bos": ("[CLS]", "[BOS]", "<s>", "<bos>", "<|begin_of_text|>", "<|startoftext|>", "<cls>"),
+    "eos": ("[SEP]", "[EOS]", "</s>", "<eos>", "<|end_of_text|>", "<|endoftext|>"),
+}
+
+
+def read_tokenizer(path: Path, own_mask: bool = False) -> Tokenizer:
+    """A tokenizer.json or vocab.txt, or a folder with one; special tokens as its neighbours say, else by usual names.
+
+    With `own_mask` it must have a mask token: the embedding of its network has no row for one that is added.
+    """
+    file = path
+    if path.is_dir():
+        file = path / (VOCAB_FILE if (path / VOCAB_FILE).is_file() and not (path / JSON_FILE).is_file() else JSON_FILE)
+    named = file.name in (JSON_FILE, VOCAB_FILE)
+    config = read_config(file.parent / CONFIG_FILE) if named else {}
+    if "unmask" in config and file.name == JSON_FILE:
+        return Tokenizer.load(file.parent)
+    name = file.parent.name if named else file.stem
+    if file.suffix == ".txt":
+        return adopt(read_vocab_file(file, config), name, config, own_mask=True)
+    return adopt(read_backend(file), name, config, own_mask)
+
+
+def read_vocab_file(file: Path, config: dict[str, Any]) -> Backend:
+    """A vocab.txt, a token a line: BERT's WordPiece; or single characters, where all tokens that are text are that."""
+    try:
+        with file.open(encoding="utf-8") as lines:
+            vocabulary = {line.rstrip("\n"): token for token, line in enumerate(lines)}
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"cannot read the tokenizer file {file}: {reason(error)}") from None
+    unknown = next((token for token in ("[UNK]", "<unk>") if token in vocabulary), None)
+    if unknown is None:
+        raise UserError(f"{file} is no vocabulary of BERT's kind: it has no [UNK], a token a line")
+    text = [token for token in vocabulary if token and not IN_BRACKETS.fullmatch(token)]
+    if text and all(len(token) == 1 for token in text):
+        backend = Backend(models.WordLevel(vocabulary, unk_token=unknown))
+        apart = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+        spaces = [] if " " in vocabulary else [pre_tokenizers.WhitespaceSplit()]
+        backend.pre_tokenizer = pre_tokenizers.Sequence([*spaces, apart])
+        backend.decoder = decoders.Fuse()
+    else:
+        backend = Backend(models.WordPiece(vocabulary, unk_token=unknown, max_input_chars_per_word=100))
+        backend.normalizer = normalizers.BertNormalizer(
+            handle_chinese_chars=config.get("tokenize_chinese_chars", True) is not False,
+            strip_accents=config.get("strip_accents"),
+            lowercase=config.get("do_lower_case", True) is not False,
+        )
+        backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+        backend.decoder = decoders.WordPiece()
+    first, last = (_special(role, config, vocabulary) for role in ("bos", "eos"))
+    if first and last:  # for those who read it with transformers
+        ends = [(first, vocabulary[first]), (last, vocabulary[last])]
+        pair = f"{first} $A {last} $B:1 {last}:1"
+        backend.post_processor = processors.TemplateProcessing(f"{first} $A {last}", pair, ends)
+    backend.add_special_tokens([AddedToken(unknown, special=True, normalized=False)])
+    return backend
+
+
+def hub_tokenizer(name: str, own_mask: bool = False) -> Tokenizer:
+    """The tokenizer.json of a model on the Hugging Face Hub; `own_mask` as in `read_tokenizer`."""
+    from huggingface_hub import hf_hub_download
+
+    with hub() as online:
+        try:
+            file = Path(hf_hub_download(name, JSON_FILE))
+        except (OSError, ValueError) as error:
+            known = f"{name!r} is no built-in tokenizer ({', '.join(BUILT_IN)}) and no file"
+            there = (
+                f"the Hugging Face Hub has no {JSON_FILE} for it: {reason(error)}"
+                if online
+                else "the Hugging Face Hub cannot be reached"
+            )
+            raise UserError(f"{known}, and {there}") from None
+        try:
+            config = read_config(Path(hf_hub_download(name, CONFIG_FILE)))
+        except (OSError, ValueError):  # not every model has one
+            config = {}
+    return adopt(read_backend(file), name, config, own_mask)
+
+
+def adopt(backend: Backend, name: str, config: dict[str, Any], own_mask: bool = False) -> Tokenizer:
+    """A tokenizer from elsewhere, with a mask token of its own; `own_mask`: it is an error if it has none."""
+    tokens = backend.get_vocab()
+    if not tokens:
+        raise UserError(f"tokenizer {name!r} has an empty vocabulary")
+    ids: dict[str, int | None] = {
+        role: tokens.get(_special(role, config, tokens)) for role in ("mask", "pad", "bos", "eos")
+    }
+    bos = ids["eos"] if ids["bos"] is None else ids["bos"]
+    eos = ids["bos"] if ids["eos"] is None else ids["eos"]
+    backend.add_special_tokens([backend.id_to_token(token) for token in ids.values() if token is not None])
+    mask = ids["mask"]
+    if own_mask and (mask is None or mask in (ids["pad"], bos, eos)):
+        raise UserError(_no_mask(name))
+    if mask is None or mask in (ids["pad"], bos, eos):  # an id of its own, whatever the file says
+        content = next(text for i in count() if (text := MASK if not i else f"[MASK{i}]") not in tokens)
+        backend.add_special_tokens([AddedToken(content, special=True, normalized=False)])
+        mask = int(backend.get_vocab()[content])
+        if mask in tokens.values():
+            raise UserError(f"tokenizer {name!r} numbers its tokens with gaps, so that no [MASK] can be added to it")
+    return Tokenizer(backend, Vocab(size_of(backend), mask=mask, pad=ids["pad"], bos=bos, eos=eos), name)
+
+
+def _no_mask(name: str) -> str:
+    return (
+        f"tokenizer {name!r} has no mask token ({', '.join(USUAL['mask'])}), and its network no row for one; if it is "
+        f'another, say so in its {CONFIG_FILE}: {{"mask_token": "..."}}; else add one with transformers: '
+        'tokenizer.add_special_tokens({"mask_token": "[MASK]"}), model.resize_token_embeddings(len(tokenizer)), and '
+        "save both"
+    )
+
+
+def _special(role: str, config: dict[str, Any], tokens: dict[str, int]) -> str:
+    """The token for a role: what the file declares, else the first usual name in the vocabulary, else ''."""
+    also = {"bos": ("bos_token", "cls_token"), "eos": ("eos_token", "sep_token")}
+    declared = [config.get(key) for key in also.get(role, (f"{role}_token",))]
+    names = [str(token.get("content")) if isinstance(token, dict) else token for token in declared]
+    return next((token for token in (*names, *USUAL[role]) if token and token in tokens), "")
