@@ -13,9 +13,12 @@ import yaml
 
 import unmask
 from helpers import random_lm, refused, run, settings
+from unmask import build
 from unmask.config import load_yaml
 from unmask.data.tokenizers import bytes_tokenizer
+from unmask.finetune import load_classifier
 from unmask.tasks import task
+from unmask.types import UserError, Vocab
 
 SHORT = ["train.steps=6", "train.batch_size=8", "train.warmup=2", "train.lr=0.001", "train.log_every=1"]
 SHORT += ["train.checkpoint_every=3", "eval.rows=12", "eval.draws=2", "eval.every=3"]
@@ -195,3 +198,31 @@ def test_train_start_is_a_model_too(masked_lm, tmp_path):
         "train", "tiny", *settings("train.steps=1", f"train.start={masked_lm}"), "--out", str(out), "--quiet"
     )
     assert "does not fit" in wrong
+
+
+def test_a_classifier_in_use(masked_lm, tmp_path):
+    out, local = tmp_path / "t", sst2(tmp_path / "glue")
+    words = ["finetune", str(masked_lm), "glue/sst2", *TASK, "--local", str(local), "--out", str(out), "--quiet"]
+    assert run(*words, "--seeds", "0,1").code == 0
+    with pytest.raises(UserError, match=r"a classifier a seed; give one of them, for example .*seed-0"):
+        load_classifier(out)
+    with pytest.raises(UserError, match="holds a classifier for glue/sst2"):
+        unmask.load(out / "seed-0")
+    classifier = load_classifier(out / "seed-0", which="last")
+    lines = [line.split("\t") for line in (out / "seed-0" / "predictions.dev.tsv").read_text().splitlines()[1:]]
+    texts = [line.split("\t")[0] for line in (local / "SST-2" / "dev.tsv").read_text().splitlines()[1:]]
+    best = load_classifier(out / "seed-0")
+    assert best.predict(texts).answers == [line[1] for line in lines]
+    assert classifier.predict([]).answers == []
+    for wrong, said in (("good", "takes a list"), ([("a", "b")], "single texts"), ([None], "single texts")):
+        with pytest.raises(UserError, match=said):
+            classifier.predict(wrong)
+    with pytest.raises(UserError, match="batch_size=0"):
+        classifier.predict(["good"], batch_size=0)
+
+
+def test_networks_of_transformers_are_not_sharded():
+    shape = {"model_type": "bert", "vocab_size": 8, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
+    tree = {"model": {"backbone": "transformers", "architecture": shape}, "train": {"strategy": "fsdp"}}
+    with pytest.raises(UserError, match=r"train\.strategy=ddp"):
+        build.model(unmask.config.parse(tree), Vocab(8, mask=4))

@@ -130,9 +130,9 @@ def test_a_damaged_task_is_not_left_out_of_the_table(tmp_path):
 
 def test_numbers_that_are_all_the_same_are_not_lower():
     """Classifiers that say one label have no spread at all."""
-    for value, passed in ((0.0, True), (-0.1, False), (0.1, True)):
-        assert sided("it is not lower", Figure(value, 0.0), at_least=True).passed is passed
-    assert sided("it is higher", Figure(0.0, 0.0)).passed is None
+    for value, holds in ((0.0, True), (-0.1, False), (0.1, True)):
+        assert sided("it is not lower", Figure(value, 0.0), at_least=True).holds is holds
+    assert sided("it is higher", Figure(0.0, 0.0)).holds is None
 
 
 def test_old_names_of_the_hub(monkeypatch, tmp_path):

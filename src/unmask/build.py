@@ -113,6 +113,8 @@ def masked(parameterization: Parameterization) -> Method:
                 f"method {config.model.method} learns to copy tokens from the whole bound only; "
                 "leave out objective.clip and objective.loss"
             )
+        if config.model.backbone == "transformers" and config.train.strategy == "fsdp":
+            raise UserError("fsdp does not shard networks of transformers; set train.strategy=ddp")
         if parameterization.is_measure and spec.loss == "mlm":
             raise UserError(
                 "masked language modeling needs probabilities, and SEDD learns ratios; set model.method=mdlm"

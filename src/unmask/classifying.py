@@ -39,6 +39,10 @@ class TaskModel:
 
     def predict(self, texts: Sequence[str | tuple[str, str]], batch_size: int = 32) -> Predicted:
         """Labels and their probabilities, or scores, of texts or of pairs of texts."""
+        if isinstance(texts, str):
+            raise UserError("predict takes a list; for one text give [text]")
+        if batch_size < 1:
+            raise UserError(f"batch_size={batch_size} must be at least 1")
         examples = [self._example(i, text) for i, text in enumerate(texts)]
         if not examples:
             return Predicted([], None if self.task.regression else np.empty((0, self.task.n_outputs)))
@@ -49,11 +53,11 @@ class TaskModel:
         return Predicted([self.task.labels[int(i)] for i in choice], probabilities(found))
 
     def _example(self, index: int, text: str | tuple[str, str]) -> Example:
-        if isinstance(text, str) == self.task.pairs:
+        pair = (text,) if isinstance(text, str) else tuple(text)
+        if len(pair) != (2 if self.task.pairs else 1) or not all(isinstance(part, str) for part in pair):
             wanted = "pairs of texts" if self.task.pairs else "single texts"
             raise UserError(f"{self.task.name} is a task on {wanted}; example {index} is {text!r}")
-        first, second = (text, None) if isinstance(text, str) else text
-        return Example(first, second, None, index)
+        return Example(pair[0], pair[1] if self.task.pairs else None, None, index)
 
 
 def load_classifier(path: str | Path, device: str = "cpu", *, which: str | None = None) -> TaskModel:
@@ -63,6 +67,8 @@ def load_classifier(path: str | Path, device: str = "cpu", *, which: str | None 
     """
     if which not in (None, "best", "last"):
         raise UserError("which must be 'best' or 'last'")
+    if not checkpoint.steps(Path(path)) and (seeds := sorted(Path(path).glob("seed-*"))):
+        raise UserError(f"{path} holds a classifier a seed; give one of them, for example {seeds[0]}")
     folder = checkpoint.resolve(path, which or "last")
     if which is None and (best := checkpoint.read_json(folder / "state.json")["best"]) and folder != Path(path):
         folder = checkpoint.step_folder(Path(path), best["step"])
@@ -83,7 +89,10 @@ def blank(config: Config, task: Task, tokenizer: Tokenizer, n_labels: int) -> Cl
     backbone = build.model(config, tokenizer.vocab, n_labels).backbone
     longest = backbone.longest
     if longest is not None and config.task.length > longest:
-        raise UserError(f"task.length={config.task.length} is longer than the {longest} tokens that the model can take")
+        raise UserError(
+            f"task.length={config.task.length} is longer than the {longest} tokens that the model can take; "
+            f"set task.length to at most {longest}"
+        )
     return Classifier(backbone, task.n_outputs, dropout=config.task.dropout)
 
 

@@ -40,7 +40,7 @@ class Tuning:
 
 TUNINGS = {
     "smoke": Tuning(32, 6, 5e-4, TaskSizes(1e-4, 1, 32, 2), ("glue/rte",)),
-    "small": Tuning(64, 500, 3e-4, TaskSizes(1e-4, 3, 400, 2)),
+    "small": Tuning(64, 500, 3e-4, TaskSizes(1e-4, 3, 200, 2)),
     "paper": Tuning(128, 5000, 5e-5, TaskSizes()),
 }
 
