@@ -53,7 +53,7 @@ class TaskModel:
         return Predicted([self.task.labels[int(i)] for i in choice], probabilities(found))
 
     def _example(self, index: int, text: str | tuple[str, str]) -> Example:
-        pair = (text,) if isinstance(text, str) else tuple(text)
+        pair = tuple(text) if isinstance(text, tuple | list) else (text,)
         if len(pair) != (2 if self.task.pairs else 1) or not all(isinstance(part, str) for part in pair):
             wanted = "pairs of texts" if self.task.pairs else "single texts"
             raise UserError(f"{self.task.name} is a task on {wanted}; example {index} is {text!r}")
