@@ -99,6 +99,18 @@ def test_a_stopped_run_goes_on_to_the_same_bits(masked_lm, other, tmp_path):
     assert all(one[name].equal(two[name]) for name in one)
 
 
+def test_a_run_goes_on_without_the_model_it_began_with(masked_lm, other, tmp_path):
+    model, out = tmp_path / "model", tmp_path / "r"
+    shutil.copytree(masked_lm, model)
+    words = ["--data", str(other), "--quiet", "--json", "--out", str(out)]
+    first = run(*tune(model, "train.steps=3", *words)).json()
+    shutil.rmtree(model)
+    again = run(*tune(model, *words)).json()
+    assert again["step"] == 6 and again["before"] == first["before"]
+    assert "nothing" in refused(*tune(tmp_path / "nothing", "--data", str(other), "--out", str(tmp_path / "new")))
+    assert "another run" in refused(*tune(masked_lm, *words))
+
+
 def test_settings_are_the_papers_unless_said_otherwise(masked_lm, other):
     ran = run("finetune", str(masked_lm), "mdlm", "--data", str(other), "--print-config")
     config = unmask.config.parse(yaml.safe_load(ran.out))

@@ -58,7 +58,12 @@ def _kinds() -> list[str]:
 
 
 def language_config(
-    lm: LM, name: str, kind: str, data: str | None, local: str | None, overrides: Sequence[str]
+    lm: LM,
+    name: str,
+    kind: str = "mdlm",
+    data: str | None = None,
+    local: str | None = None,
+    overrides: Sequence[str] = (),
 ) -> Config:
     """The settings of a language model that goes on: the paper's fine-tuning, on the data that were asked for."""
     method = lm.config.model.method
@@ -78,7 +83,7 @@ def language_config(
     return _overridden(config, overrides)
 
 
-def task_config(lm: LM, name: str, task: str, local: str | None, overrides: Sequence[str]) -> Config:
+def task_config(lm: LM, name: str, task: str, local: str | None = None, overrides: Sequence[str] = ()) -> Config:
     """The settings of a classifier: the paper's."""
     config = _with(glue_finetuning(lm.config), "train", start=name)
     return _overridden(_with(config, "task", name=task, local=local), overrides)
@@ -166,7 +171,14 @@ def summary(results: Sequence[TaskResult], metric: str, which: str = "last") -> 
     return found
 
 
-def load_start(model: str, weights: str, which: str, tokenizer: str | None, device: str = "cpu") -> LM:
+def begun(out: str | Path) -> LM | None:
+    """The model of a run that is under way in `out`, if there is one."""
+    return load(out) if checkpoint.steps(Path(out)) else None
+
+
+def load_start(
+    model: str, weights: str = "ema", which: str = "last", tokenizer: str | None = None, device: str = "cpu"
+) -> LM:
     """The model that is to be fine-tuned; an encoder without a head for masks gets a fresh one."""
     how: dict[str, Any] = {"which": which, "weights": weights, "device": device, "tokenizer": tokenizer}
     try:

@@ -85,7 +85,9 @@ def finetune_command(
     if not language and data is not None:
         raise UserError(f"{task} has texts of its own; leave out --data, or say with --local where its files are")
     chosen = _seeds(seeds)
-    lm = adapt.load_start(model, weights, which, tokenizer)
+    place = out or f"runs/{Path(model.rstrip('/')).name}-{task.replace('/', '-')}"
+    lm = adapt.begun(place) if language else None  # a run that goes on needs its first model no more
+    lm = lm or adapt.load_start(model, weights, which, tokenizer)
     if language:
         config = adapt.language_config(lm, model, task, data, local, overrides or [])
     else:
@@ -93,7 +95,6 @@ def finetune_command(
     if print_config:
         sys.stdout.write(config.to_yaml())
         return
-    place = out or f"runs/{Path(model.rstrip('/')).name}-{task.replace('/', '-')}"
     if language:
         _print_adapted(adapt.go_on(lm, config, place, quiet=quiet), as_json)
     else:

@@ -145,7 +145,8 @@ def encoder(bench: Bench) -> Report:
             sided("MDLM fine-tuning does not lower the mean of GLUE", change, at_least=True),
         ],
         protocol={
-            "encoder": bench.start, "test_rows": min(len(bench.rows()), ROWS), "±": "perplexity: standard error over draws; GLUE: standard deviation over seeds",
+            "encoder": bench.start, "test_rows": min(len(bench.rows()), ROWS),
+            "±": "perplexity: standard error over draws; GLUE: standard deviation over seeds",
             "samples": f"{SAMPLES} of {length} tokens, T = {SAMPLE_STEPS}, seeds from 0 on, not chosen",
             **task_protocol(bench),
         },
