@@ -25,7 +25,8 @@ def bert(bench: Bench) -> Report:
     assert isinstance(bench, BertBench)
     known = available(FIVE, bench.local)
     bench.need(list(BERTS.values()))
-    scored = {row: bench.score(name) for row, name in BERTS.items()}
+    limit = bench.scored_rows
+    scored = {row: bench.score(name, limit=limit) for row, name in BERTS.items()}
     simple = baselines(bench.rows("train"), bench.rows(), bench.data.tokenizer.vocab.size)
     printed = paper.BERT_PPL
     rows = [Row("unigram model", {}, {paper.PPL: Figure(math.exp(simple["unigram"]))}, "of the training text, add-one")]
@@ -41,7 +42,10 @@ def bert(bench: Bench) -> Report:
         "bert", f"{printed.label}; {paper.GLUE.label}",
         [Table(printed.title, printed.label, printed.columns, rows), glue_table(values, paper.GLUE.rows)],
         checks=[*checks, *glue_checks(values)],
-        protocol={"±": "perplexity: standard error over draws, AR is exact", **task_protocol(bench)},
+        protocol={
+            "test_rows": min(len(bench.rows()), limit or len(bench.rows())),
+            "±": "perplexity: standard error over draws, AR is exact", **task_protocol(bench),
+        },
         notes=[*printed.remarks, *paper.GLUE.remarks, f"{LOWER}."],
     )  # fmt: skip
 

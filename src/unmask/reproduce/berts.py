@@ -42,6 +42,7 @@ class BertSizes:
     lr: float
     tuning_lr: float
     tasks: TaskSizes
+    rows: int = 256  # of the split that perplexities are of
     cutoff: float = 0.01
     log_every: int = 10
 
@@ -141,6 +142,11 @@ class BertBench(Bench):
     def classifiers(self, name: str, task: str) -> list[TaskResult]:
         """A task, learned once a seed from a model."""
         return self.learn(self.lm(name), str(self.path(name)), self.folder / "tasks" / name, task)
+
+    @property
+    def scored_rows(self) -> int | None:
+        """Rows of the split that perplexities are of; None = all."""
+        return self.sizes.rows if self.scale.trains else None
 
     @property
     def task_sizes(self) -> TaskSizes:

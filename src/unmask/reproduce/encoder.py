@@ -25,7 +25,7 @@ from .report import Report, Row, Table
 
 BEFORE, AFTER = "before", "after"
 SAMPLES, SAMPLE_LENGTH, SAMPLE_STEPS = 4, 40, 128
-ROWS = 256  # rows of the test split on which the bound is measured
+ROWS = 256
 
 
 @dataclass(frozen=True)
@@ -85,6 +85,11 @@ class EncoderBench(BertBench):
         ]  # fmt: skip
         return language_config(self.lm(BEFORE), self.start, "mdlm", self.source, None, changes)
 
+    @property
+    def scored_rows(self) -> int:
+        """Rows of the split that perplexities are of."""
+        return ROWS
+
     def trainable(self) -> list[str]:
         """The fine-tuned encoder."""
         return [AFTER]
@@ -115,7 +120,7 @@ class EncoderBench(BertBench):
         """The bound under the law of the fine-tuning, before and after."""
         config = self.config(AFTER)
         law, schedule = build.law(config.objective, config.schedule), build.schedule(config.schedule)
-        return self.score(name, lambda model: model.under(schedule, law), limit=ROWS)
+        return self.score(name, lambda model: model.under(schedule, law), limit=self.scored_rows)
 
 
 def encoder(bench: Bench) -> Report:
