@@ -143,14 +143,21 @@ def glue_checks(values: Mapping[str, Values]) -> list[Check]:
     ]
 
 
+MARGIN = 1.0  # points of GLUE that "no loss" may hide
+
+
 def sided(claim: str, difference: Figure, sigmas: float = 2.0, at_least: bool = False) -> Check:
-    """Whether a difference is above 0 (`at_least`: not below it) by more than so many errors."""
+    """Whether a difference is above 0 by more than so many errors.
+
+    `at_least`: whether it is not surely below 0, and surely not by MARGIN.
+    """
     shown = f"difference of the means {difference}, paired by seed"
     if difference.error is None:
         return Check(claim, None, f"{shown}: one seed has no error")
-    if at_least:
-        return Check(claim, difference.value >= -sigmas * difference.error, shown)  # 0 ± 0 is not below
-    if abs(difference.value) <= sigmas * difference.error:
+    low, high = (difference.value + side * sigmas * difference.error for side in (-1, 1))
+    if at_least and high >= 0 and low > -MARGIN:
+        return Check(claim, True, f"{shown}: less than {MARGIN:g} below 0 by {sigmas:g} errors")
+    if low <= 0 <= high:
         return Check(claim, None, f"{shown}: within {sigmas:g} errors, not decided")
     return Check(claim, difference.value > 0, shown)
 
