@@ -91,6 +91,8 @@ def test_three_models_the_third_begins_with_the_first(said, place):
     assert set(models) == {"bert", "bert-ar", "bert-mdlm"}
     assert (models["bert"]["steps"], models["bert-ar"]["steps"], models["bert-mdlm"]["steps"]) == (10, 10, 2)
     assert models["bert"]["parameters"] == models["bert-ar"]["parameters"] == models["bert-mdlm"]["parameters"]
+    seen = {name: own["unmasked_tokens"] / own["tokens"] for name, own in models.items()}
+    assert seen == pytest.approx({"bert": 1 - 0.8 * 0.3, "bert-ar": 1.0, "bert-mdlm": 0.5}, abs=1e-3)
     folder = place / "out" / "smoke" / "text" / "models"
     assert f"start: {folder / 'bert'}" in (folder / "bert-mdlm" / "config.yaml").read_text()
 
