@@ -475,3 +475,11 @@ def test_a_language_model_is_no_classifier(tmp_path: Path) -> None:
     train(text_config("train.steps=1"), tmp_path, quiet=True)
     with pytest.raises(UserError, match="holds a language model and no classifier"):
         load_classifier(tmp_path)
+
+
+def test_the_last_line_of_progress_is_one_and_has_its_own_figure(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    config = text_config("train.steps=4", "eval.every=2", "eval.rows=4", "eval.draws=1", "train.log_every=1")
+    result = train(config, tmp_path / "run")
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("step 4/4")]
+    assert result.valid is not None
+    assert len(lines) == 1 and f"valid ppl {result.valid.perplexity:.2f}" in lines[0] and "loss" in lines[0]

@@ -201,11 +201,14 @@ class Loop:
 
     def _after_step(self, step: int, figures: dict[str, float], speed: float) -> None:
         spec, unit = self.config.train, self.job.unit
-        self.display.update(step, loss=f"{figures['loss']:.3f}", **{f"{unit}/s": f"{speed:,.0f}"})
+        shown = {"loss": f"{figures['loss']:.3f}", f"{unit}/s": f"{speed:,.0f}"}
         last = step == spec.steps
+        judged = last or self.job.evaluates(step)
+        if not judged:  # else with its own figures, and not with those of the evaluation before
+            self.display.update(step, **shown)
         if step % spec.log_every == 0 or last:
             self._log(step, {**figures, f"{unit}_per_second": speed})
-        improved = (last or self.job.evaluates(step)) and self._evaluate(step)
+        improved = judged and self._evaluate(step, shown)
         texts = self.job.samples(self.trainer, step)
         if texts:
             self._log(step, {"samples": texts})
@@ -218,12 +221,12 @@ class Loop:
         for sink in self.sinks:
             sink.log(figures, step)
 
-    def _evaluate(self, step: int) -> bool:
+    def _evaluate(self, step: int, shown: dict[str, str]) -> bool:
         """Judge the averaged weights; says whether they are the best so far."""
         found = self.job.evaluate(self.trainer, step)
+        self.display.update(step, **shown, **(found.shown if found else {}))
         if found is None:
             return False
-        self.display.update(step, **found.shown)
         self._log(step, found.logged)
         if self._better(found.figure):
             self.best, self.waited = {"step": step, self.job.figure: found.figure}, 0
