@@ -40,6 +40,12 @@ class RandomRows:
         rng = np.random.default_rng(indices[0])
         return rng.integers(1000, 30_000, (len(indices), LENGTH)), None
 
+    def labels(self, indices: np.ndarray) -> None:
+        return None
+
+    def present(self, tokens: np.ndarray, counts: None) -> None:
+        return None
+
 
 class FullLogits(MaskedDiffusion):
     """The textbook step: logits and log-softmax of every position, then the mask."""

@@ -27,7 +27,7 @@ FOLDER = Path(__file__).parent.parent / "benchmarks"
 def bench():
     """The benchmark and its parts, as one namespace each."""
     sys.path.insert(0, str(FOLDER))
-    yield {name: importlib.import_module(name) for name in ("sampling", "sampling_table")}
+    yield {name: importlib.import_module(name) for name in ("sampling", "sampling_table", "scan")}
     sys.path.remove(str(FOLDER))
 
 
@@ -185,3 +185,41 @@ def test_mistakes_are_said_in_a_sentence(sampling, given, said, capsys):
     assert stop.value.code == 2
     captured = capsys.readouterr()
     assert said in captured.err.splitlines()[-1] and not captured.out
+
+
+# -- the selective scan ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def scan(bench, monkeypatch) -> ModuleType:
+    for name, value in {"INNER": 8, "STATE": 2, "peak_bytes": bench["scan"].peak_here}.items():  # no processes
+        monkeypatch.setattr(bench["scan"], name, value)
+    return bench["scan"]
+
+
+def test_the_scans_are_one_function_and_are_shown(scan, capsys):
+    scan.main(["--lengths=16,8", "--turns=2", "--json"])
+    captured = capsys.readouterr()
+    found = json.loads(captured.out)
+    assert [part["length"] for part in found["lengths"]] == [8, 16]
+    assert [set(part["ways"]) for part in found["lengths"]] == [set(scan.WAYS), set(scan.WAYS) - {"transformers"}]
+    for part in found["lengths"]:
+        for own in part["ways"].values():
+            assert own["difference"] < 1e-5, "outputs and gradients"
+            assert all(len(seconds) == 2 and min(seconds) > 0 for seconds in own["seconds"].values())
+        kept = {name: own["kept_bytes"] for name, own in part["ways"].items()}
+        assert 0 < kept["fused"] < kept["plain loop"]
+    scan.show(found)
+    out = capsys.readouterr().out
+    assert out.count("mambapy pscan") == 6 and out.count("transformers") == 3 and "2 times the length" in out
+
+
+def test_ratios_of_scans_are_those_of_turns(scan):
+    assert scan.ratio([2.0, 30.0, 4.0], [1.0, 10.0, 4.0]) == 2.0
+
+
+def test_mistakes_in_the_lengths_are_said_in_a_sentence(scan, capsys):
+    for given, said in ((["--lengths", "8,x"], "'8,x' must be whole numbers"), (["--turns", "0"], "at least 1")):
+        with pytest.raises(SystemExit) as stop:
+            scan.main(given)
+        assert stop.value.code == 2 and said in capsys.readouterr().err.splitlines()[-1]

@@ -47,7 +47,7 @@ def test_list():
     for one, line in zip(found, table[1:], strict=True):
         assert line.split()[0] == one["name"]
         assert one["about"] in line
-    assert "(not read yet)" in next(line for line in table if line.startswith("hg38"))
+    assert "(not read yet)" in next(line for line in table if line.startswith("genomic_benchmarks"))
     assert list_sets() == found
 
 
@@ -140,7 +140,8 @@ def test_settings(ptb):
         (["show", "ptb", "-n", "0"], "-n 0 must be at least 1"),
         (["show", "ptb", "data.detokenizer=lm1"], r"did you mean 'lm1b'\?"),
         (["show", "book.txt", "--zero-shot"], "--zero-shot belongs to a named data set"),
-        (["show", "hg38"], "cannot be read yet"),
+        (["show", "genomic_benchmarks"], "cannot be read yet"),
+        (["show", "hg38", "data.local=/gone"], "data.local=/gone is no folder; set data.local to a folder with"),
         (["prepare", "c4"], "cannot be reached; set data.local=PATH or UNMASK_DATA=ROOT"),
         (["prepare", "ptb", "data.tokenizer=byte"], r"did you mean 'bytes'\?"),
     ],

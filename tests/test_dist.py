@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import subprocess
 import sys
 from pathlib import Path
@@ -93,6 +94,35 @@ def test_every_method_gives_the_same_with_two_processes(
     keys = ("loss",) if "model.method=ssd-lm" in method else ("loss", "valid_nats")
     for key in keys:
         torch.testing.assert_close(figures(one, key), figures(two, key), rtol=2e-5, atol=2e-5)
+
+
+@pytest.fixture(scope="module")
+def genome(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("genome") / "toy.fa"
+    bases = "".join(random.Random(0).choices("ACGTacgtN", weights=[8, 5, 5, 8, 2, 1, 1, 2, 1], k=20_000))
+    path.write_text(">chr1\n" + "\n".join(bases[i : i + 60] for i in range(0, len(bases), 60)) + "\n")
+    return f"data.source={path}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("strategy", "model"),
+    [
+        ("fsdp", ["model.backbone=caduceus"]),
+        ("ddp", ["model.backbone=caduceus", "model.strands=ph", "data.reverse_complement=true", "objective.loss=mlm"]),
+        ("fsdp", ["model.backbone=mamba", "model.method=ar", "data.reverse_complement=true"]),
+        ("fsdp", ["model.backbone=hyena", "model.method=ar"]),
+        ("ddp", ["model.backbone=caduceus", "model.method=plaid"]),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "-".join(each.partition("=")[2] for each in value),
+)
+def test_dna_gives_the_same_with_two_processes(genome: str, tmp_path: Path, strategy: str, model: list[str]) -> None:
+    every = [genome, "data.tokenizer=dna", "train.weight_decay=0.1", *model]
+    one = run(tmp_path / "one", 1, *every)
+    two = run(tmp_path / "two", 2, *every, f"train.strategy={strategy}")
+    assert len(figures(one, "loss")) == 4
+    for key in ("loss", "valid_nats"):
+        torch.testing.assert_close(figures(one, key), figures(two, key), rtol=5e-5, atol=5e-5)
 
 
 @pytest.mark.parametrize(

@@ -20,8 +20,8 @@ LEVELS = [
     {"trainer", "evaluate", "track", "tasks", "page", "judge", "canvas", "layout"},
     {"writing", "scoring", "loop", "classifying"},
     {"lm"},  # below train, which writes samples with it
-    {"train", "finetune", "hub", "suites", "datacommands"},
-    {"adapt"},
+    {"train", "finetune", "hub", "suites", "datacommands", "genomes"},
+    {"adapt", "sweep"},
     {"commands", "demo", "generative", "templates", "reproduce", "convert", "harness", "hf"},
     {"cli", "serve", "__main__", "unmask"},  # `unmask` is the package's own __init__
 ]
@@ -36,7 +36,7 @@ SIDEWAYS = {  # neighbours on one level that may know each other, this way round
 }
 OPTIONAL = {
     "tensorboard", "trackio", "wandb", "transformers", "scipy", "matplotlib", "lm_eval", "starlette", "uvicorn",
-    "mauve", "pocketsphinx", "accelerate", "sklearn",
+    "mauve", "pocketsphinx", "accelerate", "sklearn", "mamba_ssm",
 }  # fmt: skip
 FILES = sorted(ROOT.rglob("*.py"))
 

@@ -1,6 +1,6 @@
 """Fine-tuning of a saved model (paper section 5.1): it goes on as a language model, or becomes a classifier.
 
-unmask finetune MODEL mdlm --data TEXT      a BERT learns to write; the bound before and after
+unmask finetune MODEL mdlm --data TEXT      a BERT learns to write; the bound before and after (sedd, d3pm, plaid: too)
 unmask finetune MODEL glue/sst2             a task with labels, once a seed
 """
 
@@ -25,12 +25,16 @@ from .hub import load
 from .layout import NoHead
 from .lm import LM
 from .loop import open_folder
-from .recipes import glue_finetuning, mdlm_finetuning
+from .recipes import dna_finetuning, genomics_finetuning, glue_finetuning, mdlm_finetuning
 from .track import progress_bar
 from .train import Result, check, train
 from .types import Likelihood, UserError
 
-LOSSES = {"mdlm": "bound", "mlm": "mlm"}  # of a model that goes on as a language model
+KINDS = {  # method and loss of a model that goes on as a language model
+    "mdlm": ("mdlm", "bound"), "mlm": ("mdlm", "mlm"), "sedd": ("sedd", "bound"), "d3pm": ("d3pm", "bound"),
+    "plaid": ("plaid", "bound"), "ar": ("ar", "bound"),
+}  # fmt: skip
+LIKE = ("mdlm", "sedd", "d3pm", "no-carry-over")  # methods whose weights mean the same: a token for each [MASK]
 INSTEAD = {"train.steps": "task.epochs", "data.length": "task.length", "data.local": "task.local"}  # for tasks
 BEFORE = "before.json"  # in the folder of the run
 
@@ -45,16 +49,16 @@ class Adapted:
 
 def is_language(kind: str) -> bool:
     """Whether a kind of fine-tuning gives a language model; else it is the name of a task."""
-    if kind in LOSSES:
+    if kind in KINDS:
         return True
-    if kind not in tasks.TASKS and nearest(kind, LOSSES) and "/" not in kind:
-        raise UserError(f"unknown task {kind!r}{nearest(kind, LOSSES)}; choose one of {', '.join(_kinds())}")
+    if kind not in tasks.TASKS and nearest(kind, KINDS) and "/" not in kind:
+        raise UserError(f"unknown task {kind!r}{nearest(kind, KINDS)}; choose one of {', '.join(_kinds())}")
     tasks.task(kind)
     return False
 
 
 def _kinds() -> list[str]:
-    return [*LOSSES, *tasks.TASKS]
+    return [*KINDS, *tasks.TASKS]
 
 
 def language_config(
@@ -66,16 +70,18 @@ def language_config(
     overrides: Sequence[str] = (),
 ) -> Config:
     """The settings of a language model that goes on: the paper's fine-tuning, on the data that were asked for."""
-    method = lm.config.model.method
-    if method != "mdlm":
-        why = "looks to the left only" if lm.model.backbone.causal else f"is trained as {method}"
-        raise UserError(
-            f"{name} {why}, and {kind} needs a masked LM that looks both ways; give a BERT or a model of method mdlm"
-        )
-    config = mdlm_finetuning(lm.config, LOSSES[kind])
+    method, loss = KINDS[kind]
+    _check_start(lm, name, kind)
+    if lm.config.data.tokenizer == "dna":
+        config = dna_finetuning(lm.config, method, loss)
+    else:
+        config = mdlm_finetuning(lm.config, loss, method)
     config = _with(config, "train", start=name)
     if data is not None:
-        config = _with(config, "data", source=data, subset=None, detokenizer="auto", local=local)
+        intervals = config.data.intervals if data == config.data.source else None
+        config = _with(
+            config, "data", source=data, subset=None, detokenizer="auto", local=local, intervals=intervals
+        )  # fmt: skip
     elif local is not None:
         config = _with(config, "data", local=local)
     if data is None and not any(text.startswith("data.source=") for text in overrides):
@@ -83,10 +89,32 @@ def language_config(
     return _overridden(config, overrides)
 
 
+def _check_start(lm: LM, name: str, kind: str) -> None:
+    """Raise if a model cannot go on in this way."""
+    method, causal = lm.config.model.method, lm.model.backbone.causal
+    if kind == "ar" and not causal:
+        raise UserError(
+            f"{name} looks both ways, and ar needs a model that looks to the left only; give one of method ar"
+        )
+    if kind == "ar" or method == kind:
+        return
+    if causal or method not in LIKE:
+        why = "looks to the left only" if causal else f"is trained as {method}"
+        raise UserError(
+            f"{name} {why}, and {kind} needs a masked LM that looks both ways; give a BERT or a model of method mdlm"
+        )
+
+
 def task_config(lm: LM, name: str, task: str, local: str | None = None, overrides: Sequence[str] = ()) -> Config:
-    """The settings of a classifier: the paper's."""
-    config = _with(glue_finetuning(lm.config), "train", start=name)
-    return _overridden(_with(config, "task", name=task, local=local), overrides)
+    """The settings of a classifier: the paper's, for texts or for sequences of bases."""
+    record = tasks.task(task)
+    base = genomics_finetuning(lm.config) if record.sequences else glue_finetuning(lm.config)
+    config = _with(base, "train", start=name)
+    length = record.length or base.task.length
+    config = _overridden(_with(config, "task", name=task, local=local, length=length), overrides)
+    if config.task.warmup is not None and config.train.warmup != base.train.warmup:
+        raise UserError(f"{task} has its warm-up as a share of the steps; set task.warmup instead of train.warmup")
+    return config
 
 
 def _overridden(config: Config, overrides: Sequence[str]) -> Config:
@@ -131,14 +159,17 @@ def _before(lm: LM, config: Config, out: Path, quiet: bool, begun: bool) -> dict
 def bound(lm: LM, config: Config, world: Any, quiet: bool) -> Likelihood:
     """The bound of a model as the evaluations of a run measure it: same rows, draws, seed and law."""
     spec = config.eval
-    model = lm.model.under(build.schedule(config.schedule), build.law(config.objective, config.schedule))
+    model = lm.model
+    if lm.config.model.method in LIKE:
+        model = model.under(build.schedule(config.schedule), build.law(config.objective, config.schedule))
     model = model.to(world.device)
     with world.first(), progress_bar("tokenizing", quiet) as progress:
         rows = prepare(config.data, lm.tokenizer, ("train", spec.split), progress).split(spec.split)
     with progress_bar("bound before", quiet) as progress, torch.no_grad():
         return evaluate(
             model, rows, draws=spec.draws, batch_size=spec.batch_size, seed=spec.seed, limit=spec.rows, world=world,
-            attend_pads=config.data.attend_pads, progress=progress, protocol={"model": config.train.start},
+            attend_pads=config.data.attend_pads, progress=progress,
+            protocol={"model": config.train.start, "method": lm.config.model.method},
         )  # fmt: skip
 
 

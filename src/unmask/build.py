@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from .backbones.base import Backbone
+from .backbones.caduceus import Caduceus
 from .backbones.causal import Causal
+from .backbones.hyena import Hyena
+from .backbones.mamba import Mamba
 from .backbones.mosaicbert import MosaicBert
 from .backbones.transformer import DiT
 from .config import Config, ModelConfig, ObjectiveConfig, ScheduleConfig
 from .models.autoregressive import AutoRegressive
 from .models.base import LanguageModel
 from .models.masked import MaskedDiffusion, Objective
+from .models.plaid import Plaid
 from .models.simplex import SimplexDiffusion
 from .parameterization import Mean, Parameterization, Score
 from .schedule import (
@@ -28,6 +32,7 @@ from .schedule import (
 )
 from .types import UserError, Vocab
 
+CAUSAL_ONLY = ("mamba", "hyena")
 BERT_RATE = 0.15  # the share of tokens that Devlin et al. (2018) have guessed
 
 
@@ -87,6 +92,38 @@ def mosaicbert(spec: ModelConfig, vocab: Vocab, causal: bool = False) -> MosaicB
     )  # fmt: skip
 
 
+def caduceus(spec: ModelConfig, vocab: Vocab) -> Caduceus:
+    """Mamba in both directions, on both strands."""
+    _without_dropout(spec)
+    return Caduceus(
+        vocab, spec.hidden_dim, spec.n_blocks, spec.state_dim, spec.conv_width, spec.expand, spec.strands,
+        spec.swap_strands,
+    )  # fmt: skip
+
+
+def left_to_right(spec: ModelConfig, vocab: Vocab) -> Backbone:
+    """The network that looks to the left only."""
+    if spec.backbone == "mosaicbert":
+        return mosaicbert(spec, vocab, causal=True)
+    if spec.backbone == "mamba":
+        _without_dropout(spec)
+        return Mamba(vocab, spec.hidden_dim, spec.n_blocks, spec.state_dim, spec.conv_width, spec.expand)
+    if spec.backbone == "hyena":
+        return Hyena(
+            vocab, spec.hidden_dim, spec.n_blocks, spec.mlp_ratio, spec.dropout, spec.filter_dim, spec.filter_length,
+            spec.filter_shift,
+        )  # fmt: skip
+    if spec.backbone in ("caduceus", "transformers"):
+        raise UserError(f"the {spec.backbone} backbone looks both ways; set model.method=mdlm")
+    return Causal(vocab, spec.hidden_dim, spec.n_blocks, spec.n_heads, spec.mlp_ratio, spec.dropout)
+
+
+def _without_dropout(spec: ModelConfig) -> None:
+    """Raise for a setting that would change nothing."""
+    if spec.dropout:
+        raise UserError(f"the {spec.backbone} backbone has no dropout; set model.dropout=0")
+
+
 def network(spec: ModelConfig, vocab: Vocab, n_labels: int = 0) -> Backbone:
     """The network that looks both ways."""
     if spec.backbone == "dit":
@@ -97,6 +134,10 @@ def network(spec: ModelConfig, vocab: Vocab, n_labels: int = 0) -> Backbone:
         raise UserError(f"the {spec.backbone} backbone takes no labels; leave data.label out")
     if spec.backbone == "mosaicbert":
         return mosaicbert(spec, vocab)
+    if spec.backbone == "caduceus":
+        return caduceus(spec, vocab)
+    if spec.backbone in CAUSAL_ONLY:
+        raise UserError(f"the {spec.backbone} backbone looks to the left only; set model.method=ar")
     from .backbones.encoder import Encoder
 
     assert spec.architecture is not None
@@ -150,15 +191,7 @@ def autoregressive(config: Config, vocab: Vocab, n_labels: int) -> LanguageModel
         raise UserError("an autoregressive model knows no time; set model.time_conditioning=false")
     if n_labels:
         raise UserError("an autoregressive model takes no labels; leave data.label out")
-    spec = config.model
-    if spec.backbone == "transformers":
-        raise UserError("an encoder of transformers looks both ways; set model.method=mdlm")
-    net: Backbone
-    if spec.backbone == "mosaicbert":
-        net = mosaicbert(spec, vocab, causal=True)
-    else:
-        net = Causal(vocab, spec.hidden_dim, spec.n_blocks, spec.n_heads, spec.mlp_ratio, spec.dropout)
-    return AutoRegressive(net, start=config.objective.start_token)
+    return AutoRegressive(left_to_right(config.model, vocab), start=config.objective.start_token)
 
 
 def simplex(config: Config, vocab: Vocab, n_labels: int) -> LanguageModel:
@@ -178,6 +211,29 @@ def simplex(config: Config, vocab: Vocab, n_labels: int) -> LanguageModel:
     return SimplexDiffusion(dit(config.model, vocab, n_labels), spec.block, spec.steps, spec.scale, spec.context)
 
 
+def plaid(config: Config, vocab: Vocab, n_labels: int) -> LanguageModel:
+    """Gaussian diffusion over embeddings, on a network that looks both ways and reads vectors."""
+    spec = config.plaid
+    _without_bound(config)
+    if config.model.backbone not in ("dit", "caduceus"):
+        raise UserError(
+            f"Plaid gives the network vectors to read both ways, which the {config.model.backbone} backbone takes not; "
+            "set model.backbone=dit or model.backbone=caduceus"
+        )
+    if config.train.strategy == "fsdp":
+        raise UserError("Plaid has weights outside its backbone, which fsdp does not shard; set train.strategy=ddp")
+    return Plaid(
+        network(config.model, vocab, n_labels),
+        embed_dim=spec.embed_dim,
+        gamma_0=spec.gamma_0,
+        gamma_1=spec.gamma_1,
+        self_condition=spec.self_condition,
+        reconstruct=spec.reconstruct,
+        bias_warmup=min(spec.bias_warmup, config.train.steps // 2),  # a short run, too, must get past it
+        lr_factor=spec.lr_factor,
+    )
+
+
 Method = Callable[[Config, Vocab, int], LanguageModel]
 METHODS: dict[str, Method] = {
     "mdlm": masked(Mean()),
@@ -186,6 +242,7 @@ METHODS: dict[str, Method] = {
     "sedd": masked(Score()),
     "ar": autoregressive,
     "ssd-lm": simplex,
+    "plaid": plaid,
 }
 
 

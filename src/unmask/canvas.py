@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from .config import DataConfig
+from .data.dna.bases import UNK
 from .data.tokenizers import Tokenizer
 from .types import UserError
 
@@ -181,11 +182,16 @@ class Painter:
             text.encode()
         except UnicodeEncodeError:  # bytes of the command line that are no text reach us as lone surrogates
             raise UserError("the given text is not UTF-8; check the encoding of your terminal") from None
-        return self.tokenizer.encode(text) if text else []
+        ids = self.tokenizer.encode(text) if text else []
+        if self.tokenizer.kind == "dna" and UNK in ids:
+            raise UserError(f"{text[ids.index(UNK)]!r} in the given text is no base; give A, C, G, T and N only")
+        return ids
 
     @functools.cached_property
     def joins_spaces(self) -> bool:
         """Whether the tokenizer writes a space as the beginning of the next word's token, as GPT-2's does."""
+        if self.tokenizer.kind == "dna":
+            return False
         return self.tokenizer.pieces(self.tokenizer.encode(" a")[:1]) != [" "]
 
     @functools.cached_property

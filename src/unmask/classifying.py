@@ -16,6 +16,7 @@ from .data.tokenizers import Tokenizer
 from .dist import World, pick_device
 from .evaluate import evaluating
 from .models.classifier import Classifier
+from .models.plaid import Plaid
 from .tasks import Encoded, Example, Task
 from .types import UserError
 
@@ -46,7 +47,9 @@ class TaskModel:
         examples = [self._example(i, text) for i, text in enumerate(texts)]
         if not examples:
             return Predicted([], None if self.task.regression else np.empty((0, self.task.n_outputs)))
-        found = outputs(self.model, tasks.encode(examples, self.tokenizer, self.config.task.length), batch_size)
+        spec = self.config.task
+        data = encoded(self.task, examples, self.tokenizer, spec.length)
+        found = outputs(self.model, data, batch_size, both=spec.strands == "conjoin")
         choice = decided(self.task, found)
         if self.task.regression:
             return Predicted([float(score) for score in choice], None)
@@ -57,7 +60,13 @@ class TaskModel:
         if len(pair) != (2 if self.task.pairs else 1) or not all(isinstance(part, str) for part in pair):
             wanted = "pairs of texts" if self.task.pairs else "single texts"
             raise UserError(f"{self.task.name} is a task on {wanted}; example {index} is {text!r}")
-        return Example(pair[0], pair[1] if self.task.pairs else None, None, index)
+        first = tasks.clean(pair[0], f"example {index}") if self.task.sequences else pair[0]
+        return Example(first, pair[1] if self.task.pairs else None, None, index)
+
+
+def encoded(task: Task, examples: list[Example], tokenizer: Tokenizer, length: int) -> Encoded:
+    """Examples as a classifier of the task takes them."""
+    return (tasks.encode_bases if task.sequences else tasks.encode)(examples, tokenizer, length)
 
 
 def load_classifier(path: str | Path, device: str = "cpu", *, which: str | None = None) -> TaskModel:
@@ -67,7 +76,7 @@ def load_classifier(path: str | Path, device: str = "cpu", *, which: str | None 
     """
     if which not in (None, "best", "last"):
         raise UserError("which must be 'best' or 'last'")
-    if not checkpoint.steps(Path(path)) and (seeds := sorted(Path(path).glob("seed-*"))):
+    if not checkpoint.steps(Path(path)) and (seeds := sorted(Path(path).glob("**/seed-*"))):
         raise UserError(f"{path} holds a classifier a seed; give one of them, for example {seeds[0]}")
     folder = checkpoint.resolve(path, which or "last")
     if which is None and (best := checkpoint.read_json(folder / "state.json")["best"]) and folder != Path(path):
@@ -86,25 +95,36 @@ def load_classifier(path: str | Path, device: str = "cpu", *, which: str | None 
 
 def blank(config: Config, task: Task, tokenizer: Tokenizer, n_labels: int) -> Classifier:
     """The classifier of a config, with fresh weights."""
-    backbone = build.model(config, tokenizer.vocab, n_labels).backbone
+    lm = build.model(config, tokenizer.vocab, n_labels)
+    backbone = lm.backbone
     longest = backbone.longest
     if longest is not None and config.task.length > longest:
         raise UserError(
             f"task.length={config.task.length} is longer than the {longest} tokens that the model can take; "
             f"set task.length to at most {longest}"
         )
-    return Classifier(backbone, task.n_outputs, dropout=config.task.dropout)
+    return Classifier(
+        backbone, task.n_outputs, dropout=config.task.dropout, pooling=config.task.pooling,
+        reader=lm if isinstance(lm, Plaid) else None,
+    )  # fmt: skip
 
 
-def outputs(model: Classifier, data: Encoded, batch_size: int, world: World | None = None) -> np.ndarray:
-    """(N, n_outputs) float64 of all examples; each process computes its share."""
+def outputs(
+    model: Classifier, data: Encoded, batch_size: int, world: World | None = None, both: bool = False
+) -> np.ndarray:
+    """(N, n_outputs) float64 of all examples; each process computes its share.
+
+    With `both`, the mean of a sequence's outputs and those of its reverse complement ("post-hoc conjoining").
+    """
     world = world or World(0, 1, model.device)
     by_size = np.argsort(np.diff(data.ends, prepend=0), kind="stable")  # little padding, and equal shares
     mine, found = by_size[world.rank :: world.size], torch.zeros(len(data), model.n_outputs, dtype=torch.float64)
     with evaluating(model), torch.no_grad():
         for start in range(0, len(mine), batch_size):
             part = mine[start : start + batch_size]
-            found[part] = model.outputs(data.batch(part, part, len(data)).to(model.device)).double().cpu()
+            strands = [None, np.ones(len(part), dtype=bool)] if both else [None]
+            batches = [data.batch(part, part, len(data), other).to(model.device) for other in strands]
+            found[part] = torch.stack([model.outputs(batch).double().cpu() for batch in batches]).mean(0)
     return world.sum(found).cpu().numpy()
 
 

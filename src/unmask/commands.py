@@ -129,6 +129,7 @@ def _data(
     changes: dict[str, Any] = {}
     if source is not None:
         changes = {"source": source, "subset": None, "detokenizer": "auto", "local": None}
+        changes |= {} if source == spec.source else {"intervals": None}
     if local is not None:
         if not local.strip():
             raise UserError("--local is empty; give the folder of the data set, or leave it out")

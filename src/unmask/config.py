@@ -45,7 +45,7 @@ class DataConfig(Section):
     detokenizer: str = Field("auto", min_length=1)  # rules that join words again; auto: the named data set's own
     label: str | None = Field(None, min_length=1)  # column with the label of each document; pad only
     document: Literal["auto", "line", "paragraph", "file"] = "auto"  # what one document of a .txt file is
-    tokenizer: str = Field("bpe", min_length=1)  # bytes, chars, bpe, a tokenizer.json, or a Hub name
+    tokenizer: str = Field("bpe", min_length=1)  # bytes, chars, bpe, dna, a tokenizer.json, or a Hub name
     vocab_size: PositiveInt = 4096  # of a bpe that is trained here
     length: int = Field(128, ge=2)
     layout: Literal["wrap", "pad"] = "wrap"  # concatenate and cut, or one document a row
@@ -55,6 +55,9 @@ class DataConfig(Section):
     valid_fraction: float = Field(0.05, ge=0, lt=1)  # where the source has no split of its own
     test_fraction: float = Field(0.05, ge=0, lt=1)
     split_seed: Seed = 0
+    intervals: str | None = Field(None, min_length=1)  # dna: a BED file of regions; its fourth column names the split
+    soft_mask: Literal["keep", "mask"] = "keep"  # dna: lower-case bases are bases, or are read as N
+    reverse_complement: bool = False  # dna: each row of a training step is of the other strand with chance 1/2
     cache: str | None = None  # default: $UNMASK_CACHE, else ~/.cache/unmask
 
     @model_validator(mode="after")
@@ -67,14 +70,19 @@ class DataConfig(Section):
             raise ValueError("label needs rows that are one document each; set data.layout=pad")
         if self.label is not None and self.label == self.field:
             raise ValueError(f"label={self.label} is the column of the text; set data.label to that of the labels")
+        if self.tokenizer != "dna":
+            usual = {"intervals": None, "soft_mask": "keep", "reverse_complement": False}
+            for name, value in usual.items():
+                if getattr(self, name) != value:
+                    raise ValueError(f"{name} is for bases; set data.tokenizer=dna, or leave it out")
         return self
 
 
 class ModelConfig(Section):
     """The network."""
 
-    method: Literal["mdlm", "no-carry-over", "d3pm", "sedd", "ar", "ssd-lm"] = "mdlm"
-    backbone: Literal["dit", "mosaicbert", "transformers"] = "dit"
+    method: Literal["mdlm", "no-carry-over", "d3pm", "sedd", "ar", "ssd-lm", "plaid"] = "mdlm"
+    backbone: Literal["dit", "mosaicbert", "transformers", "mamba", "caduceus", "hyena"] = "dit"
     architecture: dict[str, Any] | None = None  # transformers: what the config.json of the network says
     hidden_dim: PositiveInt = 768
     n_blocks: PositiveInt = 12
@@ -83,6 +91,14 @@ class ModelConfig(Section):
     mlp_ratio: PositiveInt = 4
     dropout: float = Field(0.1, ge=0, lt=1)
     time_conditioning: bool = False
+    state_dim: PositiveInt = 16  # mamba, caduceus: numbers that a channel remembers
+    conv_width: PositiveInt = 4  # mamba, caduceus: bases that the short convolution sees
+    expand: PositiveInt = 2  # mamba, caduceus: inner channels for each hidden one
+    strands: Literal["ps", "ph"] = "ps"  # caduceus: equivariant to the reverse complement by its weights, or plain
+    swap_strands: bool = False  # caduceus ps: as the published weights (fused norms) were trained
+    filter_dim: PositiveInt = 64  # hyena: width of the network that makes the long filters
+    filter_length: PositiveInt = 1026  # hyena: the longest row that the filters are made for
+    filter_shift: float = 0.0  # hyena: added to the decay of the filters; some published files have 0.05
 
     @model_validator(mode="after")
     def _heads(self) -> ModelConfig:
@@ -152,6 +168,24 @@ class SimplexConfig(Section):
     context: PositiveInt | None = None  # the most tokens that a block sees before it; default: all
 
 
+class PlaidConfig(Section):
+    """Gaussian diffusion over embeddings (model.method=plaid)."""
+
+    embed_dim: PositiveInt = 16  # numbers of a token
+    gamma_0: float = -3.0  # log noise-to-signal ratio at t = 0 before training ...
+    gamma_1: float = 6.0  # ... and at t = 1
+    self_condition: float = Field(0.25, ge=0, le=1)  # share of the rows that see a first guess, in training
+    reconstruct: float = Field(0.125, gt=0, lt=1)  # share of the rows that are looked at at t = 0
+    bias_warmup: NonNegativeInt = 5000  # steps until the exact posterior of the noise counts fully
+    lr_factor: PositiveFloat = 7.0  # learning rate of embeddings and noise schedule, in units of train.lr
+
+    @model_validator(mode="after")
+    def _order(self) -> PlaidConfig:
+        if self.gamma_0 >= self.gamma_1:
+            raise ValueError(f"gamma_0={self.gamma_0} must be below gamma_1={self.gamma_1}: noise grows with time")
+        return self
+
+
 class TrainConfig(Section):
     """Optimisation, checkpoints and the machine."""
 
@@ -194,7 +228,14 @@ class TaskConfig(Section):
     length: int = Field(128, ge=4)  # tokens that an example is cut to
     epochs: PositiveFloat = 3.0  # says what train.steps is
     rows: PositiveInt | None = None  # at most this many training examples, evenly spaced; None = all
+    eval_rows: PositiveInt | None = None  # the same for each split that it is judged on
     dropout: float = Field(0.1, ge=0, lt=1)  # before the classifier
+    pooling: Literal["first", "mean"] = "first"  # BERT's state of one token with its tanh, or the mean over all tokens
+    strands: Literal["one", "augment", "conjoin"] = "one"  # dna: learn from both strands; conjoin: answer from both too
+    split: Literal["official", "random"] = "official"  # dna: as distributed, or cut out of what is at hand
+    genome: str | None = Field(None, min_length=1)  # dna: FASTA (or its folder) of tasks that come as intervals
+    max_steps: PositiveInt | None = None  # at most this many, whatever task.epochs says
+    warmup: float | None = Field(None, ge=0, lt=1)  # share of the steps; None: train.warmup steps
 
 
 class EvalConfig(Section):
@@ -226,6 +267,7 @@ class Config(Section):
     schedule: ScheduleConfig = ScheduleConfig()
     objective: ObjectiveConfig = ObjectiveConfig()
     simplex: SimplexConfig = SimplexConfig()
+    plaid: PlaidConfig = PlaidConfig()
     train: TrainConfig = TrainConfig()
     task: TaskConfig = TaskConfig()
     eval: EvalConfig = EvalConfig()

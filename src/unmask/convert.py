@@ -90,13 +90,17 @@ def open_source(
 
 
 def read_file(path: Path, weights: str) -> tuple[Described, Tensors, str]:
-    """What a pickled file holds: a Lightning checkpoint, or tensors with a config.json beside them."""
+    """What a pickled file holds: a checkpoint of the paper's code, or tensors with a config.json beside them."""
     if path.suffix not in hub.PICKLES:
         raise UserError(f"{path} is no model; convert reads folders, Hub ids and {', '.join(hub.PICKLES)} files")
     tree = pickles.load(path)
-    if isinstance(tree, dict) and "state_dict" in tree:
+    state = tree.get("state_dict") if isinstance(tree, dict) else None
+    beside = layout.is_folder(path.parent)
+    if isinstance(state, dict) and FLAT_EMBEDDING not in state and beside:
+        return layout.read_folder(path.parent), pickles.tensors(state, path), "raw"
+    if state is not None:
         return read_lightning(tree, path, weights)
-    if not layout.is_folder(path.parent):
+    if not beside:
         raise UserError(
             f"{path} holds tensors only, and there is no {layout.CONFIG} beside it that describes the model"
         )

@@ -12,6 +12,7 @@ import numpy as np
 
 from .config import DataConfig, parse
 from .data.corpora import Corpus, open_corpus
+from .data.dna.sources import GenomePrepared, prepare_genome
 from .data.pack import Prepared, cached, prepare, preview
 from .data.records import CORPORA, Record, find
 from .errors import UserError
@@ -63,13 +64,13 @@ def show(spec: DataConfig, split: str | None = None, n: int = 3, progress: Progr
     """The first texts of a split on their way to the network, its first rows, and its counts where they are cheap."""
     if n < 1:
         raise UserError(f"-n {n} must be at least 1")
-    corpus = open_corpus(spec)
+    corpus = _open(spec, progress)
     split = corpus.splits[0] if split is None else split
     corpus.check(split)
     texts = _first(corpus, split, n)  # before the tokenizer: a wrong field is the first thing to know
     raw = texts if corpus.detokenizer == "none" else _first(_undetokenized(spec), split, n)
     prepared = prepare(spec, splits=())
-    rows = preview(prepared, split, n)
+    rows = prepared.split(split) if isinstance(prepared, GenomePrepared) else preview(prepared, split, n)
     tokens, scored = rows.rows(range(min(n, len(rows))))
     scored = np.ones_like(tokens, dtype=bool) if scored is None else scored
     return {
@@ -85,7 +86,7 @@ def prepare_set(
     spec: DataConfig, splits: Sequence[str] | None = None, progress: Progress | None = None
 ) -> dict[str, Any]:
     """Fill the cache; the folder and the counts of every split."""
-    corpus = open_corpus(spec)
+    corpus = _open(spec, progress)
     for split in splits or ():
         corpus.check(split)
     wanted = list(splits or corpus.splits)
@@ -105,7 +106,9 @@ def counts(prepared: Prepared, split: str) -> dict[str, Any]:
         rows = prepared.split(split)
     except UserError as error:
         return {**found, "rows": 0, "dropped_tokens": facts["tokens"], "bytes_per_token": None, "problem": str(error)}
-    if rows.ends is None:
+    if isinstance(prepared, GenomePrepared):
+        dropped = facts["bases_left_out"]
+    elif rows.ends is None:
         dropped = rows.tokens - len(rows) * rows.room
     else:
         lengths = np.diff(np.asarray(rows.ends, dtype=np.int64), prepend=0)
@@ -115,7 +118,7 @@ def counts(prepared: Prepared, split: str) -> dict[str, Any]:
 
 
 def _counts(prepared: Prepared, split: str, progress: Progress | None) -> dict[str, Any] | None:
-    if cached(prepared, split) is None:
+    if not isinstance(prepared, GenomePrepared) and cached(prepared, split) is None:
         if not 0 < prepared.corpus.size <= COUNTED and prepared.spec.source != "python-docs":
             return None
         prepared = prepare(prepared.spec, prepared.tokenizer, [split], progress)
@@ -132,6 +135,12 @@ def _about(prepared: Prepared) -> dict[str, Any]:
         **{name: getattr(spec, name) for name in SETTINGS},
         "vocabulary": prepared.tokenizer.vocab.size,
     }
+
+
+def _open(spec: DataConfig, progress: Progress | None) -> Corpus:
+    """The corpus; a genome is packed first, which is told."""
+    genome = prepare_genome(spec, None, progress)
+    return open_corpus(spec) if genome is None else genome.corpus
 
 
 def _undetokenized(spec: DataConfig) -> Corpus:

@@ -1,7 +1,8 @@
-"""Fine-tuning on a task with labels (paper section 5.1, appendix D.6): a classifier on the backbone of a model.
+"""Fine-tuning on a task with labels (paper sections 5.1 and 5.2): a classifier on the backbone of a model.
 
 It runs in the loop of all training (`loop`), so it goes on bit for bit after a stop. Every checkpoint with an
 evaluation holds its predictions and metrics; those of the best one are copied into the folder of the run at the end.
+Where a task is tested (Genomic Benchmarks, GUE), the best checkpoint is judged on the test split then, and only then.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ import numpy as np
 import torch
 
 from . import checkpoint, tasks
-from .classifying import Predicted, TaskModel, blank, load_classifier, outputs, table
+from .classifying import Predicted, TaskModel, blank, encoded, load_classifier, outputs, table
 from .config import Config
 from .data.labels import save_labels
 from .data.loader import train_rows
@@ -30,6 +31,7 @@ from .keys import Keys
 from .lm import LM
 from .loop import Evaluated, Job, Loop, Outcome, open_folder, stop_signals
 from .models.classifier import Classifier
+from .models.plaid import Plaid
 from .tasks import Encoded, Example
 from .train import fill
 from .trainer import Trainer
@@ -54,24 +56,31 @@ class TaskResult:
     best: Metrics  # of the checkpoint that is the best by the task's metric
     best_step: int | None
     seconds: float
+    test: dict[str, float] = field(default_factory=dict)  # of the best checkpoint, where the task is tested
 
 
-def finetune(lm: LM, config: Config, out: str | Path, *, quiet: bool = False) -> TaskResult:
+def finetune(lm: LM, config: Config, out: str | Path, *, quiet: bool = False, test: bool = True) -> TaskResult:
     """Train a classifier for config.task on the backbone of a model, or continue the run that is in `out`.
 
     task.epochs says how many steps there are. It is evaluated every eval.every steps (0: after every epoch) on the
-    whole of the dev splits, and the best is that with the highest metric of the task on the first of them.
+    dev splits (task.eval_rows of each), and the best is that with the highest metric of the task on the first of them.
+    `test` says whether a finished run is tested (a sweep tests the runs it chose only).
     """
     out = Path(out)
     _check(lm, config)
     with join_world(config.train.device) as world:
         hidden = quiet or not world.main
+        loaded = read_splits(config, world)
+        config = with_steps(config, _rows(config, loaded))  # the warm-up may be a share of them
         folder = open_folder(config, out)
-        job = TaskJob(lm, config, world, folder)
+        job = TaskJob(lm, config, world, folder, loaded)
         loop = Loop(job, out, world, hidden, folder)
         with stop_signals() as stopped:
             end = loop.go(stopped)
         result = _result(out, end, loop.best)
+        if end.finished and job.task.tested:
+            found = _known_test(result, job) or (_tested(result, job, loop.trainer) if test else {})
+            result = replace(result, test=found)
         if world.main and end.finished:
             _conclude(result, job)
         world.barrier()
@@ -102,35 +111,44 @@ class TaskJob(Job):
     higher_is_better = True
     unit = "examples"
 
-    def __init__(self, lm: LM, config: Config, world: World, folder: Path | None) -> None:
+    def __init__(
+        self, lm: LM, config: Config, world: World, folder: Path | None, loaded: dict[str, tasks.Loaded]
+    ) -> None:
         assert config.task.name is not None
         self.task, self.world, self.cut = tasks.task(config.task.name), world, example_batch
         self.figure = self.task.metric
         self.tokenizer = lm.tokenizer if folder is None else Tokenizer.load(folder)
         self.labels, self.started = lm.labels, digest(lm)
-        self._read(config)
-        self.config = config = with_steps(config, len(self.data))
+        self.config = config
+        self._read(config, loaded)
         torch.manual_seed(Keys(config.seed).torch_seed("init"))
         self.model = blank(config, self.task, self.tokenizer, len(self.labels))
         if folder is None:
-            fill(self.model.backbone, lm.model.backbone, f"the model {config.train.start}")
+            _begin(self.model, lm, f"the model {config.train.start}")
         self.model.freeze_unused()
         self.metrics: Metrics = {}
         self.tables: dict[str, str] = {}
         self.evaluated = -1  # the step that these are of
 
-    def _read(self, config: Config) -> None:
-        """The examples in tokens; one process may have to fetch them for all."""
+    def _read(self, config: Config, loaded: dict[str, tasks.Loaded]) -> None:
+        """The examples in tokens."""
         spec = config.task
-        with self.world.first():
-            loaded = {s: tasks.load(self.task, s, spec.local) for s in ("train", *self.task.evaluations)}
+        if not self.task.sequences and (spec.strands != "one" or spec.genome is not None):
+            raise UserError(f"{self.task.name} is a task on texts, which have no strands; leave out what is for dna")
         self.facts = {split: one.facts for split, one in loaded.items()}
-        train = loaded["train"].examples
-        self.data: Encoded = self._encode([train[i] for i in pick_rows(len(train), spec.rows)], spec.length)
-        self.dev = {split: self._encode(loaded[split].examples, spec.length) for split in self.task.evaluations}
+        self.data: Encoded = self._encode(loaded["train"].examples, spec.rows)
+        self.dev = {split: self._encode(loaded[split].examples, spec.eval_rows) for split in self.task.evaluations}
+        self.test = self._encode(loaded[self.task.tested].examples, spec.eval_rows) if self.task.tested else None
 
-    def _encode(self, examples: list[Example], length: int) -> Encoded:
-        return tasks.encode(examples, self.tokenizer, length)
+    def _encode(self, examples: list[Example], most: int | None) -> Encoded:
+        chosen = [examples[i] for i in pick_rows(len(examples), most)]
+        return encoded(self.task, chosen, self.tokenizer, self.config.task.length)
+
+    def judge(self, data: Encoded) -> tuple[dict[str, float], str]:
+        """The metrics of the weights as they are, and the table of what they say (all processes call)."""
+        both = self.config.task.strands == "conjoin"
+        found = outputs(self.model, data, self.config.eval.batch_size, self.world, both)
+        return tasks.metrics.compute(self.task, found, data.labels), table(self.task, found, data.labels)
 
     def identity(self) -> dict[str, Any]:
         """The examples, and the model it began with."""
@@ -154,9 +172,7 @@ class TaskJob(Job):
         self.metrics, self.tables, self.evaluated = {}, {}, step
         for split, data in self.dev.items():
             with trainer.averaged():
-                found = outputs(self.model, data, self.config.eval.batch_size, self.world)
-            self.metrics[split] = tasks.metrics.compute(self.task, found, data.labels)
-            self.tables[split] = table(self.task, found, data.labels)
+                self.metrics[split], self.tables[split] = self.judge(data)
         name, first = self.figure, self.metrics[self.task.evaluations[0]]
         bar = f" ± {first[f'{name}_stderr']:.4f}"
         logged = {f"{split}_{key}": value for split, found in self.metrics.items() for key, value in found.items()}
@@ -175,12 +191,15 @@ class TaskJob(Job):
     def protocol(self) -> dict[str, Any]:
         """How the numbers came about."""
         spec, data = self.config.train, {"train": self.data, **self.dev}
+        if self.test is not None and self.task.tested:
+            data[self.task.tested] = self.test
         return {
             "task": self.task.name, "version": self.task.version, "data": self.facts,
             "rows": {split: len(rows) for split, rows in data.items()},
             "seen": {split: rows.describe() for split, rows in data.items()},
             "start": spec.start, "tokenizer": self.tokenizer.name, "told_types": self.model.backbone.takes_types,
-            "pooling": self.model.pooling, "seed": self.config.seed, "epochs": self.config.task.epochs,
+            "pooling": self.model.pooling, "strands": self.config.task.strands, "seed": self.config.seed,
+            "epochs": self.config.task.epochs, "max_steps": self.config.task.max_steps,
             "steps": spec.steps, "batch_size": spec.batch_size, "lr": spec.lr, "warmup": spec.warmup,
             "decay": spec.decay, "weight_decay": spec.weight_decay, "dropout": self.config.task.dropout,
             "patience": spec.patience, "dtype": "bfloat16" if spec.precision == "bf16" else "float32",
@@ -196,20 +215,47 @@ def example_batch(config: Config, data: Encoded, slots: range, keys: Keys) -> Ba
     """Some slots of a step on the examples of a task."""
     size = config.train.batch_size
     chosen = train_rows(len(data), config.seed, keys.step, size, slots)
-    return data.batch(chosen, np.array(slots, dtype=np.int64), size)
+    other = None
+    if config.task.strands != "one":
+        other = (keys.uniform("strand", slots) < 0.5).numpy()
+    return data.batch(chosen, np.array(slots, dtype=np.int64), size, other)
+
+
+def read_splits(config: Config, world: World) -> dict[str, tasks.Loaded]:
+    """The examples of a run by split; one process may have to fetch them for all."""
+    assert config.task.name is not None
+    with world.first():
+        return tasks.splits(tasks.task(config.task.name), config.task, config.seed)
+
+
+def _rows(config: Config, loaded: dict[str, tasks.Loaded]) -> int:
+    return len(pick_rows(len(loaded["train"].examples), config.task.rows))
+
+
+def _begin(model: Classifier, lm: LM, where: str) -> None:
+    """Give a classifier the weights of the language model; of Plaid also those through which it reads."""
+    fill(model.backbone, lm.model.backbone, where)
+    if model.reader is not None:
+        theirs = {k: v for k, v in lm.model.state_dict().items() if not k.startswith("backbone.")}
+        for name, target in model.reader.state_dict().items():
+            checkpoint.assign(target, theirs[name])
 
 
 def with_steps(config: Config, examples: int) -> Config:
-    """The config with the train.steps that task.epochs means."""
-    whole = Fraction(config.task.epochs).limit_denominator(10**6) * examples  # 0.1 of 30 examples is 3, not 4
-    steps = math.ceil(whole / config.train.batch_size)
-    return config.model_copy(update={"train": config.train.model_copy(update={"steps": max(1, steps)})})
+    """The config with the train.steps that task.epochs and task.max_steps mean, and the warm-up that is a share."""
+    spec = config.task
+    whole = Fraction(spec.epochs).limit_denominator(10**6) * examples  # 0.1 of 30 examples is 3, not 4
+    steps = max(1, math.ceil(whole / config.train.batch_size))
+    steps = steps if spec.max_steps is None else min(steps, spec.max_steps)
+    warmup = config.train.warmup if spec.warmup is None else round(spec.warmup * steps)
+    return config.model_copy(update={"train": config.train.model_copy(update={"steps": steps, "warmup": warmup})})
 
 
 def digest(lm: LM) -> str:
     """A name for the weights and the tokenizer of a model."""
     found = hashlib.sha256(lm.tokenizer.digest.encode())
-    for name, tensor in sorted(lm.model.backbone.state_dict().items()):
+    source = lm.model if isinstance(lm.model, Plaid) else lm.model.backbone
+    for name, tensor in sorted(source.state_dict().items()):
         found.update(name.encode())
         found.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
     return found.hexdigest()
@@ -230,6 +276,34 @@ def _result(out: Path, end: Outcome, best: dict[str, Any] | None) -> TaskResult:
     )
 
 
+def _judged(result: TaskResult) -> int:
+    """The step of the best checkpoint; of the last if no metric was a number."""
+    return result.step if result.best_step is None else result.best_step
+
+
+def _known_test(result: TaskResult, job: TaskJob) -> dict[str, float]:
+    """What an earlier call found of this checkpoint on this test split, if there was one: it is tested once."""
+    path = result.out / RESULTS
+    known = checkpoint.read_json(path).get("test") if path.is_file() else None
+    if not known or known["step"] != _judged(result) or known["sha256"] != job.facts[known["split"]]["sha256"]:
+        return {}
+    return dict(known["metrics"])
+
+
+def _tested(result: TaskResult, job: TaskJob, trainer: Trainer) -> dict[str, float]:
+    """The metrics of the best checkpoint on the test split (all processes call)."""
+    assert job.task.tested is not None and job.test is not None
+    folder = checkpoint.step_folder(result.out, _judged(result))
+    checkpoint.read_into(folder, "model", dict(job.model.state_dict()))
+    if job.config.train.ema:
+        checkpoint.read_into(folder, "ema", dict(job.model.named_parameters()))
+    with trainer.autocast():
+        found, said = job.judge(job.test)
+    if job.world.main:
+        checkpoint.write_atomically(result.out / predictions_file(job.task.tested), said)
+    return found
+
+
 def _metrics(out: Path, step: int | None) -> Metrics:
     """What was found after a step; nothing if there was no evaluation."""
     path = None if step is None else checkpoint.step_folder(out, step) / METRICS
@@ -238,14 +312,17 @@ def _metrics(out: Path, step: int | None) -> Metrics:
 
 def _conclude(result: TaskResult, job: TaskJob) -> None:
     """Put predictions of the best checkpoint, or the last if no metric was a number, and results into the folder."""
-    step = result.step if result.best_step is None else result.best_step
+    step = _judged(result)
     for split in job.task.evaluations:
         name = predictions_file(split)
         text = (checkpoint.step_folder(result.out, step) / name).read_text(encoding="utf-8")
         checkpoint.write_atomically(result.out / name, text)
-    tree = {
+    tree: dict[str, Any] = {
         "task": job.task.name, "metric": job.figure, "stopped_early": result.stopped_early,
         "predictions": {"step": step}, "best": {"step": result.best_step, "metrics": result.best},
         "last": {"step": result.step, "metrics": result.last}, "protocol": job.protocol(),
     }  # fmt: skip
+    if result.test and job.task.tested:
+        sha256 = job.facts[job.task.tested]["sha256"]
+        tree["test"] = {"split": job.task.tested, "step": step, "sha256": sha256, "metrics": result.test}
     checkpoint.write_atomically(result.out / RESULTS, json.dumps(tree, indent=1) + "\n")

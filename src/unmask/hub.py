@@ -16,6 +16,7 @@ from torch import Tensor
 from . import build, checkpoint, layout
 from .backbones.encoder import Encoder
 from .config import load_yaml, nearest
+from .data.dna.bases import dna_tokenizer
 from .data.labels import load_labels
 from .data.online import hub, reason
 from .data.tokenizers import (
@@ -53,7 +54,8 @@ def load(
 ) -> LM:
     """An `LM` from the folder of a run or checkpoint, a folder that travels, the name of a built-in model, or a Hub id.
 
-    The folder or Hub id may be of any masked language model of transformers (BERT and its kin), too.
+    The folder or Hub id may be of any masked language model of transformers (BERT and its kin), of Caduceus, Mamba or
+    HyenaDNA, too.
 
     `which` is "last" or "best" (for a run), `weights` "ema" (the average, where the run kept one) or "raw". `tokenizer`
     (a folder, a tokenizer.json, a vocab.txt or a Hub name) is for models that come without one, `revision` for the Hub.
@@ -110,7 +112,7 @@ def the_tokenizer(
     if given is None and folder is not None and (own := layout.load_tokenizer(folder, described)) is not None:
         return own
     wanted = described.config.data.tokenizer if given is None else given
-    own_mask = described.vocab is None and described.config.model.backbone != "dit"
+    own_mask = layout.needs_mask(described)
     if given is None and own_mask and Path(described.config.data.tokenizer).exists():
         raise UserError(
             f"{name} comes without {JSON_FILE} and {VOCAB_FILE}; give one with tokenizer=PATH, or write one with "
@@ -124,6 +126,8 @@ def the_tokenizer(
 def _fetch_tokenizer(wanted: str | Path, model: str, given: bool, own_mask: bool) -> Tokenizer:
     """A tokenizer by its path, from the folder $UNMASK_TOKENIZERS, or from the Hub."""
     own = Path(wanted).expanduser()
+    if str(wanted) == "dna" and not (given and own.exists()):
+        return dna_tokenizer()
     place = own if given and own.exists() else on_shelf(wanted)
     if place is not None:
         return read_tokenizer(place, own_mask)
@@ -182,7 +186,7 @@ def _download(name: str, revision: str | None) -> Path:
     """The folder of a model of the Hub in the local cache: data files only."""
     folder = _snapshot(name, revision, WANTED)
     if not any(folder.glob("*.safetensors")):
-        folder = _snapshot(name, revision, [*WANTED, layout.PICKLE])
+        folder = _snapshot(name, revision, [*WANTED, layout.PICKLE, layout.CHECKPOINT])
     if not layout.is_folder(folder):
         raise UserError(f"the model {name} on the Hugging Face Hub has no {layout.CONFIG}; unmask cannot read it")
     return folder

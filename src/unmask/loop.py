@@ -34,7 +34,7 @@ from .types import UserError
 MAY_CHANGE = (
     "train.steps", "train.log_every", "train.checkpoint_every", "train.keep_last", "train.sinks", "train.device",
     "train.strategy", "train.micro_batch_size", "train.compile", "train.patience", "data.cache", "data.local",
-    "task.local", "eval.", "sample.",
+    "task.local", "task.genome", "eval.", "sample.",
 )  # fmt: skip
 
 
@@ -138,6 +138,7 @@ class Loop:
         self.trainer = Trainer(job.config, job.model, world, job.cut)
         self.start, self.waited, remark = 0, 0, ""  # waited: evaluations since the best
         self.best: dict[str, Any] | None = None
+        self.cores = 0.0  # processor time of this process when the first step began
         if folder is not None:
             remark = self._restore(folder)
         if world.main:
@@ -171,6 +172,7 @@ class Loop:
         """Step until the end, a signal, or too many evaluations that were no better."""
         steps = self.config.train.steps
         begin, done, step = time.monotonic(), 0.0, self.start
+        self.cores = time.process_time()
         try:
             while step < steps and not self.patience_ended:
                 figures, stop = self.trainer.step(self.job.data, step, bool(stopped))
@@ -207,7 +209,8 @@ class Loop:
         if not judged:  # else with its own figures, and not with those of the evaluation before
             self.display.update(step, **shown)
         if step % spec.log_every == 0 or last:
-            self._log(step, {**figures, f"{unit}_per_second": speed})
+            spent = {f"{unit}_per_second": speed, "core_seconds": time.process_time() - self.cores}
+            self._log(step, {**figures, **spent})  # both since this call of `go`
         improved = judged and self._evaluate(step, shown)
         texts = self.job.samples(self.trainer, step)
         if texts:

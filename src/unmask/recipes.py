@@ -135,27 +135,15 @@ def mosaicbert_causal() -> Config:
     return mosaicbert().override(["model.method=ar", "objective.loss=bound", "objective.mask_rate=null"])
 
 
-def mdlm_finetuning(start: Config, loss: str = "bound") -> Config:
+def mdlm_finetuning(start: Config, loss: str = "bound", method: str = "mdlm") -> Config:
     """A model goes on as a masked diffusion model: the paper's fine-tuning of BERT, on the model's own data settings.
 
     With loss="mlm" it goes on as a BERT.
     """
-    rate = 0.15 if loss == "mlm" else None
-    tree = start.model_dump(mode="json")
-    tree["objective"] = ObjectiveConfig(loss=loss, mask_rate=rate).model_dump(mode="json")
-    tree["train"] = TrainConfig(
-        steps=5000,
-        batch_size=512,
-        lr=5e-5,
-        warmup=2500,
-        betas=(0.95, 0.999),
-        ema=0.0,
-        checkpoint_every=500,
-    ).model_dump(mode="json")
-    tree["eval"] = EvalConfig(every=500, rows=512).model_dump(mode="json")
-    tree["sample"] = SampleConfig().model_dump(mode="json")
-    tree["task"] = TaskConfig().model_dump(mode="json")
-    return parse(tree)
+    settings = TrainConfig(
+        steps=5000, batch_size=512, lr=5e-5, warmup=2500, betas=(0.95, 0.999), ema=0.0, checkpoint_every=500
+    )
+    return _going_on(start, method, loss, settings, EvalConfig(every=500, rows=512))
 
 
 def glue_finetuning(start: Config) -> Config:
@@ -170,8 +158,138 @@ def glue_finetuning(start: Config) -> Config:
     return parse(tree)
 
 
+# -- DNA (section 5.2, appendix D.7) ----------------------------------------------------------------------------------
+
+
+def _genome(model: ModelConfig, objective: ObjectiveConfig, lr: float, both_strands: bool) -> Config:
+    """Pre-training on the human genome: 10k steps of 2^20 bases in rows of 1024 (Caduceus' settings).
+
+    A network that is not equivariant by its weights sees each row on either strand. Norms and convolutions are decayed,
+    biases, embeddings, A and D are not. The rate ends at 1e-4.
+    """
+    steps = 10_000
+    return Config(
+        data=DataConfig(source="hg38", tokenizer="dna", length=1024, reverse_complement=not both_strands),
+        model=model,
+        objective=objective,
+        train=TrainConfig(
+            steps=steps,
+            batch_size=1024,
+            micro_batch_size=128,
+            lr=lr,
+            warmup=steps // 10,
+            decay="cosine",
+            final_lr=1e-4 / lr,
+            betas=(0.9, 0.95),
+            weight_decay=0.1,
+            ema=0.0,
+            precision="bf16",
+            log_every=50,
+            checkpoint_every=500,
+        ),
+        eval=EvalConfig(every=1000, rows=2048),
+    )
+
+
+def dna_caduceus() -> Config:
+    """MLM pre-training of Caduceus, which is equivariant to the reverse complement: 15 %, 80/10/10."""
+    return _genome(_caduceus(), ObjectiveConfig(loss="mlm", mask_rate=0.15), 8e-3, both_strands=True)
+
+
+def dna_mdlm() -> Config:
+    """MDLM on Caduceus from the start, without the pre-training as an MLM."""
+    return _genome(_caduceus(), ObjectiveConfig(), 8e-3, both_strands=True)
+
+
+def dna_mamba() -> Config:
+    """Mamba from left to right, which sees rows of either strand."""
+    model = ModelConfig(method="ar", backbone="mamba", hidden_dim=128, n_blocks=4, dropout=0.0)
+    return _genome(model, ObjectiveConfig(), 8e-3, both_strands=False)
+
+
+def dna_hyena() -> Config:
+    """HyenaDNA from left to right."""
+    model = ModelConfig(method="ar", backbone="hyena", hidden_dim=128, n_blocks=2, dropout=0.1)
+    return _genome(model, ObjectiveConfig(), 6e-4, both_strands=False)
+
+
+def _caduceus() -> ModelConfig:
+    return ModelConfig(backbone="caduceus", hidden_dim=118, n_blocks=4, dropout=0.0)
+
+
+def dna_tiny() -> Config:
+    """MDLM on a Caduceus of some 50,000 weights for a FASTA file of your own: minutes on a laptop."""
+    return Config(
+        data=DataConfig(tokenizer="dna", length=128),
+        model=ModelConfig(backbone="caduceus", hidden_dim=48, n_blocks=2, dropout=0.0),
+        objective=ObjectiveConfig(cutoff=0.1),
+        train=TrainConfig(
+            steps=300, batch_size=32, lr=4e-3, warmup=30, decay="cosine", final_lr=0.05, betas=(0.9, 0.95), ema=0.98,
+            checkpoint_every=100,
+        ),
+        eval=EvalConfig(every=100, rows=128, draws=4),
+    )  # fmt: skip
+
+
+def dna_finetuning(start: Config, method: str, loss: str = "bound") -> Config:
+    """A DNA model goes on, as a diffusion model or left to right (appendix D.7): 50k steps at a lower rate.
+
+    The rates are those of the paper: 1e-3 for networks of Mamba, 5e-5 for HyenaDNA.
+    """
+    lr = 5e-5 if start.model.backbone == "hyena" else 1e-3
+    steps = 50_000
+    settings = dna_mdlm().train.model_copy(
+        update={"steps": steps, "lr": lr, "warmup": steps // 10, "final_lr": min(1.0, 1e-4 / lr)}
+    )  # fmt: skip
+    return _going_on(start, method, loss, settings, EvalConfig(every=2500, rows=2048))
+
+
+def _going_on(start: Config, method: str, loss: str, train: TrainConfig, judged: EvalConfig) -> Config:
+    """The config of a model that goes on with another method or loss, on its own network and data settings."""
+    rate = 0.15 if loss == "mlm" else None
+    tree = start.model_dump(mode="json")
+    tree["model"]["method"] = method
+    tree["objective"] = ObjectiveConfig(
+        loss=loss, mask_rate=rate, start_token=start.objective.start_token or method != "ar"
+    ).model_dump(mode="json")
+    tree["train"] = train.model_dump(mode="json")
+    tree["eval"] = judged.model_dump(mode="json")
+    tree["sample"] = SampleConfig().model_dump(mode="json")
+    tree["task"] = TaskConfig().model_dump(mode="json")
+    return parse(tree)
+
+
+# -- Genomic Benchmarks and GUE (section 5.2, appendix D.7; SYSTEMS 3.15) ----------------------------------------------
+
+GENOMICS_SEEDS = (1, 2, 3, 4, 5)  # each is a split into training and validation, and a run
+GENOMICS_GRID = {"train.lr": (1e-3, 2e-3), "train.batch_size": (128, 256)}  # the paper names no grid: that of Caduceus
+
+
+def genomics_finetuning(start: Config) -> Config:
+    """A classifier of sequences on top of a model of DNA: the protocol of Caduceus, at most 16K steps as in the paper.
+
+    A network that is equivariant by its weights needs no help with the other strand; Caduceus PH learns from both
+    strands and is asked about both; others learn from both.
+    """
+    two = start.model.backbone == "caduceus"
+    strands = {"ps": "one", "ph": "conjoin"}[start.model.strands] if two else "augment"
+    tree = start.model_dump(mode="json")
+    tree["train"] = TrainConfig(
+        batch_size=128, lr=1e-3, warmup=0, decay="cosine", final_lr=0.1, weight_decay=0.1, clip=1.0, ema=0.0
+    ).model_dump(mode="json")
+    tree["eval"] = EvalConfig(every=0, batch_size=128).model_dump(mode="json")
+    tree["sample"] = SampleConfig().model_dump(mode="json")
+    tree["task"] = TaskConfig(
+        epochs=10, max_steps=16_000, warmup=0.01, dropout=0.0, pooling="mean", strands=strands
+    ).model_dump(mode="json")
+    return parse(tree)
+
+
 RECIPES: dict[str, Callable[[], Config]] = {f.__name__: f for f in (demo, tiny, lm1b, owt, text8, mosaicbert)}
 RECIPES["mosaicbert-causal"] = mosaicbert_causal
+RECIPES |= {
+    f.__name__.replace("_", "-"): f for f in (dna_tiny, dna_caduceus, dna_mdlm, dna_mamba, dna_hyena)
+}  # fmt: skip
 
 
 def recipe(name: str) -> Config:

@@ -81,7 +81,9 @@ class TextJob(Job):
         if config.train.patience is not None and not self.model.likelihood:
             raise UserError("train.patience waits for a better likelihood, and this model has none; leave it out")
         if start is not None and folder is None:
-            fill(self.model, start.model, f"the model {config.train.start}")
+            same = start.model.state_dict().keys() == self.model.state_dict().keys()
+            whole, part = (self.model, start.model), (self.model.backbone, start.model.backbone)
+            fill(*(whole if same else part), f"the model {config.train.start}")  # what a method adds begins fresh
         if config.sample.every:  # said now, and not after a day
             lm, steps = self._writer()
             lm.check(WritingJob(lm.prompt_canvas("", config.sample.length), Options(steps=steps)))

@@ -18,11 +18,13 @@ import torch
 from torch import Tensor, nn
 
 from . import checkpoint
+from .backbones.base import Backbone
 from .config import Config, TrainConfig
-from .data.loader import drop_labels, train_batch
+from .data.loader import drop_labels, flip_strands, train_batch
 from .data.pack import Rows
 from .dist import World, settle, spread
 from .keys import Keys
+from .models.base import LanguageModel
 from .ops.memory import keep_pages
 from .types import Batch, UserError
 
@@ -35,6 +37,8 @@ def text_batch(config: Config, rows: Rows, slots: range, keys: Keys) -> Batch:
         rows, seed=config.seed, step=keys.step, batch_size=config.train.batch_size, slots=slots,
         attend_pads=config.data.attend_pads,
     )  # fmt: skip
+    if config.data.reverse_complement:
+        batch = flip_strands(batch, keys)
     return drop_labels(batch, config.train.label_drop, keys)
 
 
@@ -47,6 +51,24 @@ def learning_rate(spec: TrainConfig, step: int) -> float:
     done = (step - spec.warmup) / max(1, spec.steps - spec.warmup)
     left = 1 - done if spec.decay == "linear" else 0.5 * (1 + math.cos(math.pi * done))
     return spec.lr * (spec.final_lr + (1 - spec.final_lr) * left)
+
+
+def parameter_groups(model: nn.Module, spec: TrainConfig) -> list[dict[str, Any]]:
+    """The weights that take a gradient, in groups with one learning rate and one decay each.
+
+    Which weights are not decayed the backbone says, and which move faster or slower than train.lr the model.
+    """
+    rates = model.rates() if isinstance(model, LanguageModel) else {}
+    backbone = model.backbone
+    spared = {f"backbone.{name}" for name in backbone.no_decay()} if isinstance(backbone, Backbone) else set()
+    groups: dict[tuple[float, float], list[Tensor]] = {}
+    for name, p in model.named_parameters():
+        if p.requires_grad:
+            decay = 0.0 if name in spared else spec.weight_decay
+            groups.setdefault((rates.get(name, 1.0), decay), []).append(p)
+    return [
+        {"params": own, "rate": rate, "weight_decay": decay} for (rate, decay), own in groups.items()
+    ]  # fmt: skip
 
 
 class Ema:
@@ -102,7 +124,7 @@ class Trainer:
             backbone.forward = torch.compile(backbone.forward)
         self.ema = Ema(self.model, spec.ema)
         self.optimizer = torch.optim.AdamW(
-            [p for p in self.model.parameters() if p.requires_grad],
+            parameter_groups(self.model, spec),
             lr=spec.lr,
             betas=spec.betas,
             eps=spec.adam_eps,
@@ -150,7 +172,7 @@ class Trainer:
         loss_sum, weight_sum, stops = self.world.sum(total).tolist()
         weight_sum = max(weight_sum, 1.0)  # a step of cross-entropy may, by chance, have masked nothing
         norm = self._apply(weight_sum, step)
-        figures = {"loss": loss_sum / weight_sum, "lr": self.optimizer.param_groups[0]["lr"], "grad_norm": norm}
+        figures = {"loss": loss_sum / weight_sum, "lr": learning_rate(self.config.train, step), "grad_norm": norm}
         return figures | {"tokens": weight_sum}, stops > 0
 
     def _sync(self, last: bool) -> Any:
@@ -172,7 +194,7 @@ class Trainer:
             scale *= spec.clip / norm
         torch._foreach_mul_([checkpoint.local(g) for g in gradients], scale)
         for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate(spec, step)
+            group["lr"] = group["rate"] * learning_rate(spec, step)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self.ema.update(self.model, step)
@@ -200,7 +222,7 @@ class Trainer:
 
     def restore(self, folder: Path) -> None:
         """Take everything back from a checkpoint of either kind, strictly."""
-        for p in self.optimizer.param_groups[0]["params"]:
+        for p in (p for group in self.optimizer.param_groups for p in group["params"]):
             place = self.world.device if self.optimizer.defaults["fused"] else torch.device("cpu")
             step = torch.zeros((), dtype=torch.float32, device=place)
             self.optimizer.state[p] = {"step": step, "exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}

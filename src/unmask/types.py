@@ -61,6 +61,10 @@ class Batch:
         """(B, L) bool: the positions that count."""
         return torch.ones_like(self.tokens, dtype=torch.bool) if self.scored is None else self.scored
 
+    def given(self) -> Tensor | None:
+        """(B, L) bool: what is there and not scored, and so is never hidden (N of a genome); None = nothing."""
+        return None if self.present is None or self.scored is None else self.present & ~self.scored
+
     def rows(self, which: Tensor) -> Batch:
         """Some of the rows, with the places they have in the whole."""
         parts: dict[str, Any] = {}

@@ -11,6 +11,7 @@ import torch
 
 from .canvas import Canvas, Painter
 from .config import nearest
+from .data.dna.bases import BASES
 from .evaluate import check_seed
 from .models.base import LanguageModel
 from .samplers import PLANS, Choice, Control, Plan, Windows, plan_named
@@ -41,11 +42,13 @@ class Options:
     context: int | None = None  # simplex: tokens of context a block sees
     scan: str | None = None  # gibbs: random, sequential or parallel
     burn: int | None = None  # gibbs: first updates without temperature, top-k, top-p and min-p
+    score_temperature: float | None = None  # gaussian: below 1 the noise that the network finds counts more
     temperature: float = 1.0
     top_k: int | None = None
     top_p: float | None = None
     min_p: float | None = None
     ban: Sequence[Word] = ()
+    only: Sequence[Word] | None = None  # tokens that may be written; None: all, and of bases A, C, G and T
     allowed: Mapping[int, Sequence[Word]] = field(default_factory=dict)  # masked position (from 0) -> tokens
     min_length: int = 0  # no end of text within the first tokens that are written
     constrain: Constrain | None = None
@@ -94,12 +97,15 @@ class Options:
         return plan_named(
             self._sampler, steps=self.steps, k=self.k, threshold=self.threshold, order=self.order, eta=self.eta,
             window=self.window, keep=self.keep, corrections=self.corrections, projection=self.projection,
-            context=self.context, scan=self.scan, burn=self.burn,
+            context=self.context, scan=self.scan, burn=self.burn, score_temperature=self.score_temperature,
         )  # fmt: skip
 
     def control(self, canvas: Canvas, painter: Painter) -> Control | None:
         """The rules for a canvas, or None where there are none."""
-        if not (self.ban or self.allowed or self.min_length or self.constrain):
+        only = self.only
+        if only is None and painter.tokenizer.kind == "dna":  # neither N nor the special tokens of its vocabulary
+            only = tuple(BASES)
+        if only is None and not (self.ban or self.allowed or self.min_length or self.constrain):
             return None
         vocab = painter.vocab
         masked = torch.nonzero(canvas.ids == vocab.mask).squeeze(-1).tolist()
@@ -110,7 +116,7 @@ class Options:
                 raise UserError(f"allowed names masked token {index}, but there are {len(masked)} (from 0)")
         least = min(self.min_length, len(masked))
         control = Control(  # as the user counts: masked tokens from 0
-            banned=frozenset(token for word in self.ban for token in tokens_of(word, painter)),
+            banned=_outside(only, painter) | {token for word in self.ban for token in tokens_of(word, painter)},
             allowed={
                 index: [token for word in words for token in tokens_of(word, painter)]
                 for index, words in self.allowed.items()
@@ -159,6 +165,14 @@ class Options:
         return shown
 
 
+def _outside(only: Sequence[Word] | None, painter: Painter) -> frozenset[int]:
+    """All tokens but these."""
+    if only is None:
+        return frozenset()
+    kept = {token for word in only for token in tokens_of(word, painter)}
+    return frozenset(range(painter.vocab.size)) - kept
+
+
 def _says(value: Any) -> bool:
     """Whether a setting is there at all: an empty list of rules is none."""
     return value is not None and (not isinstance(value, Sequence | Mapping) or len(value) > 0)
@@ -195,13 +209,16 @@ KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {  # setting -> whether a 
         ("seed", "steps", "k", "corrections", "context", "burn", "top_k", "min_length", "stride"),
         (_whole, "a whole number"),
     ),
-    **dict.fromkeys(("threshold", "eta", "keep", "temperature", "top_p", "min_p", "guidance"), (_number, "a number")),
+    **dict.fromkeys(
+        ("threshold", "eta", "keep", "score_temperature", "temperature", "top_p", "min_p", "guidance"),
+        (_number, "a number"),
+    ),
     "sampler": (lambda value: isinstance(value, str), "the name of a sampler"),
     "projection": (lambda value: isinstance(value, str), "the name of a projection"),
     "scan": (lambda value: isinstance(value, str), "the name of a scan"),
     "order": (_list(_whole), "a list of whole numbers"),
     "window": (lambda value: _list(_number)(value) and len(value) == 2, "two times, for example 0.55 and 0.05"),
-    "ban": (_list(_word), "a list of tokens, each by its text or its id"),
+    **dict.fromkeys(("ban", "only"), (_list(_word), "a list of tokens, each by its text or its id")),
     "allowed": (_rules, "masked tokens (from 0) with a list of tokens for each, by text or id"),
     "stop": (_list(lambda word: isinstance(word, str) and word != ""), "a list of texts that are not empty"),
     "stop_at_eos": (lambda value: isinstance(value, bool), "true or false"),

@@ -20,6 +20,7 @@ class Backbone(nn.Module, ABC):
     takes_queries: bool = False  # whether it saves work for columns that are not asked for (attn.queries)
     takes_types: bool = False  # whether it is told which text of a pair a token is of
     causal: bool = False  # whether it looks to the left only, and so has a cache
+    recurrent: bool = False  # whether that cache is a state: all that was read, which cannot be cut shorter
     longest: int | None = None  # the most tokens that it can take; None = any number
     n_labels: int = 0  # labels that `condition` takes: 0 .. n_labels - 1, and -1 = no label
 
@@ -50,6 +51,10 @@ class Backbone(nn.Module, ABC):
     def empty_cache(self, rows: int) -> Any:
         """Of a causal network: the cache of `rows` rows before their first token."""
         raise ValueError(f"the {type(self).__name__} backbone looks both ways and has no cache")
+
+    def no_decay(self) -> set[str]:
+        """The names of weights that train.weight_decay does not pull towards 0."""
+        return set()
 
     def refuse(self, **given: Any) -> None:
         """Raise for arguments that this backbone has no use for."""

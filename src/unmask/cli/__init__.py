@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from ..errors import UserError
-from . import evaluating, sampling, tools, training
+from . import dna, evaluating, sampling, tools, training
 from .shared import err_console, figures_line, out_console
 
 __all__ = ["app", "err_console", "figures_line", "main", "out_console"]
@@ -30,6 +30,9 @@ app.command("finetune")(training.finetune_command)
 app.command("eval")(evaluating.evaluate)
 app.command()(sampling.sample)
 app.command()(evaluating.score)
+app.command()(dna.variants)
+app.command()(dna.embed)
+app.command()(dna.compare)
 app.command()(tools.reproduce)
 app.command(
     "lm-eval", add_help_option=False, context_settings={"allow_extra_args": True, "ignore_unknown_options": True}

@@ -19,7 +19,8 @@ def sample(
     n: Annotated[int, typer.Option("-n", help="How many.")] = 1,
     length: Annotated[int | None, typer.Option(help="Tokens (default: the model's length).")] = None,
     steps: Annotated[
-        int | None, typer.Option(help="T, the number of denoising steps (default: 128; gibbs: 500; simplex: 1000).")
+        int | None,
+        typer.Option(help="T, the number of denoising steps (default: 128; gibbs: 500; simplex: 1000; gaussian: 256)."),
     ] = None,
     seed: Annotated[int, typer.Option(help="Sample i has seed + i.")] = 0,
     prompt: Annotated[str | None, typer.Option(help="Text that every sample begins with.")] = None,
@@ -37,7 +38,8 @@ def sample(
         str | None,
         typer.Option(
             help="plan, ancestral, analytic, euler, first-hitting, left-to-right, order, confidence, entropy, margin, "
-            "remask-cap, remask-rescale, remask-loop, corrector, gibbs or simplex (default: what fits the model)."
+            "remask-cap, remask-rescale, remask-loop, corrector, gibbs, simplex or gaussian "
+            "(default: what fits the model)."
         ),
     ] = None,
     k: Annotated[int | None, typer.Option("-k", help="Tokens a step, for orders.")] = None,
@@ -61,8 +63,13 @@ def sample(
     label: Annotated[str | None, typer.Option(help="Label of a model that was trained with labels.")] = None,
     guidance: Annotated[float, typer.Option(help="Classifier-free guidance towards the label; 1 is none.")] = 1.0,
     batch_size: Annotated[int, typer.Option(help="Sequences a network call.")] = 16,
+    both_strands: Annotated[
+        bool,
+        typer.Option("--both-strands", help="DNA: ask the network about both strands, so that it treats them alike."),
+    ] = False,
     watch: Annotated[bool, typer.Option("--watch", help="Show the masks become words.")] = False,
     html: Annotated[str | None, typer.Option(help="Write a replay to this HTML file.")] = None,
+    fasta: Annotated[str | None, typer.Option(help="DNA: write the samples to this FASTA file.")] = None,
     which: Which = "last",
     weights: Weights = "ema",
     device: Device = "auto",
@@ -76,6 +83,8 @@ def sample(
         raise UserError("give either --prompt or --infill; a prompt is a text with a gap at its end")
     if template is not None and (infill is not None or prompt is not None or suffix is not None or watch or html):
         raise UserError("--template does not go with --prompt, --suffix, --infill, --watch or --html")
+    if template is not None and fasta is not None:
+        raise UserError("--template does not go with --fasta; its samples come as JSON lines")
     if as_json and as_lines:
         raise UserError("give either --json (one document) or --jsonl (a line a sample)")
     from ..commands import Request, load_lm, sample_protocol, write_samples
@@ -89,20 +98,27 @@ def sample(
     )  # fmt: skip
     options = replace(options, **settings(more, ctx.params))
     lm = load_lm(model, which, weights, device)
+    if fasta is not None or both_strands:
+        lm = _dna(lm, fasta, both_strands)
     options = options.settle(lm.model)
-    protocol = sample_protocol(lm, model, which, weights)
+    protocol = sample_protocol(lm, model, which, weights) | ({"strands": "both"} if both_strands else {})
     if template is not None:
         _template(lm, template, options, n, length, batch_size, protocol, as_json)
         return
-    one = n == 1 and not (as_json or as_lines or watch)
+    one = n == 1 and not (as_json or as_lines or watch or fasta)
     samples, protocol = write_samples(
         lm, Request(n, length, prompt, suffix, infill), options, batch_size=batch_size, watch=watch, html=html,
         stream=_show if one else None, protocol=protocol,
     )  # fmt: skip
+    if fasta is not None:
+        from ..genomes.strands import write_fasta
+
+        write_fasta(fasta, samples, model)
+        err_console.print(f"wrote {len(samples):,} sequences to {fasta}", markup=False)
     if as_json:
         print_json({"samples": [s.as_dict() for s in samples], "protocol": protocol})
         return
-    for s in samples:
+    for s in samples if as_lines or fasta is None else ():
         if as_lines:
             sys.stdout.write(json.dumps(s.as_dict(tokens=True) | {"index": s.index}, allow_nan=False) + "\n")
             continue
@@ -111,6 +127,17 @@ def sample(
         sys.stdout.write("\n" if one else s.text + "\n")
     if html is not None:
         err_console.print(f"replay: {html}", markup=False)
+
+
+def _dna(lm: Any, fasta: str | None, both_strands: bool) -> Any:
+    """The model as asked, if it is one of bases."""
+    from ..commands import check_writable
+    from ..genomes.strands import conjoined, need_dna
+
+    if fasta is not None:
+        need_dna(lm, "--fasta")
+        check_writable(fasta)
+    return conjoined(lm) if both_strands else lm
 
 
 def _show(piece: str) -> None:

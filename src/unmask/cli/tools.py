@@ -14,13 +14,13 @@ def reproduce(
         str,
         typer.Argument(
             help="ablation, schedules, steps, time-conditioning, lm, caching, semi-ar, variance-curve, zero-shot, "
-            "bert, glue or encoder."
+            "bert, glue, encoder, dna, genomics or dna-curves."
         ),
     ],
     scale: Annotated[
         str, typer.Option(help="smoke (minutes), small (an hour or so), medium (hours) or paper (a cluster).")
     ] = "smoke",
-    data: Annotated[str, typer.Option(help="The text: a name, a file or a folder.")] = "python-docs",
+    data: Annotated[str, typer.Option(help="The text: a name, a file or a folder; dna: a FASTA file.")] = "python-docs",
     out: Annotated[str, typer.Option(help="Folder of models and reports; tables share the models in it.")] = (
         "runs/reproduce"
     ),
@@ -28,7 +28,7 @@ def reproduce(
     scorer: Annotated[str | None, typer.Option(help="Judge of samples, as for unmask eval --generative.")] = None,
     local: Annotated[
         str | None,
-        typer.Option(help="Where the sets of zero-shot, or GLUE, lie on disk (default: UNMASK_DATA, else the Hub)."),
+        typer.Option(help="Where sets of zero-shot, GLUE, or tasks on DNA lie (default: UNMASK_DATA, else the Hub)."),
     ] = None,
     model: Annotated[str | None, typer.Option(help="encoder: a BERT, as for unmask finetune.")] = None,
     in_domain: Annotated[

@@ -15,7 +15,10 @@ from .shared import Json, Model, Overrides, Weights, Which, figures_line, is_mai
 def train(
     recipe: Annotated[
         str,
-        typer.Argument(help="A recipe (demo, tiny, lm1b, owt, text8, mosaicbert, mosaicbert-causal) or a YAML file."),
+        typer.Argument(
+            help="A recipe (demo, tiny, lm1b, owt, text8, mosaicbert, mosaicbert-causal, dna-tiny, dna-caduceus, "
+            "dna-mdlm, dna-mamba, dna-hyena) or a YAML file."
+        ),
     ],
     overrides: Overrides = None,
     out: Annotated[str | None, typer.Option(help="Folder of the run; a run in it is continued.")] = None,
@@ -60,15 +63,18 @@ def _tree(result: Any, **figures: Any) -> dict[str, Any]:
 
 def finetune_command(
     model: Model,
-    task: Annotated[str, typer.Argument(help="mdlm, mlm, or a task as glue/sst2.")],
+    task: Annotated[str, typer.Argument(help="mdlm, sedd, d3pm, plaid, mlm, ar, or a task as glue/sst2 or gue/tf_0.")],
     overrides: Overrides = None,
-    data: Annotated[str | None, typer.Option(help="mdlm and mlm: the text, a name, a file or a folder.")] = None,
+    data: Annotated[str | None, typer.Option(help="No task: the text, a name, a file or a folder.")] = None,
     local: Annotated[
         str | None,
         typer.Option(help="Where the data set or the task lies on disk (default: UNMASK_DATA, else the Hub)."),
     ] = None,
     out: Annotated[str | None, typer.Option(help="Folder of the run; a run in it is continued.")] = None,
     seeds: Annotated[str | None, typer.Option(help="Tasks: one run a seed, as 0,1,2.")] = None,
+    sweep: Annotated[
+        bool, typer.Option("--sweep", help="Tasks on DNA: try learning rates and batch sizes, with seeds 1 to 5.")
+    ] = False,
     tokenizer: Annotated[str | None, typer.Option(help="For models without one: a folder, file or Hub name.")] = None,
     which: Which = "last",
     weights: Weights = "ema",
@@ -76,12 +82,14 @@ def finetune_command(
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Fine-tune a model: as a diffusion model that writes (mdlm), as a BERT (mlm), or on a task with labels."""
+    """Fine-tune a model: as a diffusion model that writes, as a BERT (mlm), left to right (ar), or on a task."""
     from .. import adapt
 
     language = adapt.is_language(task)
     if language and seeds is not None:
         raise UserError("--seeds is for tasks; set seed=1 for another seed")
+    if sweep:
+        _check_sweep(task, overrides or [])
     if not language and data is not None:
         raise UserError(f"{task} has texts of its own; leave out --data, or say with --local where its files are")
     chosen = _seeds(seeds)
@@ -97,8 +105,52 @@ def finetune_command(
         return
     if language:
         _print_adapted(adapt.go_on(lm, config, place, quiet=quiet), as_json)
+    elif sweep:
+        _sweep(lm, config, place, chosen, quiet, as_json)
     else:
         _print_tasks(adapt.classify(lm, config, place, chosen or [config.seed], quiet=quiet), task, place, as_json)
+
+
+def _check_sweep(task: str, overrides: list[str]) -> None:
+    """Raise for a sweep that cannot be."""
+    from ..recipes import GENOMICS_GRID
+    from ..tasks import TASKS
+
+    if task not in TASKS or TASKS[task].tested is None:
+        raise UserError(f"--sweep is for tasks with a test split (genomics/NAME, gue/NAME), and {task} is none")
+    for text in overrides:
+        if text.partition("=")[0] in GENOMICS_GRID:
+            raise UserError(f"{text.partition('=')[0]} is what --sweep tries; leave out {text}, or --sweep")
+
+
+def _sweep(lm: Any, config: Any, out: str, seeds: list[int], quiet: bool, as_json: bool) -> None:
+    """All cells of the grid, and the test of the best."""
+    from ..recipes import GENOMICS_SEEDS
+    from ..sweep import sweep, tree
+    from ..tasks import task as task_named
+
+    task, seeds = task_named(config.task.name), seeds or list(GENOMICS_SEEDS)
+    done = sweep(lm, config, out, seeds, quiet=quiet)
+    if is_main() and done.finished:
+        found = tree(done, task, seeds)
+        if as_json:
+            print_json({**found, "out": out})
+        else:
+            for cell in found["cells"]:
+                named = ", ".join(f"{key}={value:g}" for key, value in cell["settings"].items())
+                mark = " (chosen)" if cell["chosen"] else ""
+                line = f"{named}: {task.evaluations[0]} {task.metric} {_paper_bar(cell['validation'])}{mark}"
+                out_console.print(line, markup=False)
+            out_console.print(f"{task.name} test: {task.metric} {_paper_bar(found['summary']['test'])}", markup=False)
+            out_console.print(f"all runs and results.json: {out}", markup=False)
+    if not done.finished:
+        raise typer.Exit(130)
+
+
+def _paper_bar(found: dict[str, Any]) -> str:
+    """A mean with the paper's error bar."""
+    n = len(found["values"])
+    return f"{found['mean']:.4f}" + (f" ± {found['max_min']:.4f} (largest - smallest of {n} seeds)" if n > 1 else "")
 
 
 def _seeds(text: str | None) -> list[int]:
@@ -136,23 +188,30 @@ def _print_adapted(done: Any, as_json: bool) -> None:
 def _print_tasks(results: list[Any], task: str, out: str, as_json: bool) -> None:
     """The metrics of all seeds."""
     from ..adapt import summary
+    from ..sweep import over_seeds
     from ..tasks import task as task_named
 
-    metric = task_named(task).metric
+    record = task_named(task)
+    metric = record.metric
     finished = all(result.finished for result in results)
     if is_main():
-        table = summary(results, metric) if finished else {}
+        tabled = over_seeds if record.tested else summary
+        table = tabled(results, metric) if finished else {}
         if as_json:
             runs = [
                 {"out": str(r.out), "step": r.step, "finished": r.finished, "stopped_early": r.stopped_early,
-                 "last": r.last, "best": r.best, "best_step": r.best_step, "seconds": r.seconds}
+                 "last": r.last, "best": r.best, "best_step": r.best_step, "seconds": r.seconds,
+                 **({"test": r.test} if record.tested else {})}
                 for r in results
             ]  # fmt: skip
             print_json({"task": task, "metric": metric, "out": out, "runs": runs, "summary": table})
         elif finished:
             for split, found in table.items():
+                if record.tested and len(results) > 1:
+                    out_console.print(f"{task} {split}: {metric} {_paper_bar(found)}", markup=False)
+                    continue
                 spread = "" if found["sd"] is None else f", ± {found['sd']:.4f} over {len(found['values'])} seeds"
-                error = f" ± {found['stderr_data']:.4f} (over examples)" if found["stderr_data"] is not None else ""
+                error = f" ± {found['stderr_data']:.4f} (over examples)" if found.get("stderr_data") is not None else ""
                 out_console.print(f"{task} {split}: {metric} {found['mean']:.4f}{error}{spread}", markup=False)
             out_console.print(f"predictions and results.json: {out}", markup=False)
     if not finished:

@@ -43,6 +43,10 @@ log = logging.getLogger(__name__)
 
 def open_corpus(spec: DataConfig) -> Corpus:
     """The corpus that `data.source` names."""
+    from .dna.sources import prepare_genome  # it builds on this room
+
+    if (genome := prepare_genome(spec, None, None)) is not None:
+        return genome.corpus
     record = records.find(spec.source)
     own = "none" if record is None else record.detokenizer
     return replace(_open(spec, record), detokenizer=own if spec.detokenizer == "auto" else spec.detokenizer)
@@ -293,6 +297,8 @@ def _document(spec: DataConfig, path: Path) -> str:
         return "row"
     if spec.document != "auto":
         return spec.document
+    if spec.tokenizer == "dna":  # a sequence a line: line breaks are no bases
+        return "line"
     if spec.layout == "wrap":
         return "file"
     beginning = next(documents.read_text(path), "")

@@ -15,6 +15,7 @@ import torch
 
 from ..keys import Keys
 from ..types import Batch
+from .dna.bases import BOS, COMPLEMENT, PAD, SEP
 from .pack import Rows
 
 
@@ -45,6 +46,30 @@ def drop_labels(batch: Batch, chance: float, keys: Keys) -> Batch:
     return replace(batch, label=torch.where(kept, batch.label, -1))
 
 
+def flip_strands(batch: Batch, keys: Keys) -> Batch:
+    """The batch with each row of bases, by chance 1/2, as its reverse complement: depends on step and slot only.
+
+    Padding stays at the end; so does a beginning or an end of text.
+    """
+    length = batch.tokens.shape[1]
+    flipped = keys.uniform("strand", batch.index) < 0.5
+    if not flipped.any():
+        return batch
+    place = torch.arange(length)
+    end = ((batch.tokens != PAD) * (place + 1)).amax(1)  # (B,) behind the last token
+    first = (batch.tokens[:, 0] == BOS).long()
+    last = end - (batch.tokens.gather(1, (end - 1).clamp(min=0)[:, None])[:, 0] == SEP).long()
+    inside = (place >= first[:, None]) & (place < last[:, None]) & flipped[:, None]
+    source = torch.where(inside, (first + last - 1)[:, None] - place, place)
+    tokens = batch.tokens.gather(1, source)
+    return replace(
+        batch,
+        tokens=torch.where(flipped[:, None], torch.from_numpy(COMPLEMENT)[tokens], tokens),
+        scored=None if batch.scored is None else batch.scored.gather(1, source),
+        present=None if batch.present is None else batch.present.gather(1, source),
+    )
+
+
 def eval_batch(rows: Rows, indices: Iterable[int], attend_pads: bool = False) -> Batch:
     """Some rows of a split; `index` is the row, `total` the size of the split."""
     chosen = np.array([int(i) for i in indices], dtype=np.int64)
@@ -55,11 +80,12 @@ def _batch(rows: Rows, attend_pads: bool, chosen: np.ndarray, index: np.ndarray,
     tokens, counts = rows.rows(chosen)
     labels = rows.labels(chosen)
     scored = None if counts is None else torch.from_numpy(counts)
+    present = None if attend_pads else rows.present(tokens, counts)
     return Batch(
         tokens=torch.from_numpy(tokens),
         index=torch.from_numpy(index),
         total=total,
         scored=scored,
-        present=None if attend_pads else scored,
+        present=None if present is None else torch.from_numpy(present),
         label=None if labels is None else torch.from_numpy(labels),
     )

@@ -71,6 +71,10 @@ def prepare(
     the size of the source (0 if unknown). `labels` are the names that a model knows, in the order of its ids; without
     them labels get their ids from the train split.
     """
+    from .dna.sources import prepare_genome  # it builds on this room
+
+    if (genome := prepare_genome(spec, tokenizer, progress)) is not None:
+        return genome
     corpus = open_corpus(spec)
     cache = cache_folder(spec)
     if tokenizer is None:

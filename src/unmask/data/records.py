@@ -122,8 +122,8 @@ ZERO_SHOT_SETTINGS: Mapping[str, Any] = MappingProxyType(
     {"tokenizer": "gpt2", "length": 1024, "layout": "wrap", "eos_between": False, "block_ends": True}
 )
 _SENTENCES = {"tokenizer": "bert-base-uncased", "length": 128, "layout": "pad", "block_ends": True}
-_DNA = {"tokenizer": "chars", "layout": "wrap", "eos_between": False}
-_SEQUENCES = "give data.source=FILE.txt with a sequence a line, data.document=line and data.tokenizer=chars"
+_DNA = {"tokenizer": "dna", "layout": "wrap", "eos_between": False}
+_SEQUENCES = "give data.source=FILE.txt with a sequence a line, data.document=line and data.tokenizer=dna"
 
 _RECORDS = (
     Record("python-docs", "the language reference and docstrings that come with CPython", settings={}),
@@ -203,7 +203,8 @@ _RECORDS = (
     ),
     _papers("arxiv", "scientific papers: full articles of arXiv"),
     _papers("pubmed", "scientific papers: full articles of PubMed"),
-    Record("hg38", "the human reference genome GRCh38", settings=_DNA, unread=_SEQUENCES),
+    Record("hg38", "the human reference genome GRCh38, in the intervals of Basenji (FASTA and BED, on disk only)",
+           settings={**_DNA, "length": 1024}),
     Record("genomic_benchmarks", "Genomic Benchmarks: DNA sequences in two or three classes", splits=("train", "test"),
            settings=_DNA, unread=_SEQUENCES),
 )  # fmt: skip

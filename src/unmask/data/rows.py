@@ -52,6 +52,10 @@ class Rows:
         assert ((chosen >= 0) & (chosen < len(self))).all(), "row outside the split"
         return self._wrapped(chosen) if self.ends is None else self._padded(chosen)
 
+    def present(self, tokens: np.ndarray, counts: np.ndarray | None) -> np.ndarray | None:
+        """(n, L) bool where rows that were read hold something to see; of text, what counts (None = everywhere)."""
+        return counts
+
     def labels(self, indices: np.ndarray | Iterable[int]) -> np.ndarray | None:
         """(n,) int64 ids of the labels of rows; None where the data have none."""
         if self.marks is None or self.label_ids is None:

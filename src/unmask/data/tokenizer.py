@@ -21,7 +21,7 @@ from .documents import storable
 from .online import reason
 
 MASK = "[MASK]"
-BUILT_IN = ("bytes", "chars", "bpe")
+BUILT_IN = ("bytes", "chars", "bpe", "dna")
 FORMAT = 1
 CONFIG_FILE, JSON_FILE = "tokenizer_config.json", "tokenizer.json"
 
@@ -36,7 +36,7 @@ class Tokenizer:
         self._backend = backend
         self.vocab = vocab
         self.name = name
-        self.kind = kind  # bytes, chars, bpe or json
+        self.kind = kind  # bytes, chars, bpe, dna or json
 
     def __repr__(self) -> str:
         return f"Tokenizer({self.name!r}, {self.vocab})"
@@ -58,7 +58,7 @@ class Tokenizer:
         return [ids.tolist() for ids in self.arrays(list(texts))]
 
     def arrays(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """`encode_batch` as arrays, with a short cut for bytes and characters (ten times faster)."""
+        """`encode_batch` as arrays, with a short cut for bytes, characters and bases (ten times faster)."""
         try:
             return self._arrays(texts)
         except (UnicodeEncodeError, TypeError):  # a lone surrogate
@@ -67,7 +67,7 @@ class Tokenizer:
     def _arrays(self, texts: Sequence[str]) -> list[np.ndarray]:
         if self.kind == "bytes":
             return [np.frombuffer(text.encode(), dtype=np.uint8).astype(np.uint32) for text in texts]
-        if self.kind == "chars":
+        if self.kind in ("chars", "dna"):
             return [self._table[np.frombuffer(text.encode("utf-32-le"), dtype="<u4")] for text in texts]
         found = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
         arrays = (np.array(encoding.ids, dtype=np.uint32) for encoding in found)
@@ -84,7 +84,11 @@ class Tokenizer:
 
     @functools.cached_property
     def _table(self) -> np.ndarray:
-        """Code point to id, for characters."""
+        """Code point to id, for characters and bases."""
+        if self.kind == "dna":  # several letters are one token: a, A; n, N, R
+            table = np.full(0x110000, self._backend.token_to_id("[UNK]"), dtype=np.uint32)
+            table[:128] = [self._backend.encode(chr(i), add_special_tokens=False).ids[0] for i in range(128)]
+            return table
         table = np.zeros(0x110000, dtype=np.uint32)
         for piece, token in self._backend.get_vocab(with_added_tokens=False).items():
             if len(piece) == 1:

@@ -46,6 +46,10 @@ def make_tokenizer(spec: DataConfig, texts: Callable[[], Iterable[str]]) -> Toke
         return chars_tokenizer(texts())
     if wanted == "bpe":
         return bpe_tokenizer(texts(), spec.vocab_size)
+    if wanted == "dna":
+        from .dna.bases import dna_tokenizer  # it is made of what this room makes tokenizers of
+
+        return dna_tokenizer()
     path = Path(wanted).expanduser()
     place = path if path.exists() else on_shelf(wanted)
     if place is not None:

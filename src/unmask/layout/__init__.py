@@ -9,8 +9,9 @@ Nothing of such a folder is ever executed: JSON and safetensors are data, and `a
 Masked language models of others (BERT and its kin) are read too: with config.json and tensors as transformers has them,
 and written so again, with our "unmask" part beside.
 
-Rooms: `terms` what a config.json can say, `published` that of others, `encoders` that of masked language models, `ours`
-the one we write, `weights` the tensors, `folder` the files together.
+Rooms: `terms` what a config.json can say, `published` that of others, `encoders` that of masked language models,
+`genomes` that of Caduceus, Mamba and HyenaDNA, `ours` the one we write, `weights` the tensors, `folder` the files
+together.
 """
 
 from .encoders import NoHead, named, with_tokenizer
@@ -28,6 +29,7 @@ from .ours import FORMAT, describe, from_json, to_json, to_published
 from .published import noise_schedule, paper_config, read_network
 from .terms import (
     CARD,
+    CHECKPOINT,
     CONFIG,
     DTYPES,
     FILES,
@@ -39,6 +41,7 @@ from .terms import (
     WEIGHTS,
     Described,
     is_published,
+    needs_mask,
     usual_vocab,
     value,
 )  # fmt: skip
@@ -56,9 +59,10 @@ from .weights import (
 )  # fmt: skip
 
 __all__ = [
-    "CARD", "CONFIG", "DTYPES", "FILES", "FORMAT", "GPT2", "INDEX", "INV_FREQ", "PICKLE", "ROLES", "SHAPE", "WEIGHTS",
-    "Described", "NoHead", "blueprint", "check", "check_rotary", "check_tokenizer", "creating", "describe", "fill",
-    "from_json", "inv_freq", "is_folder", "is_published", "load_tokenizer", "named", "noise_schedule", "our_names",
-    "paper_config", "read_folder", "read_network", "read_tensors", "read_weights", "refuse_existing", "tensors_of",
-    "to_json", "to_published", "usual_vocab", "value", "with_tokenizer", "write_files", "write_folder",
+    "CARD", "CHECKPOINT", "CONFIG", "DTYPES", "FILES", "FORMAT", "GPT2", "INDEX", "INV_FREQ", "PICKLE", "ROLES",
+    "SHAPE", "WEIGHTS", "Described", "NoHead", "blueprint", "check", "check_rotary", "check_tokenizer", "creating",
+    "describe", "fill", "from_json", "inv_freq", "is_folder", "is_published", "load_tokenizer", "named", "needs_mask",
+    "noise_schedule", "our_names", "paper_config", "read_folder", "read_network", "read_tensors", "read_weights",
+    "refuse_existing", "tensors_of", "to_json", "to_published", "usual_vocab", "value", "with_tokenizer",
+    "write_files", "write_folder",
 ]  # fmt: skip

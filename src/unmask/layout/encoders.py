@@ -34,6 +34,7 @@ from ..checkpoint import check_names
 from ..config import Config, DataConfig, ModelConfig, TrainConfig, parse
 from ..data.tokenizers import Tokenizer
 from ..types import UserError, Vocab
+from .genomes import BACKBONES, fits_mamba, mamba_with, our_tensors
 from .terms import Described, inside, value
 from .weights import PREFIX, our_names
 
@@ -99,6 +100,8 @@ def fits(size: int, described: Described) -> bool:
     rows = described.vocab_size
     if described.config.model.backbone == "mosaicbert":
         return padded(size) == padded(rows)
+    if described.config.model.backbone == "mamba":
+        return fits_mamba(size, rows)
     return size <= rows <= min(size + PADDING, 2 * size)
 
 
@@ -107,6 +110,8 @@ def with_tokenizer(described: Described, tokenizer: Tokenizer, given: Any = None
     config, vocab = described.config, tokenizer.vocab
     if described.vocab is not None or config.model.backbone == "dit":
         return described
+    if config.model.backbone == "mamba":
+        return mamba_with(described, tokenizer, given)
     data: dict[str, Any] = {} if given is None or isinstance(given, Tokenizer) else {"tokenizer": str(given)}
     if vocab.eos is None:
         data |= {"block_ends": False, "eos_between": False}
@@ -157,7 +162,9 @@ def named(
     """
     if described.config.model.backbone != "transformers":
         if new_head:
-            raise UserError(f"{where} has a masked-LM head of its own; leave out --new-head")
+            raise UserError(f"{where} has a head of its own; leave out --new-head")
+        if described.config.model.backbone in BACKBONES:
+            return described, our_tensors(described, tensors, where)
         mosaic = described.config.model.backbone == "mosaicbert"
         return described, _mosaic(tensors, where) if mosaic else our_names(tensors)
     architecture = dict(described.config.model.architecture or {})

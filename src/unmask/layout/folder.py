@@ -20,7 +20,7 @@ from ..data.tokenizers import CONFIG_FILE, JSON_FILE, VOCAB_FILE, Tokenizer, rea
 from ..types import UserError
 from .encoders import fits
 from .ours import describe, from_json
-from .terms import CARD, CONFIG, WEIGHTS, Described
+from .terms import CARD, CONFIG, WEIGHTS, Described, is_foreign, needs_mask
 from .weights import tensors_of
 
 
@@ -39,11 +39,10 @@ def load_tokenizer(folder: str | Path, described: Described) -> Tokenizer | None
     """The tokenizer of a folder, or None; other libraries may have rewritten its files, so config.json decides."""
     folder = Path(folder)
     file, settings = folder / JSON_FILE, folder / CONFIG_FILE
-    foreign = described.vocab is None and described.config.model.backbone != "dit"
-    if not file.is_file() and not (foreign and (folder / VOCAB_FILE).is_file()):
+    if not file.is_file() and not (is_foreign(described) and (folder / VOCAB_FILE).is_file()):
         return None
     if described.vocab is None or (settings.is_file() and "unmask" in read_json(settings, "cannot read the tokenizer")):
-        tokenizer = read_tokenizer(folder, own_mask=foreign)
+        tokenizer = read_tokenizer(folder, own_mask=needs_mask(described))
     else:
         named = described.tokenizer or {"name": folder.name, "kind": "json"}
         backend = read_backend(file)
@@ -57,8 +56,7 @@ def load_tokenizer(folder: str | Path, described: Described) -> Tokenizer | None
 def check_tokenizer(tokenizer: Tokenizer, described: Described, where: str) -> None:
     """Raise if a tokenizer is not the one that a model was trained with, as far as its size and special ids tell."""
     vocab = tokenizer.vocab
-    foreign = described.vocab is None and described.config.model.backbone != "dit"
-    if not (fits(vocab.size, described) if foreign else vocab.size == described.vocab_size):
+    if not (fits(vocab.size, described) if is_foreign(described) else vocab.size == described.vocab_size):
         raise UserError(
             _misfit(f"{where}: the tokenizer {tokenizer.name!r} has {vocab.size:,} tokens with [MASK]", described)
         )

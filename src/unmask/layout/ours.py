@@ -11,6 +11,7 @@ from ..config import Config, parse
 from ..data.tokenizers import Tokenizer
 from ..types import UserError, Vocab
 from .encoders import agree, is_encoder, is_mosaic, read_encoder, read_mosaic, sections_of, with_part
+from .genomes import kind_of, read_genomic
 from .published import read_mdlm, read_sedd
 from .terms import CONFIG, DTYPES, GPT2, ROLES, SHAPE, Described, inside, is_published, mapping, read_vocab
 
@@ -82,6 +83,8 @@ def from_json(tree: Mapping[str, Any], where: str | Path = CONFIG, tokenizer: st
         return read_mdlm(tree, where)
     if isinstance(tree.get("model"), Mapping) and "graph" in tree:
         return read_sedd(tree, where)
+    if kind_of(tree) is not None:
+        return read_genomic(tree, where, tokenizer)
     if is_mosaic(tree):
         return read_mosaic(tree, where, tokenizer)
     if is_encoder(tree):
@@ -89,7 +92,8 @@ def from_json(tree: Mapping[str, Any], where: str | Path = CONFIG, tokenizer: st
     kind = tree.get("model_type")
     raise UserError(
         f"{where} does not describe a masked diffusion model: its model_type is {kind!r}, and unmask reads 'mdlm', "
-        "'unmask', SEDD's config and masked language models (bert, roberta, ...), which look both ways"
+        "'unmask', SEDD's config, 'caduceus', 'mamba', 'hyenadna', and masked language models (bert, roberta, ...), "
+        "which look both ways"
     )
 
 

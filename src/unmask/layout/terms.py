@@ -17,6 +17,7 @@ T = TypeVar("T")
 CONFIG, WEIGHTS, INDEX, PICKLE, CARD = (
     "config.json", "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "README.md",
 )  # fmt: skip
+CHECKPOINT = "weights.ckpt"  # of HyenaDNA, as its authors published it
 FILES = (CONFIG, "*.safetensors", JSON_FILE, CONFIG_FILE)  # of a folder, beside its card
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 SHAPE = ("hidden_dim", "n_blocks", "n_heads", "cond_dim", "mlp_ratio", "dropout", "time_conditioning")
@@ -38,6 +39,16 @@ class Described:
 def is_published(config: Config) -> bool:
     """Whether the published layout has words for this model: MDLM on the paper's diffusion transformer."""
     return config.model.method == "mdlm" and config.model.backbone == "dit"
+
+
+def is_foreign(described: Described) -> bool:
+    """Whether it is the network of others, of which only the tokenizer can tell the vocabulary."""
+    return described.vocab is None and described.config.model.backbone != "dit"
+
+
+def needs_mask(described: Described) -> bool:
+    """Whether the tokenizer must have a mask token of its own: the embedding of an encoder has no row for a new one."""
+    return is_foreign(described) and described.config.model.backbone != "mamba"
 
 
 def inside(where: str | Path, make: Callable[[], T]) -> T:

@@ -15,7 +15,7 @@ from ..checkpoint import assign, check_names, read_json
 from ..config import Config
 from ..models.base import LanguageModel
 from ..types import UserError, Vocab
-from .terms import DTYPES, INDEX, PICKLE, WEIGHTS, Described, is_published
+from .terms import CHECKPOINT, DTYPES, INDEX, PICKLE, WEIGHTS, Described, is_published
 
 PREFIX = "backbone.model."  # before the names that transformers has for the tensors of an encoder
 INV_FREQ = "backbone.rotary_emb.inv_freq"  # a buffer of the published network, which we compute
@@ -36,7 +36,7 @@ def check_rotary(found: Tensor, config: Config, where: str | Path) -> None:
 
 
 def read_tensors(folder: str | Path) -> dict[str, Tensor]:
-    """All tensors of a folder: model.safetensors, shards with an index, other safetensors, or pytorch_model.bin."""
+    """All tensors of a folder: model.safetensors, shards with an index, other safetensors, or a pickled file."""
     folder = Path(folder)
     if (folder / WEIGHTS).is_file():
         return _read(folder / WEIGHTS)
@@ -46,6 +46,9 @@ def read_tensors(folder: str | Path) -> dict[str, Tensor]:
         return _joined(files)
     if (folder / PICKLE).is_file():
         return pickles.tensors(pickles.load(folder / PICKLE), folder / PICKLE)
+    if (folder / CHECKPOINT).is_file():
+        tree = pickles.load(folder / CHECKPOINT)
+        return pickles.tensors(tree.get("state_dict") if isinstance(tree, dict) else tree, folder / CHECKPOINT)
     raise UserError(f"{folder} has no weights: it holds neither {WEIGHTS} nor {PICKLE}")
 
 

@@ -107,11 +107,11 @@ class AutoRegressive(LanguageModel):
 
 @dataclass(frozen=True)
 class Shelf:
-    """What one call has read: rows of lengths n, and their keys and values."""
+    """What one call has read: rows of lengths n, and what the network keeps of them."""
 
     tokens: Tensor  # (B, W) int64: row b begins with what was read, n[b] tokens
     n: list[int]
-    cache: list[KeyValue]  # (B, H, W, D): row b *ends* with what belongs to it, n[b] columns
+    cache: list[KeyValue]  # (B, H, W, D): row b *ends* with what belongs to it, n[b] columns; or states (B, ·, ·)
 
     def common(self, inputs: Tensor) -> Tensor:
         """(rows of inputs, B): how many tokens each of them has in common with each row here, from the first on."""
@@ -179,6 +179,8 @@ class Reader:
         assert (columns >= 0).all(), "without a start symbol nothing predicts the first token"
         last = columns.amax(1)
         source, common = self._find(inputs)
+        if self.model.backbone.recurrent:
+            return self._go_on(inputs, columns, source, common)
         # All rows read equally many columns, those up to their last one, so that all of them end together. Where a row
         # has fewer than that, what stands before its first token is padding.
         new = int((last + 1 - torch.minimum(common, columns.amin(1))).max())
@@ -190,6 +192,42 @@ class Reader:
         hidden, cache = self.model.backbone(inputs.gather(1, positions), attn=attn, cache=cache)
         self._keep(Shelf(inputs[:, : int(last.max()) + 1].clone(), (last + 1).tolist(), cache))
         return pick(hidden, columns - begin)
+
+    def _go_on(self, inputs: Tensor, columns: Tensor, source: list[Source], common: Tensor) -> Tensor:
+        """The same for a network whose cache is a state: it goes on from the end of what was read, or from nothing.
+
+        Rows read what is new to them, and end together; what stands before that is padding.
+        """
+        ends = torch.tensor([shelf.n[row] for shelf, row in source], device=common.device) if source else common
+        whole = (common == ends) & (common <= columns.amin(1))
+        kept = torch.where(whole, common, 0)
+        last = columns.amax(1)
+        new = int((last + 1 - kept).max())
+        begin = (last + 1 - new)[:, None]
+        place = begin + torch.arange(new, device=inputs.device)  # (B, new) of `inputs`
+        fresh = place >= kept[:, None]
+        attn = Attn("causal", None if fresh.all() else fresh)
+        cache = self._states(source, kept.tolist())
+        hidden, cache = self.model.backbone(inputs.gather(1, place.clamp(min=0)), attn=attn, cache=cache)
+        self._keep(Shelf(inputs[:, : int(last.max()) + 1].clone(), (last + 1).tolist(), cache))
+        return pick(hidden, columns - begin)
+
+    def _states(self, source: list[Source], kept: list[int]) -> list[KeyValue]:
+        """The states from which rows go on: that of their source, or of nothing where none is kept."""
+        empty: list[KeyValue] = self.model.backbone.empty_cache(len(kept))
+        if not any(kept):
+            return empty
+        shelf = source[0][0]
+        if all(kept) and len(kept) == len(shelf.n) and all(
+            own is shelf and row == i for i, (own, row) in enumerate(source)
+        ):  # fmt: skip
+            return shelf.cache
+        rows = [
+            [(own.cache[layer][0][row], own.cache[layer][1][row]) if n else (old[0][i], old[1][i])
+             for i, ((own, row), n) in enumerate(zip(source, kept, strict=True))]
+            for layer, old in enumerate(empty)
+        ]  # fmt: skip
+        return [(torch.stack([a for a, _ in layer]), torch.stack([b for _, b in layer])) for layer in rows]
 
     def _find(self, inputs: Tensor) -> tuple[list[Source], Tensor]:
         """For each row the shelf and the row there with the longest common prefix, and its length (B,)."""

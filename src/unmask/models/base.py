@@ -40,6 +40,10 @@ class LanguageModel(nn.Module, ABC):
         """Where the weights are."""
         return next(self.parameters()).device
 
+    def rates(self) -> dict[str, float]:
+        """The names of weights that learn faster or slower than others: their learning rate in units of train.lr."""
+        return {}
+
     @abstractmethod
     def nats(self, batch: Batch, keys: Keys) -> TokenNats:
         """An unbiased draw of a bound on -log p, spread over the scored tokens."""

@@ -1,8 +1,18 @@
-"""A backbone with a label or a score for each row: what GLUE trains (paper section 5.1; SYSTEMS 3.5).
+"""A backbone with a label or a score for each row: what GLUE and Genomic Benchmarks train (paper sections 5.1 and 5.2).
 
-Pooler and classifier are BERT's: one hidden state, a dense layer with tanh, dropout, a linear layer. The state is that
-of the first token; a causal network's first token sees only itself, so there it is the last real token (the paper does
-not say what it took). The head of the language model stays where it is, unused and untrained.
+pooling="first": pooler and classifier are BERT's (SYSTEMS 3.5): one hidden state, a dense layer with tanh, dropout, a
+linear layer. The state is that of the first token; a causal network's first token sees only itself, so there it is the
+last real token (the paper does not say what it took).
+
+pooling="mean": the mean of the hidden states, and a linear layer (SYSTEMS 3.15). Padding is not among them; the code of
+Caduceus takes the mean over padding too, so that there a short sequence looks different in a batch with a long one. Of
+a network with two strands (Caduceus PS) the layer looks at each strand and its two answers are averaged, so that the
+reverse complement of a sequence has the same answer. (The layer is linear: that is its answer to the mean of the two.)
+
+A Plaid model reads embeddings, not tokens: there `reader` is that model, and a row is what it reads at t = 0 without
+noise and without a guess (the paper does not say how it was done).
+
+The head of the language model stays where it is, unused and untrained.
 """
 
 from __future__ import annotations
@@ -17,45 +27,90 @@ from ..keys import Keys
 from ..ops.attention import Attn
 from ..ops.dropout import dropout
 from ..types import Batch
+from .plaid import Plaid
 
 
 class Classifier(nn.Module):
     """Rows of tokens to n_outputs numbers each: logits of labels, or one score (n_outputs = 1)."""
 
-    def __init__(self, backbone: Backbone, n_outputs: int, *, dropout: float = 0.1) -> None:
+    pooler: nn.Linear | None
+    reader: Plaid | None
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        n_outputs: int,
+        *,
+        dropout: float = 0.1,
+        pooling: str = "first",
+        reader: Plaid | None = None,
+    ) -> None:
         super().__init__()
-        self.backbone, self.n_outputs, self.dropout = backbone, n_outputs, dropout
-        self.pooler = nn.Linear(backbone.hidden_dim, backbone.hidden_dim)
-        self.classifier = nn.Linear(backbone.hidden_dim, n_outputs)
+        self.backbone, self.n_outputs, self.dropout, self.mean = backbone, n_outputs, dropout, pooling == "mean"
+        self.two_strands = self.mean and getattr(backbone, "strands", None) == "ps"
+        width = backbone.hidden_dim // 2 if self.two_strands else backbone.hidden_dim
+        self.pooler = None if self.mean else nn.Linear(width, width)
+        self.classifier = nn.Linear(width, n_outputs)
         for layer in (self.pooler, self.classifier):
-            nn.init.normal_(layer.weight, std=0.02)
-            nn.init.zeros_(layer.bias)
+            if layer is not None:
+                nn.init.normal_(layer.weight, std=0.02)
+                nn.init.zeros_(layer.bias)
+        self.reader = reader
+        if reader is not None:  # its backbone is ours: one owner, or its weights would be saved twice
+            reader.__dict__["backbone"] = reader._modules.pop("backbone", backbone)
 
     @property
     def device(self) -> torch.device:
         """Where the weights are."""
-        return self.pooler.weight.device
+        return self.classifier.weight.device
 
     @property
     def pooling(self) -> str:
-        """Which hidden state stands for a row, for protocols."""
+        """What stands for a row, for protocols."""
+        if self.mean:
+            return "mean over real tokens" + (", both strands averaged" if self.two_strands else "")
         return "last real token" if self.backbone.causal else "first token"
 
     def outputs(self, batch: Batch) -> Tensor:
         """(B, n_outputs) float32."""
-        hidden = torch.tanh(self.pooler(self._pooled(batch)))
+        hidden = self._mean(batch) if self.mean else self._pooled(batch)
+        if self.pooler is not None:
+            hidden = torch.tanh(self.pooler(hidden))
         return self.classifier(dropout(hidden, self.dropout, self.training)).float()
 
+    def _mean(self, batch: Batch) -> Tensor:
+        """(B, width): the mean over real tokens, and over both strands where there are two."""
+        hidden = self._hidden(batch)  # (B, L, hidden)
+        if batch.present is None:
+            mean = hidden.mean(1)
+        else:
+            real = batch.present[..., None]
+            mean = torch.where(real, hidden, 0).sum(1) / real.sum(1).clamp(min=1)
+        if not self.two_strands:
+            return mean
+        forward, other = mean.chunk(2, -1)  # the channels of the other strand stand backwards
+        return (forward + other.flip(-1)) / 2
+
     def _pooled(self, batch: Batch) -> Tensor:
-        """(B, hidden): the state that stands for each row, of clean text (sigma 0)."""
-        net, tokens = self.backbone, batch.tokens
+        """(B, hidden): the state that stands for each row."""
         column = self._column(batch)
+        net = self.backbone
+        asked = column if net.takes_queries and not net.causal and self.reader is None else None
+        hidden = self._hidden(batch, asked)
+        return (hidden if asked is not None else pick(hidden, column))[:, 0]
+
+    def _hidden(self, batch: Batch, asked: Tensor | None = None) -> Tensor:
+        """(B, L, hidden): the states of clean text (sigma 0), or of the columns that are asked for."""
+        net, tokens, reader = self.backbone, batch.tokens, self.reader
+        if reader is not None:
+            gamma = reader.gamma(torch.zeros(len(batch), device=tokens.device, dtype=torch.float64))
+            z = torch.sigmoid(-gamma).sqrt().float()[:, None, None] * reader.embeddings()[tokens]
+            return reader.hidden(z, gamma, present=batch.present)
         told = {"types": batch.types} if net.takes_types and batch.types is not None else {}
-        asked = column if net.takes_queries and not net.causal else None
         attn = Attn("causal" if net.causal else "full", batch.present, queries=asked)
         cond = net.condition(torch.zeros(len(batch), device=tokens.device))
-        hidden = net(tokens, cond=cond, attn=attn, **told)[0]
-        return (hidden if asked is not None else pick(hidden, column))[:, 0]
+        hidden: Tensor = net(tokens, cond=cond, attn=attn, **told)[0]
+        return hidden
 
     def _column(self, batch: Batch) -> Tensor:
         """(B, 1): where the state stands."""

@@ -14,8 +14,11 @@ from .bench import Bench
 from .bert import bert, glue
 from .berts import BertBench
 from .curves import variance_curve
+from .dna import dna, dna_curves
 from .encoder import EncoderBench, encoder
 from .generation import caching, semi_ar
+from .genomes import GenomeBench
+from .genomics import genomics
 from .likelihoods import ablation, lm, schedules, steps, time_conditioning
 from .report import Report, write_report
 from .scales import PAPER_TEXTS, Scale, scale_named
@@ -34,9 +37,17 @@ TABLES: dict[str, Callable[[Bench], Report]] = {
     "bert": bert,
     "glue": glue,
     "encoder": encoder,
+    "dna": dna,
+    "genomics": genomics,
+    "dna-curves": dna_curves,
 }
-BENCHES: dict[str, type[Bench]] = {"bert": BertBench, "glue": BertBench, "encoder": EncoderBench}
+BENCHES: dict[str, type[Bench]] = {
+    "bert": BertBench, "glue": BertBench, "encoder": EncoderBench, "dna": GenomeBench, "genomics": GenomeBench,
+    "dna-curves": GenomeBench,
+}  # fmt: skip
+LOCAL = ("zero-shot", "bert", "glue", "encoder", "genomics")  # tables with sets of their own
 USUAL = "python-docs"  # the text where nobody names one, below the paper's scale
+HG38 = "hg38"  # the paper's genome
 # in the paper; the other tables are on LM1B
 ON_OWT = ("steps", "time-conditioning", "caching", "semi-ar", "variance-curve", "zero-shot")
 
@@ -61,8 +72,8 @@ def reproduce(
     check_seed(check_seed(seed) + 1)  # of the second training of a model
     if known and name != "zero-shot":
         raise UserError("--in-domain belongs to zero-shot; leave it out")
-    if local and name != "zero-shot" and name not in BENCHES:
-        raise UserError(f"--local belongs to zero-shot, {', '.join(BENCHES)}; leave it out")
+    if local and name not in LOCAL:
+        raise UserError(f"--local belongs to {', '.join(LOCAL)}; leave it out")
     if (start is None) == (name == "encoder"):
         raise UserError("--model names the encoder of the table encoder, and that table needs it")
     sets = tuple(member.corpus for member in suite("zero-shot", known)) if known else ()
@@ -81,6 +92,8 @@ def _text(name: str, scale: Scale, data: str) -> str:
     """The text of a table: at the paper's scale, the paper's."""
     if not data.strip():
         raise UserError("--data is empty; give a name, a file or a folder")
+    if BENCHES.get(name) is GenomeBench:
+        return _genome(name, scale, data)
     if scale.trains or data in PAPER_TEXTS:
         return data
     if data != USUAL:
@@ -90,6 +103,15 @@ def _text(name: str, scale: Scale, data: str) -> str:
     if name in BENCHES:
         return "c4"
     return "owt" if name in ON_OWT else "lm1b"
+
+
+def _genome(name: str, scale: Scale, data: str) -> str:
+    """The genome of a table: at the paper's scale, the paper's."""
+    if scale.trains and data == USUAL:
+        raise UserError(f"{name} is on a genome; name its FASTA file: --data FASTA")
+    if not scale.trains and data not in (USUAL, HG38):
+        raise UserError(f"the paper's scale knows the genome {HG38}, not {data!r}; leave out --data")
+    return data if scale.trains else HG38
 
 
 def _check_models(bench: Bench) -> None:

@@ -6,6 +6,7 @@ from .base import Course, Denoiser, Plan, stack, time_grid
 from .choice import Choice
 from .control import Control
 from .desk import Desk, Task, replay, run
+from .gaussian import Gaussian
 from .gibbs import Gibbs
 from .named import PLANS, plan_named
 from .plans import FirstHitting, GivenOrder, LeftToRight, RevealPlan
@@ -23,6 +24,7 @@ __all__ = [
     "Denoiser",
     "Desk",
     "FirstHitting",
+    "Gaussian",
     "Gibbs",
     "GivenOrder",
     "LeftToRight",

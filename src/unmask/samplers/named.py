@@ -10,6 +10,7 @@ from ..types import UserError
 from .adaptive import MEASURES, Adaptive
 from .ancestral import Ancestral
 from .base import Plan
+from .gaussian import Gaussian
 from .gibbs import Gibbs
 from .plans import FirstHitting, GivenOrder, LeftToRight, RevealPlan
 from .remask import PredictorCorrector, Remasking
@@ -72,6 +73,7 @@ PLANS: dict[str, Named] = {
     ),
     "gibbs": Named(("steps", "scan", "burn"), Gibbs, "Gibbs sampling"),
     "simplex": Named(("steps", "projection", "context"), Simplex, "SSD-LM, block after block"),
+    "gaussian": Named(("steps", "score_temperature"), Gaussian, "T-step ancestral, of Gaussian diffusion"),
 }
 
 
@@ -99,13 +101,14 @@ def plan_named(
     context: int | None = None,
     scan: str | None = None,
     burn: int | None = None,
+    score_temperature: float | None = None,
 ) -> Plan:
     """The plan of a name; settings that are None take their usual values."""
     chosen = named(name)
     settings = {
         "steps": steps, "k": None if k is None else min(k, MOST), "threshold": threshold, "order": order, "eta": eta,
         "window": window, "keep": keep, "corrections": corrections, "projection": projection, "context": context,
-        "scan": scan, "burn": burn,
+        "scan": scan, "burn": burn, "score_temperature": score_temperature,
     }  # fmt: skip
     given = {setting: value for setting, value in settings.items() if value is not None}
     for setting in given:

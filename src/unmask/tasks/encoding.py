@@ -2,6 +2,8 @@
 
 [CLS] and [SEP] are the BOS and EOS of the tokenizer. What is longer than `length` is cut as `transformers` does it
 (longest first): a short text stays whole, and the longer one gets the rest; two long ones get half each.
+
+Sequences of bases stand alone, without special tokens, and a batch may have any of its rows from the other strand.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..data.dna.bases import COMPLEMENT
 from ..data.tokenizers import Tokenizer
 from ..errors import UserError
 from ..types import Batch
@@ -51,16 +54,28 @@ class Encoded:
         """For protocols: how much of the examples the model sees."""
         return {"length": self.length, "tokens": int(self.tokens.size), "cut_examples": self.cut}
 
-    def batch(self, indices: np.ndarray | Iterable[int], index: np.ndarray | Tensor, total: int) -> Batch:
-        """Some rows, padded to the longest of them; `index` and `total` as `Batch` has them."""
+    def batch(
+        self,
+        indices: np.ndarray | Iterable[int],
+        index: np.ndarray | Tensor,
+        total: int,
+        other: np.ndarray | None = None,
+    ) -> Batch:
+        """Some rows, padded to the longest of them; `index` and `total` as `Batch` has them.
+
+        Where `other` (n,) bool is set, a row is the reverse complement of its sequence.
+        """
         chosen = np.asarray(indices if isinstance(indices, np.ndarray) else list(indices), dtype=np.int64)
         assert chosen.size and ((chosen >= 0) & (chosen < len(self))).all(), "row outside the split"
         starts = np.where(chosen > 0, self.ends[chosen - 1], 0)
         sizes = self.ends[chosen] - starts
         place = np.arange(int(sizes.max()))[None, :]  # (1, L)
         present = place < sizes[:, None]  # (n, L)
-        at = np.where(present, starts[:, None] + place, 0)
+        turned = place if other is None else np.where(other[:, None], sizes[:, None] - 1 - place, place)
+        at = np.where(present, starts[:, None] + turned, 0)
         tokens = np.where(present, self.tokens[at].astype(np.int64), self.pad)
+        if other is not None:
+            tokens = np.where(other[:, None], COMPLEMENT[tokens], tokens)
         types = (present & (place >= self.second[chosen][:, None])).astype(np.int64)
         return Batch(
             torch.from_numpy(tokens),
@@ -70,6 +85,25 @@ class Encoded:
             label=torch.from_numpy(self.labels[chosen]),
             types=torch.from_numpy(types),
         )
+
+
+def encode_bases(examples: Sequence[Example], tokenizer: Tokenizer, length: int) -> Encoded:
+    """The bases of sequences in the letters A, C, G, T and N, at most `length` each: the first ones."""
+    if tokenizer.kind != "dna":
+        raise UserError(
+            f"a task on bases needs a model of bases, and the tokenizer of this one is {tokenizer.name!r}; "
+            "take a model that was trained with data.tokenizer=dna"
+        )
+    table = np.zeros(128, dtype=np.uint32)
+    for letter in "ACGTN":
+        table[ord(letter)] = tokenizer.encode(letter)[0]
+    rows = [table[np.frombuffer(one.first[:length].encode("ascii"), dtype=np.uint8)] for one in examples]
+    ends = np.cumsum([len(row) for row in rows], dtype=np.int64)
+    pad = tokenizer.vocab.pad
+    assert pad is not None, "bases have a pad"
+    stream = np.concatenate([np.empty(0, dtype=np.uint32), *rows])
+    sizes = np.diff(ends, prepend=0)
+    return Encoded(stream, ends, sizes, _labels(examples), length, sum(len(x.first) > length for x in examples), pad)
 
 
 def encode(examples: Sequence[Example], tokenizer: Tokenizer, length: int) -> Encoded:

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..config import nearest
 from ..data.hubsets import load_place
 from ..errors import UserError
 from .records import Carve, Columns, Example, Form, Task
@@ -54,24 +53,10 @@ class _Place:
     carve: Carve | None = None
 
 
-def read(task: Task, split: str, local: str | None = None) -> list[Example]:
-    """The examples of a split."""
-    return load(task, split, local).examples
-
-
-def describe(task: Task, split: str, local: str | None = None) -> dict[str, Any]:
-    """What a reported number should carry: task, version, source, rows, classes, sha256 and the rule of the split."""
-    return load(task, split, local).facts
-
-
 def load(task: Task, split: str, local: str | None = None) -> Loaded:
-    """`read` and `describe` at once."""
-    if split not in task.splits:
-        raise UserError(
-            f"{task.name} has no split {split!r}{nearest(split, task.splits)}; it has {', '.join(task.splits)}"
-        )
+    """A split of texts."""
     folder = _folder(task, local)
-    return _from_hub(task, split) if folder is None else _from_disk(task, split, folder)
+    return from_hub(task, split) if folder is None else _from_disk(task, split, folder)
 
 
 # ---- where
@@ -85,13 +70,19 @@ def _folder(task: Task, local: str | None) -> Path | None:
             what = "is a file" if root.exists() else "does not exist"
             raise UserError(f"task.local={local} {what}; give the folder of {task.title}, or of all tasks")
         return _below(task, root) or root
+    data = data_root()
+    return None if data is None else _below(task, data / task.name.partition("/")[0])
+
+
+def data_root() -> Path | None:
+    """$UNMASK_DATA."""
     data = os.environ.get("UNMASK_DATA")
     if not data:
         return None
     root = Path(data).expanduser()
     if not root.is_dir():
         raise UserError(f"UNMASK_DATA={data} is no folder; set it to one that holds data sets, or unset it")
-    return _below(task, root / task.name.partition("/")[0])
+    return root
 
 
 def _below(task: Task, root: Path) -> Path | None:
@@ -172,9 +163,9 @@ def _from_disk(task: Task, split: str, folder: Path) -> Loaded:
         found, rule = _carved(place.carve, place.folder, split, found, place.files[0].name)
     listed = ", ".join(map(str, files))
     _check_broken(wanted, len(found), listed)
-    examples, left_out = _examples(task, split, found, wanted, listed)
+    examples, left_out = examples_of(task, split, found, wanted, listed)
     skipped = {"too few columns": len(wanted.broken or []), "without a label": left_out}
-    return Loaded(examples, _facts(task, split, examples, [str(path) for path in files], rule, skipped))
+    return Loaded(examples, facts_of(task, split, examples, [str(path) for path in files], rule, skipped))
 
 
 def _carved(carve: Carve, folder: Path, split: str, found: list[Row], file: str) -> tuple[list[Row], str]:
@@ -203,12 +194,13 @@ def _check_broken(wanted: Wanted, good: int, files: str) -> None:
             log.warning("%d rows with %s columns were %s; the first is %s", len(found), what, done, found[0])
 
 
-def _examples(
+def examples_of(
     task: Task, split: str, found: Iterable[Row], wanted: Wanted, source: str
 ) -> tuple[list[Example], int]:  # fmt: skip
+    """Checked examples of rows, and how many had no label."""
     texts = 1 + task.pairs
     has_label = len(wanted.names) - len(wanted.more) > texts
-    hidden = split.startswith("test")
+    hidden = split.startswith("test") and split != task.tested
     examples: list[Example] = []
     left_out = 0
     for where, values in found:
@@ -218,7 +210,7 @@ def _examples(
             continue
         for name, value in zip(wanted.names[:texts], values[:texts], strict=True):
             if not isinstance(value, str):
-                raise UserError(f"{where} has {_named(value)} in column {name!r}; every text must be a string")
+                raise UserError(f"{where} has {kind_of(value)} in column {name!r}; every text must be a string")
         known = _label(task, label, hidden, where, wanted.names[texts]) if has_label else None
         examples.append(Example(values[0], values[1] if task.pairs else None, known, len(examples)))
     if not examples:
@@ -229,7 +221,8 @@ def _examples(
     return examples, left_out
 
 
-def _named(value: Any) -> str:
+def kind_of(value: Any) -> str:
+    """In words, what stands where a text should."""
     return "nothing" if value is None else type(value).__name__
 
 
@@ -251,13 +244,14 @@ def _label(task: Task, value: Any, hidden: bool, where: str, column: str) -> int
     if task.span is not None and task.span[0] <= score <= task.span[1]:
         return float(f"{score:.6g}")  # the Hub has float32: 3.7999999523 is 3.8
     if task.labels and score in range(len(task.labels)):
-        return int(score)
+        return task.labels.index((task.numbered or task.labels)[int(score)])
     raise UserError(
         f"{where} has the label {str(text)[:40]!r} in column {column!r}; {task.title} allows {task.allowed}"
     )
 
 
-def _from_hub(task: Task, split: str) -> Loaded:
+def from_hub(task: Task, split: str) -> Loaded:
+    """A split from the Hugging Face Hub."""
     suite, own = task.name.partition("/")[0], task.hub_splits.get(split, split)
     ways = (
         f"set task.local=PATH to a folder with its files, or UNMASK_DATA=ROOT with ROOT/{suite}/{_usual(task)}/, "
@@ -273,8 +267,8 @@ def _from_hub(task: Task, split: str) -> Loaded:
     table = loaded[own]
     wanted = Wanted((task.columns,), labelled=not split.startswith("test"))
     wanted.choose(table.column_names, Path(place))
-    examples, left_out = _examples(task, split, _hub_rows(table, wanted, task, place), wanted, place)
-    facts = _facts(task, split, examples, [f"Hugging Face Hub: {place}"], OFFICIAL, {"without a label": left_out})
+    examples, left_out = examples_of(task, split, _hub_rows(table, wanted, task, place), wanted, place)
+    facts = facts_of(task, split, examples, [f"Hugging Face Hub: {place}"], OFFICIAL, {"without a label": left_out})
     return Loaded(examples, facts)
 
 
@@ -291,7 +285,7 @@ def _hub_rows(table: Any, wanted: Wanted, task: Task, place: str) -> Iterator[Ro
             yield f"row {number} of {place}", row
 
 
-def _facts(
+def facts_of(
     task: Task, split: str, examples: list[Example], source: list[str], rule: str, skipped: dict[str, int]
 ) -> dict[str, Any]:
     """For protocols: plain data."""

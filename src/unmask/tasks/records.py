@@ -1,8 +1,9 @@
 """What a task is: data with a version. Nothing here reads a file.
 
 A task is a set of short texts, or of pairs of them, with one label each, and the number by which it is judged (section
-5.1 and appendix D.6 of the paper). What is true of one task only is in its record (`gluesets`); `files` reads what a
-record describes, `metrics` judges, `encoding` makes tokens of it.
+5.1 and appendix D.6 of the paper), or of DNA sequences (section 5.2 and appendix D.7). What is true of one task only is
+in its record (`gluesets`, `genomics`); `files` reads what a record describes, `metrics` judges, `encoding` makes tokens
+of it.
 """
 
 from __future__ import annotations
@@ -76,6 +77,12 @@ class Task:
     span: tuple[float, float] | None = None  # of a regression: the least and the largest score
     unlabelled: tuple[str, ...] = ()  # labels that say "nobody knows": such rows are left out, and counted
     broken_rows: bool = False  # the official file has rows with too few columns: left out, and counted
+    sequences: bool = False  # texts are sequences of bases (`sequences` reads them)
+    length: int | None = None  # of sequences: the bases that the paper's protocol cuts them to
+    tested: str | None = None  # the split that the best checkpoint is judged on, once, when all training is over
+    references: Mapping[str, str] = field(default_factory=dict, hash=False)  # class -> genome its intervals are of
+    numbered: tuple[str, ...] = ()  # names in the order of the ids in published tables, if that is not that of `labels`
+    short: tuple[str, ...] = ()  # what else people call it
     version: int = 1  # grows whenever a number could change: reading, splitting, metric
 
     @property
@@ -103,7 +110,7 @@ class Task:
         """In words, what a label may be."""
         if self.span is not None:
             return f"a score from {self.span[0]:g} to {self.span[1]:g}"
-        return ", ".join(f"{i} ({name})" for i, name in enumerate(self.labels))
+        return ", ".join(f"{i} ({name})" for i, name in enumerate(self.numbered or self.labels))
 
 
 @dataclass(frozen=True)

@@ -48,7 +48,7 @@ class Wanted:
 
 def rows(path: Path, wanted: Wanted, header: Sequence[str] = ()) -> Iterator[Row]:
     """The rows of a file; its format is in its name, and everything that is no table is tab-separated text."""
-    kind = path.suffix.lower()
+    kind = Path(path.name.lower().removesuffix(".gz")).suffix
     if kind == ".jsonl":
         return _jsonl(path, wanted)
     if kind == ".parquet":

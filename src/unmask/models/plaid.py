@@ -1,0 +1,309 @@
+"""Plaid (Gulrajani and Hashimoto 2023; the paper's rival on DNA; SYSTEMS 3.9): Gaussian diffusion over embeddings.
+
+A token is a point E[x] on the unit sphere of a small space, which is learned, and z = alpha·E[x] + sigma·noise. The
+network says which token was there, x̂ is the mean of their embeddings, and
+
+    NELBO = -log p(x | z_0) + E_t[½ gamma'(t) e^(-gamma(t)) |E[x] - x̂|²] + KL(q(z_1 | x) || N(0, 1))
+
+is a bound on -log p(x). Schedule and embeddings are learned with the network.
+
+How the noise level reaches the network: as sines and cosines of gamma, through a linear layer that is zero at the
+start, added to the input of every position. So any backbone that takes inputs will do, and the paper's Caduceus needs
+no time embedding of its own.
+
+On a Caduceus that is equivariant to the reverse complement (strands "ps") so is the whole model. For that a complement
+must be a permutation of the channels of z, so embeddings are tied there: E[complement of v] is E[v] with its channels
+backwards, and tokens that are their own complement read the same both ways. The other strand of z is then z with
+positions and channels backwards, and it goes through the same weights.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..backbones.base import Backbone
+from ..backbones.layers import Embedding
+from ..keys import Keys
+from ..ops.attention import Attn
+from ..samplers import Plan, Task
+from ..samplers.gaussian import Gaussian, noised, write_gaussian
+from ..schedule import Law, Schedule, strata
+from ..types import Batch, State, TokenNats, UserError
+from .base import LanguageModel, Until, in_chunks
+from .noise import (
+    FEATURES,
+    GammaBounds,
+    NoiseSchedule,
+    features,
+    minimising_squares,
+    posterior_scale,
+    prior_nats,
+    ramp,
+)
+
+FASTER = ("embedding_matrix", "noise_schedule", "gamma_bounds")  # modules with a learning rate of their own
+
+
+@dataclass(frozen=True)
+class Looks:
+    """Where rows are looked at: at t = 0, or at a time of the diffusion."""
+
+    row: Tensor  # (K,) rows of the batch
+    t: Tensor  # (K,) float64
+    first: Tensor  # (K,) bool: at t = 0, where the tokens are read
+    scale: Tensor  # (K,) float64: 1 / chance of being looked at so
+
+
+class Plaid(LanguageModel):
+    """A bidirectional backbone that takes inputs, embeddings, and a noise schedule."""
+
+    usual_sampler = "gaussian"
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        embed_dim: int = 16,
+        gamma_0: float = -3.0,
+        gamma_1: float = 6.0,
+        self_condition: float = 0.25,
+        reconstruct: float = 0.125,
+        bias_warmup: int = 5000,
+        lr_factor: float = 7.0,
+    ) -> None:
+        super().__init__()
+        _check_settings(backbone, embed_dim, gamma_0, gamma_1)
+        self.backbone, self.embed_dim = backbone, embed_dim
+        self.self_condition, self.reconstruct = self_condition, reconstruct
+        self.bias_warmup, self.lr_factor = bias_warmup, lr_factor
+        self.complement = _complement(backbone)
+        width = backbone.hidden_dim if self.complement is None else backbone.hidden_dim // 2
+        self.embedding_matrix = Embedding(backbone.vocab.size, embed_dim)
+        self.noise_schedule, self.gamma_bounds = NoiseSchedule(), GammaBounds(gamma_0, gamma_1)
+        self.read_z = nn.Linear(embed_dim, width, bias=False)
+        self.read_guess = nn.Linear(embed_dim, width, bias=False)
+        self.read_noise = nn.Linear(FEATURES, width)
+        nn.init.normal_(self.embedding_matrix.embedding)
+        for weight in (self.read_guess.weight, self.read_noise.weight, self.read_noise.bias):
+            nn.init.zeros_(weight)
+        unused = getattr(backbone, "vocab_embed", None)
+        if isinstance(unused, Embedding):  # tokens never reach it; under DDP every trained weight needs a gradient
+            unused.requires_grad_(False)
+
+    # -- the network -------------------------------------------------------------------------------------------------
+
+    def embeddings(self) -> Tensor:
+        """(V, D) embeddings, of length 1 each."""
+        table: Tensor = self.embedding_matrix.embedding
+        if self.complement is not None:
+            table = table + table[self.complement].flip(-1)
+        return F.normalize(table, dim=-1)
+
+    def gamma(self, t: Tensor) -> Tensor:
+        """Noise levels of times (B,), in float64."""
+        low, high = self.gamma_bounds()
+        return low + (high - low) * self.noise_schedule(t)[0]
+
+    def hidden(
+        self,
+        z: Tensor,
+        gamma: Tensor,
+        guess: Tensor | None = None,
+        present: Tensor | None = None,
+        label: Tensor | None = None,
+    ) -> Tensor:
+        """Hidden states of z (B, L, D) at noise levels (B,), given a first guess of x (B, L, D)."""
+        guess = torch.zeros_like(z) if guess is None else guess
+        inputs = self._inputs(z, gamma, guess)
+        if self.complement is not None:
+            other = self._inputs(z.flip(1, 2), gamma, guess.flip(1, 2))
+            inputs = torch.cat([inputs, other.flip(1, 2)], dim=-1)
+        cond = self.backbone.condition(torch.zeros(len(z), device=z.device), label)
+        return self.backbone(inputs=inputs, cond=cond, attn=Attn(valid=present))[0]
+
+    def _inputs(self, z: Tensor, gamma: Tensor, guess: Tensor) -> Tensor:
+        """(B, L, hidden): z of variance 1, the guess, and the noise level."""
+        size = torch.rsqrt(torch.sigmoid(-gamma) / self.embed_dim + torch.sigmoid(gamma)).to(z.dtype)
+        told = self.read_noise(features(gamma).to(z.dtype))
+        inputs = self.read_z(z * size[:, None, None]) + self.read_guess(guess * self.embed_dim**0.5) + told[:, None]
+        return inputs.to(z.dtype)
+
+    def log_x(self, rows: Tensor, z: Tensor, gamma: Tensor, bias: float = 1.0) -> Tensor:
+        """Log-probabilities (N, V) of rows of hidden states, with their z (N, D) and noise levels (N,).
+
+        The logits are the network's, and `bias` times what the noise alone says: log q(z | x).
+        """
+        logits = self.backbone.head(rows)[:, : self.vocab.size].to(z.dtype)
+        with torch.autocast(z.device.type, enabled=False):
+            scale = bias * posterior_scale(gamma).to(z.dtype)
+            logits = logits + scale[:, None] * (z @ self.embeddings().T)
+            never = torch.tensor([self.vocab.mask], device=z.device)
+            return torch.log_softmax(logits.index_fill(-1, never, float("-inf")), dim=-1)
+
+    def _read(self, hidden: Tensor, z: Tensor, gamma: Tensor, tokens: Tensor, bias: float) -> tuple[Tensor, ...]:
+        """(x̂ (N, D), -log p(token) (N,)) of rows."""
+        log_x = self.log_x(hidden, z, gamma, bias)
+        with torch.autocast(z.device.type, enabled=False):
+            return log_x.exp() @ self.embeddings(), -log_x.gather(-1, tokens[:, None]).squeeze(-1)
+
+    def _reads(
+        self, hidden: Tensor, z: Tensor, gamma: Tensor, tokens: Tensor, where: Tensor, bias: float
+    ) -> tuple[Tensor, Tensor]:
+        """The same for the positions `where` (K, L) of whole rows, in the order of nonzero."""
+        levels = gamma[:, None].expand(where.shape)[where]
+        read = functools.partial(self._read, bias=bias)
+        x, nll = in_chunks(read, self.vocab.size, hidden[where], z[where], levels, tokens[where])
+        return x, nll
+
+    # -- the bound ---------------------------------------------------------------------------------------------------
+
+    def nats(self, batch: Batch, keys: Keys) -> TokenNats:
+        """One look a row: an unbiased draw of the bound. Every row has a first guess."""
+        return TokenNats(self._nats(batch, keys, training=False), batch.weight())
+
+    def loss(self, batch: Batch, keys: Keys) -> tuple[Tensor, Tensor]:
+        """(sum to minimise, weight it is a sum over): the bound with a first guess for some rows only.
+
+        The noise schedule minimises the square of the loss instead. What the noise alone says of the tokens counts
+        less in the first steps (bias_warmup): keys.step is the step of the training.
+        """
+        return self._nats(batch, keys, training=True).sum(), batch.weight().sum()
+
+    def _nats(self, batch: Batch, keys: Keys, training: bool) -> Tensor:
+        """(B, L) float32 (float64 of a float64 model)."""
+        looks = self._looks(batch, keys)
+        part = batch.rows(looks.row)
+        device, counts = batch.tokens.device, part.weight()
+        tilde, slope = self.noise_schedule(looks.t)
+        losses = minimising_squares(tilde, slope) if training else []
+        low, high = self.gamma_bounds()
+        gamma = low + (high - low) * tilde
+        x = self.embeddings()[part.tokens]
+        noise = self._noise(part, keys).to(x)
+        z = noised(x, gamma[:, None, None], noise)
+        bias = ramp(keys.step, self.bias_warmup) if training else 1.0
+        guess = self._guess(part, z, gamma, keys, bias, training)
+        hidden = self.hidden(z, gamma, guess, part.present, part.label)
+        found, nll = self._reads(hidden, z, gamma, part.tokens, counts, bias)
+        row, column = torch.nonzero(counts, as_tuple=True)
+        square = ((x[row, column] - found) ** 2).sum(-1)
+        cost = ((high - low) * slope * torch.exp(-gamma) / 2).to(square.dtype)[row] * square
+        first, scale = looks.first.to(device)[row], looks.scale.to(square.dtype).to(device)[row]
+        losses.append(self._row_means(cost.detach(), row, counts, looks.first.to(device)))
+        value = scale * torch.where(first, nll, cost)
+        prior = prior_nats(high, self.embed_dim).to(value.dtype) * batch.weight()
+        return prior.index_put((looks.row.to(device)[row], column), value, accumulate=True)
+
+    @staticmethod
+    def _row_means(cost: Tensor, row: Tensor, counts: Tensor, first: Tensor) -> Tensor:
+        """(K,) the mean of each look's diffusion loss; ½ at t = 0, which the schedule has no part in."""
+        sums = cost.new_zeros(len(counts)).index_add(0, row, cost)
+        return torch.where(first, 0.5, sums / counts.sum(1).clamp(min=1))
+
+    def _looks(self, batch: Batch, keys: Keys) -> Looks:
+        """A share of the rows of the global batch or data set at t = 0, all others at a stratum of time each."""
+        uniform, total = strata(batch.index, batch.total, keys), batch.total
+        if total == 1:  # nobody to share with
+            row = torch.arange(len(batch))
+            first = torch.cat([torch.ones_like(row), torch.zeros_like(row)]).bool()
+            times = torch.cat([torch.zeros_like(uniform), uniform])
+            return Looks(row.repeat(2), times, first, torch.ones_like(times))
+        share = min(total - 1, max(1, round(self.reconstruct * total)))
+        place = uniform * total
+        first = place < share
+        t = ((place - share) / (total - share)).clamp(0, 1)  # 0 where place < share
+        scale = total / torch.where(first, share, total - share).double()
+        return Looks(torch.arange(len(batch)), t, first, scale)
+
+    def _noise(self, batch: Batch, keys: Keys) -> Tensor:
+        """(B, L, D) normal numbers, a stream a row."""
+        shape = (batch.tokens.shape[1], self.embed_dim)
+        rows = [torch.from_numpy(keys.stream("noise", int(i)).standard_normal(shape)) for i in batch.index]
+        return torch.stack(rows)
+
+    def _guess(self, batch: Batch, z: Tensor, gamma: Tensor, keys: Keys, bias: float, training: bool) -> Tensor | None:
+        """(B, L, D) a first guess of x, from a pass without one; 0 for rows that get none, and for padding."""
+        if not self.self_condition:
+            return None
+        chosen = torch.ones(len(batch), dtype=torch.bool)
+        if training:
+            chosen = keys.uniform("guess", batch.index) < self.self_condition
+        guess = torch.zeros_like(z)
+        if not chosen.any():
+            return guess
+        here = torch.nonzero(chosen).squeeze(-1)
+        part, here = batch.rows(here), here.to(z.device)
+        where = torch.ones_like(part.tokens, dtype=torch.bool) if part.present is None else part.present
+        with torch.no_grad():
+            hidden = self.hidden(z[here], gamma[here], None, part.present, part.label)
+            found, _ = self._reads(hidden, z[here], gamma[here], part.tokens, where, bias)
+            row, column = torch.nonzero(where, as_tuple=True)
+            return guess.index_put((here[row], column), found)
+
+    def rates(self) -> dict[str, float]:
+        """Weights whose learning rate is a multiple of train.lr: embeddings and noise."""
+        return {name: self.lr_factor for name, _ in self.named_parameters() if name.startswith(FASTER)}
+
+    # -- writing -----------------------------------------------------------------------------------------------------
+
+    def write(self, tasks: Sequence[Task], batch_size: int, until: Until | None) -> Iterator[State]:
+        """All positions of a canvas at once, a state at its end; all canvases through the network together."""
+        if batch_size < 1:
+            raise UserError(f"batch_size={batch_size} must be at least 1")
+        for task in tasks:
+            self.check(task.canvas, task.plan)
+            if task.guidance != 1:
+                raise UserError(f"guidance={task.guidance} is not known to a Plaid model; leave it at 1")
+            if task.control is not None:
+                task.control.check(task.canvas, self.vocab)
+        return write_gaussian(self, tasks, batch_size)
+
+    def check(self, canvas: Tensor, plan: Plan) -> None:
+        """Raise if a plan cannot be followed on a canvas."""
+        if not isinstance(plan, Gaussian):
+            raise UserError(
+                f"a Plaid model writes all tokens at once and cannot follow {type(plan).__name__}; "
+                "choose the gaussian sampler, without a stride"
+            )
+
+    def under(self, schedule: Schedule | None = None, law: Law | None = None) -> LanguageModel:
+        """Refused: the schedule is learned."""
+        raise UserError(
+            "a Plaid model has learned its noise schedule, and has no choice of bound; "
+            "leave out bound, steps and schedule"
+        )
+
+    def describe(self) -> dict[str, Any]:
+        """The law of its likelihood, for protocols."""
+        low, high = (round(float(end.detach()), 3) for end in self.gamma_bounds())
+        return {
+            "bound": "continuous", "diffusion": "Gaussian, over embeddings", "embed_dim": self.embed_dim,
+            "gamma": [low, high], "self_conditioning": bool(self.self_condition), "reconstruct": self.reconstruct,
+        }  # fmt: skip
+
+
+def _complement(backbone: Backbone) -> list[int] | None:
+    """The complement of every token, where the network keeps two strands."""
+    if getattr(backbone, "strands", None) != "ps":
+        return None
+    from ..data.dna.bases import COMPLEMENT
+
+    return [int(token) for token in COMPLEMENT[: backbone.vocab.size]]
+
+
+def _check_settings(backbone: Backbone, embed_dim: int, gamma_0: float, gamma_1: float) -> None:
+    """Raise for a model that cannot be."""
+    if embed_dim < 1:
+        raise UserError(f"plaid.embed_dim={embed_dim} must be at least 1")
+    if not gamma_0 < gamma_1:
+        raise UserError(f"plaid.gamma_0={gamma_0} must be below plaid.gamma_1={gamma_1}: noise grows with time")
+    if backbone.causal:
+        raise UserError("Plaid needs a network that looks both ways; set model.backbone=dit or model.backbone=caduceus")
+    if backbone.time_conditioning:
+        raise UserError("Plaid tells the network its noise level in the input; set model.time_conditioning=false")
