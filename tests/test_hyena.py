@@ -10,8 +10,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from unmask.backbones.hyena import Hyena, published
+from unmask.backbones.hyena import Hyena
 from unmask.keys import Keys
+from unmask.layout.hyenas import published
 from unmask.models.autoregressive import AutoRegressive
 from unmask.ops.attention import Attn
 from unmask.samplers import LeftToRight

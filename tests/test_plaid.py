@@ -545,3 +545,15 @@ def test_a_run_on_text_is_trained_continued_evaluated_and_scored(tmp_path: Path)
     assert len(load(out).score(["one two", "three"]).texts) == 2
     assert "leave out bound, steps and schedule" in refused("eval", str(out), "--steps", "9")
     assert "score whole texts" in refused("score", str(out), "one two", "--span", "0:3")
+
+
+@pytest.mark.slow
+def test_two_processes_give_the_losses_of_one(tmp_path: Path) -> None:
+    from test_dist import figures, run
+
+    text = tmp_path / "text.txt"
+    text.write_text("\n\n".join(f"{i} bottles of beer on the wall, take {i % 7} down." for i in range(400)))
+    one, two = (run(tmp_path / str(n), n, f"data.source={text}", "model.method=plaid") for n in (1, 2))
+    for key in ("loss", "valid_nats"):
+        torch.testing.assert_close(figures(one, key), figures(two, key), rtol=2e-5, atol=2e-5)
+    assert len(figures(one, "loss")) == 4

@@ -224,7 +224,7 @@ def test_rules_are_kept() -> None:
 
 
 def test_big_vocabularies_are_read_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = model_of()
+    model = model_of(gamma_0=3.0, gamma_1=5.0)  # z_0 says little: tokens are drawn
     whole, states = write(model, CANVASES, Gaussian(4), tops=3)
     monkeypatch.setattr("unmask.samplers.gaussian.LOGITS_AT_ONCE", 2 * SIZE)
     parts, same = write(model, CANVASES, Gaussian(4), tops=3)

@@ -305,6 +305,10 @@ def test_a_journal_without_processor_time_has_the_clock(tmp_path):
     found = history(journal(tmp_path, lines), config)
     assert found.hours == pytest.approx([9 * 400 / 0.5 / 3600]) and not found.cores
     assert found.errors == pytest.approx([0.1 / math.log(2)])
+    mixed = history(
+        journal(tmp_path, [*lines, {"step": 10, "loss": 1.0, "tokens_per_second": 1, "core_seconds": 1}]), config
+    )
+    assert mixed.hours == pytest.approx(found.hours) and not mixed.cores, "what went on with a newer version"
     with pytest.raises(UserError, match="no evaluations"):
         history(journal(tmp_path, lines[:1]), config)
     (tmp_path / "log.jsonl").write_text("{")
@@ -313,6 +317,13 @@ def test_a_journal_without_processor_time_has_the_clock(tmp_path):
 
 
 # -- tasks -----------------------------------------------------------------------------------------------------------
+
+
+def test_tasks_need_no_model_that_is_not_in_their_columns(place, tmp_path):
+    options = ["--data", str(place / "genome.fa"), "--out", str(tmp_path), "--local", str(place / "tasks"), "--quiet"]
+    assert run("reproduce", "genomics", *options).code == 0
+    found = {path.name for path in (tmp_path / "smoke" / "genome.fa" / "models").iterdir() if path.is_dir()}
+    assert found == {"mamba", "caduceus", "caduceus-plaid-1", "caduceus-sedd-1", "caduceus-mdlm-1"}
 
 
 def test_figures_of_tasks_are_those_of_the_predictions(said, place):
@@ -390,12 +401,18 @@ def _pair(figure: Figure | str) -> list[float | None]:
     return [figure.value, figure.error]
 
 
-@pytest.mark.parametrize(("name", "size"), [("mamba", 468_608), ("hyena", 436_096), ("caduceus", 470_702)])
-def test_small_has_the_papers_networks(tmp_path, name, size):
-    config = GenomeBench(scale_named("small"), "genome.fa", tmp_path).config(name)
-    assert sum(p.numel() for p in build.model(config, VOCAB).parameters()) == size
-    assert config.data.source == "genome.fa" and config.data.length == 256 and config.train.steps == 1000
-    assert config.data.reverse_complement == (name != "caduceus")
+def size(scale: str, name: str) -> int:
+    config = GenomeBench(scale_named(scale), "genome.fa", Path("nowhere")).config(name)
+    return sum(p.numel() for p in build.model(config, VOCAB).parameters())
+
+
+def test_networks_have_the_papers_sizes_or_shrink_together():
+    wanted = {"mamba": 468_608, "hyena": 436_096, "caduceus": 470_702}
+    assert {name: size("paper", name) for name in wanted} == wanted
+    shares = [size("small", name) / whole for name, whole in wanted.items()]
+    assert max(shares) / min(shares) < 1.15, "as near to each other as the paper's, or nearly"
+    config = GenomeBench(scale_named("small"), "genome.fa", Path("nowhere")).config("caduceus")
+    assert config.data.source == "genome.fa" and config.data.length == 256 and not config.data.reverse_complement
 
 
 def test_the_papers_scale_prints_commands(tmp_path, place):

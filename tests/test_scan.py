@@ -252,6 +252,8 @@ def test_backward_keeps_only_some_states():
     assert one <= 256 * a_column + states * (256 // 64) + inner * n + 8 * inner
     assert two - one <= 256 * a_column + states * (256 // 64)
     assert one < 0.35 * 256 * states < kept_numbers(scan_loop, given(rows, 256, inner, n))
+    last = scan_fused(*given(rows, 256, inner, n))[1]
+    assert last.untyped_storage().nbytes() == 8 * states, "a last state that is kept keeps no chunk with it"
 
 
 def nodes_of(way: Callable[..., tuple[Tensor, Tensor]], length: int) -> Counter[str]:

@@ -81,9 +81,10 @@ class TextJob(Job):
         if config.train.patience is not None and not self.model.likelihood:
             raise UserError("train.patience waits for a better likelihood, and this model has none; leave it out")
         if start is not None and folder is None:
-            same = start.model.state_dict().keys() == self.model.state_dict().keys()
-            whole, part = (self.model, start.model), (self.model.backbone, start.model.backbone)
-            fill(*(whole if same else part), f"the model {config.train.start}")  # what a method adds begins fresh
+            own, given = self.model, start.model
+            if own.state_dict().keys() != given.state_dict().keys():  # what another method adds begins fresh
+                own, given = own.backbone, given.backbone  # type: ignore[assignment]
+            fill(own, given, f"the model {config.train.start}")
         if config.sample.every:  # said now, and not after a day
             lm, steps = self._writer()
             lm.check(WritingJob(lm.prompt_canvas("", config.sample.length), Options(steps=steps)))

@@ -26,8 +26,8 @@ from ..data.dna.bases import COMPLEMENT
 from ..ops.attention import Attn
 from ..types import UserError, Vocab
 from .base import Backbone
-from .mamba import Layer, Mixer, RMSNorm, Together, initialise, undecayed
-from .mosaicbert import padded
+from .layers import Together, padded
+from .mamba import Layer, Mixer, RMSNorm, initialise, undecayed
 
 
 class BiMamba(nn.Module):

@@ -21,7 +21,7 @@ as what stands before the first column is.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -34,9 +34,9 @@ from ..ops.fftconv import long_conv
 from ..ops.scan import short_conv
 from ..types import UserError, Vocab
 from .base import Backbone
+from .layers import Together, padded
 
 INIT_STD = 0.02
-MULTIPLE = 8  # the vocabulary is padded to one of these
 WIDTH = 3  # columns that the short filter sees
 BANDS = 2  # frequencies by which the filter's network is told a position
 FREQUENCY = 10.0  # of its sines, before training
@@ -188,8 +188,7 @@ class Hyena(Backbone):
     ) -> None:
         super().__init__()
         self.vocab, self.hidden_dim, self.dropout, self.longest = vocab, hidden_dim, dropout, filter_length
-        rows = -(-vocab.size // MULTIPLE) * MULTIPLE
-        self.embeddings = nn.ModuleDict({"word_embeddings": nn.Embedding(rows, hidden_dim)})
+        self.embeddings = nn.ModuleDict({"word_embeddings": nn.Embedding(padded(vocab.size), hidden_dim)})
         sizes = (hidden_dim, mlp_ratio * hidden_dim, filter_dim, filter_length)
         self.layers = nn.ModuleList(Block(*sizes, shift) for _ in range(n_blocks))
         self.ln_f = nn.LayerNorm(hidden_dim)
@@ -253,11 +252,10 @@ class Hyena(Backbone):
         self._check_length(tokens.shape[1] + (0 if cache is None else cache[0][0].shape[2]))
         if cache is not None:
             return self._run(tokens, cache, _absent(attn.valid))
-        if attn.valid is None:
+        together = Together.of(attn.valid)
+        if together is None:
             return self._run(tokens)[0], None
-        order = torch.argsort((~attn.valid).int(), dim=1, stable=True)  # what is there moves to the front
-        hidden, _ = self._run(tokens.gather(1, order))
-        return hidden.gather(1, order.argsort(1)[..., None].expand_as(hidden)), None
+        return together.back(self._run(together.take(tokens))[0]), None
 
     def _check_length(self, length: int) -> None:
         assert self.longest is not None
@@ -290,54 +288,3 @@ def _absent(valid: Tensor | None) -> Tensor | None:
     if bool((valid[:, :-1] & ~valid[:, 1:]).any()):
         raise ValueError("with a cache, the Hyena backbone takes padding before the rows only")
     return ~valid[..., None]
-
-
-# -- published files -------------------------------------------------------------------------------------------------
-
-
-def published(tensors: Mapping[str, Tensor], longest: int, where: str) -> dict[str, Tensor]:
-    """The tensors of a published file under the names that they have in a language model, each of them once.
-
-    What is fixed or there twice is left out, if it is what it has to be; `longest` is the length of the filters.
-    """
-    named = {_our_name(name): tensor for name, tensor in tensors.items()}
-    found = {}
-    for name, tensor in named.items():
-        owner, _, leaf = name.rpartition(".")
-        if leaf in ("z", "t", "deltas") and ".filter_fn." in name:
-            right = _is_fixed(leaf, tensor, longest)
-            what = f"that of filters for {longest} columns"
-        elif leaf == "freq" and not owner.endswith(".1"):
-            right = _is_same(tensor, named.get(f"{owner.rpartition('.')[0]}.1.freq"))
-            what = "the tensor of the first sines"
-        elif name.endswith("lm_head.weight"):
-            right = _is_same(tensor, named.get("backbone.embeddings.word_embeddings.weight"))
-            what = "the embedding, to which the head is tied"
-        else:
-            found[name] = tensor
-            continue
-        if not right:
-            raise UserError(f"{where} does not fit this model: {name} is not {what}")
-    return found
-
-
-def _our_name(name: str) -> str:
-    """From "backbone." on, and without the ".layer" that files of checkpointed networks have."""
-    _, inside, rest = name.rpartition("backbone.")
-    return inside + rest.replace(".mixer.layer.", ".mixer.").replace(".mlp.layer.", ".mlp.")
-
-
-def _is_same(tensor: Tensor, other: Tensor | None) -> bool:
-    return other is not None and torch.equal(tensor, other)
-
-
-def _is_fixed(leaf: str, table: Tensor, longest: int) -> bool:
-    """Whether a fixed table is ours, up to rounding. Ours is made only if the file has as many numbers."""
-    if leaf == "deltas":
-        wanted = deltas(table.numel(), table)
-    elif table.numel() == longest * (1 + 2 * BANDS if leaf == "z" else 1):
-        wanted = positions(longest, table)[0 if leaf == "z" else 1]
-    else:
-        return False
-    near = 1e-4 if table.dtype == torch.float32 else 1e-2
-    return torch.allclose(table.to(wanted.dtype).reshape(wanted.shape), wanted, near, near)

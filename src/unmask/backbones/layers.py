@@ -1,12 +1,20 @@
-"""Parts that transformers share."""
+"""Parts that networks share."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+MULTIPLE = 8  # vocabularies of networks with tied heads are padded to one of these
+
+
+def padded(size: int) -> int:
+    """Rows of the embedding for a vocabulary: 30522 -> 30528."""
+    return -(-size // MULTIPLE) * MULTIPLE
 
 
 class LayerNorm(nn.Module):
@@ -55,3 +63,28 @@ class TimestepEmbedder(nn.Module):
         steps = torch.arange(half, dtype=torch.float32, device=sigma.device) / half
         angle = sigma.float()[:, None] * torch.exp(-math.log(self.max_period) * steps)
         return self.mlp(torch.cat((angle.cos(), angle.sin()), dim=-1))
+
+
+@dataclass(frozen=True)
+class Together:
+    """The columns of rows with padding, moved together: real ones first, in their order."""
+
+    order: Tensor  # (R, L): where each column comes from
+    exists: Tensor  # (R, L) bool, true first
+
+    @classmethod
+    def of(cls, valid: Tensor | None) -> Together | None:
+        """None where nothing is padding."""
+        if valid is None or bool(valid.all()):
+            return None
+        order = torch.argsort(~valid, dim=1, stable=True)
+        return cls(order, valid.gather(1, order))
+
+    def take(self, columns: Tensor) -> Tensor:
+        """(R, L) or (R, L, dim), moved."""
+        index = self.order if columns.dim() == 2 else self.order[..., None].expand_as(columns)
+        return columns.gather(1, index)
+
+    def back(self, columns: Tensor) -> Tensor:
+        """(R, L, dim), each where it came from."""
+        return columns.gather(1, self.order.argsort(1)[..., None].expand_as(columns))

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,7 +22,7 @@ from ..ops.attention import Attn
 from ..ops.scan import selective_scan, short_conv
 from ..types import Vocab
 from .base import Backbone
-from .mosaicbert import padded
+from .layers import Together, padded
 
 NORM_EPS = 1e-5
 DT_MIN, DT_MAX, DT_FLOOR = 1e-3, 0.1, 1e-4  # the steps that a fresh network takes
@@ -127,31 +126,6 @@ class Layer(nn.Module):
             residual = residual + hidden.to(residual.dtype)
         hidden, memory = self.mixer(self.norm(residual), exists, memory)
         return hidden, residual, memory
-
-
-@dataclass(frozen=True)
-class Together:
-    """The columns of rows with padding, moved together: real ones first, in their order."""
-
-    order: Tensor  # (R, L): where each column comes from
-    exists: Tensor  # (R, L) bool, true first
-
-    @classmethod
-    def of(cls, valid: Tensor | None) -> Together | None:
-        """None where nothing is padding."""
-        if valid is None or bool(valid.all()):
-            return None
-        order = torch.argsort(~valid, dim=1, stable=True)
-        return cls(order, valid.gather(1, order))
-
-    def take(self, columns: Tensor) -> Tensor:
-        """(R, L) or (R, L, dim), moved."""
-        index = self.order if columns.dim() == 2 else self.order[..., None].expand_as(columns)
-        return columns.gather(1, index)
-
-    def back(self, columns: Tensor) -> Tensor:
-        """(R, L, dim), each where it came from."""
-        return columns.gather(1, self.order.argsort(1)[..., None].expand_as(columns))
 
 
 def initialise(net: nn.Module, n_layers: int) -> None:

@@ -18,16 +18,11 @@ from ..ops.attention import Attn, alibi, alibi_slopes, biased_attention
 from ..ops.dropout import dropout
 from ..types import Vocab
 from .base import Backbone
+from .layers import padded
 from .transformer import KeyValue, pick
 
 INIT_STD = 0.02
 NORM_EPS = 1e-12
-MULTIPLE = 8  # the vocabulary is padded to one of these
-
-
-def padded(size: int) -> int:
-    """Rows of the embedding for a vocabulary: 30522 -> 30528."""
-    return -(-size // MULTIPLE) * MULTIPLE
 
 
 def norm(dim: int) -> nn.LayerNorm:

@@ -29,7 +29,7 @@ from ..backbones.architectures import (
     settings,
 )
 from ..backbones.encoder import ties_of
-from ..backbones.mosaicbert import padded
+from ..backbones.layers import padded
 from ..checkpoint import check_names
 from ..config import Config, DataConfig, ModelConfig, TrainConfig, parse
 from ..data.tokenizers import Tokenizer

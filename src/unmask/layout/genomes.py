@@ -23,13 +23,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..backbones.hyena import published
-from ..backbones.mosaicbert import padded
+from ..backbones.layers import padded
 from ..config import Config, DataConfig, parse
 from ..data.dna.bases import COMPLEMENT, ROWS, VOCAB
 from ..data.tokenizers import JSON_FILE, Tokenizer
 from ..recipes import dna_hyena, dna_mamba, dna_mdlm, owt
 from ..types import UserError
+from .hyenas import published
 from .terms import Described, inside, mapping, value
 
 BACKBONES = ("caduceus", "mamba", "hyena")

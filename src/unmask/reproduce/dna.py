@@ -55,7 +55,7 @@ def dna(bench: Bench) -> Report:
         "dna", printed.label, [Table(printed.title, printed.label, [PARAMETERS, PPL, NOISE, BITS], rows)],
         checks=[contest(claim, scored[better], scored[worse]) for claim, better, worse in CLAIMS],
         protocol={
-            **protocol(bench),
+            **protocol(bench, (MAMBA, HYENA, CADUCEUS)),
             "PPL": f"mean over {bench.sizes.seeds} fine-tunings of one pre-training; ± is the largest minus the "
             "smallest, as in the paper",
             NOISE: f"of that mean, from {SEEDS} draws of the bound; the AR models are exact",
@@ -114,24 +114,24 @@ def _mean(scored: Sequence[Scored]) -> Figure:
     return Figure(mean(own.perplexity.value for own in scored), bound=not scored[0].exact)
 
 
-def protocol(bench: GenomeBench) -> dict[str, str | int]:
-    """What the tables of trained models share."""
+def protocol(bench: GenomeBench, starts: Sequence[str]) -> dict[str, str | int]:
+    """What the tables of these pre-trained models, and of those that began with them, share."""
     own, rows = bench.config(MAMBA), len(bench.rows())
     found: dict[str, str | int] = {
         "test_rows": min(rows, bench.sizes.rows or rows),
         "network": "; ".join(
             f"{config.model.backbone} {config.model.n_blocks} x {config.model.hidden_dim}"
-            for config in map(bench.config, (MAMBA, HYENA, CADUCEUS))
+            for config in map(bench.config, starts)
         ),
-        "strands": "Mamba and HyenaDNA see each row on either strand; Caduceus (PS) is equivariant by its weights",
+        "strands": "AR models see each row on either strand; Caduceus (PS) is equivariant by its weights",
         "optimizer": f"AdamW, betas {own.train.betas[0]} and {own.train.betas[1]}, decay {own.train.weight_decay}, "
         f"cosine, batch {own.train.batch_size}",
         "time": "no model is told the time; Plaid is told its noise level with its input",
         "N": "seen, not scored",
     }
-    for what, sizes in ((MAMBA, (MAMBA, CADUCEUS)), (HYENA, (HYENA,))):
-        first, then = bench.config(what).train, bench.config(bench.fine_tuned(_row(what))[0]).train
-        found[f"training of {' and '.join(sizes)}"] = (
+    for start in starts:
+        first, then = bench.config(start).train, bench.config(bench.fine_tuned(_row(start))[0]).train
+        found[f"training of {start}"] = (
             f"{first.steps} steps at {first.lr:g} ({first.warmup} of warm-up), then {then.steps} at {then.lr:g} "
             f"({then.warmup}), down to {first.final_lr:g} and {then.final_lr:g} of these"
         )
@@ -158,30 +158,32 @@ class History:
 def history(path: Path, config: Config) -> History:
     """What a training said of held-out rows, and when.
 
-    The journal has the time of a processor since the process began; a training that went on counts on. A journal
-    without it (of an older version) has the speed: bases a second of the clock.
+    The journal has the time of a processor since the process began; a training that went on counts on. A journal that
+    is in part of an older version has the speed only: bases a second of the clock.
     """
-    clock: dict[int, float] = {}
-    valid: dict[int, tuple[float, float]] = {}
-    cores, before, last = True, 0.0, 0.0
-    for record in _records(path / "log.jsonl"):
-        step = int(record["step"])
-        if "loss" in record:
-            if "core_seconds" in record:
-                now = float(record["core_seconds"])
-                before, last = before + (last if now < last else 0.0), now
-                clock[step] = before + now
-            else:
-                cores = False
-                clock[step] = step * config.train.batch_size * config.data.length / record["tokens_per_second"]
-        elif "valid_nats" in record:
-            valid[step] = record["valid_nats"] / LN2, (record["valid_stderr_nats"] or 0.0) / LN2
-    if not clock or not valid:
+    records = _records(path / "log.jsonl")
+    trained = [record for record in records if "loss" in record]
+    judged = [record for record in records if "valid_nats" in record]
+    if not trained or not judged:
         raise UserError(f"the journal {path / 'log.jsonl'} has no evaluations; remove {path} to train the model anew")
-    steps = sorted(valid)
-    known = sorted(clock)
-    hours = np.interp(steps, [0, *known], [0.0, *(clock[step] for step in known)]) / 3600
-    return History(hours.tolist(), [valid[s][0] for s in steps], [valid[s][1] for s in steps], cores)
+    cores = all("core_seconds" in record for record in trained)
+    size = config.train.batch_size * config.data.length
+    seconds = _counted_on(trained) if cores else [one["step"] * size / one["tokens_per_second"] for one in trained]
+    steps = [record["step"] for record in judged]
+    hours = np.interp(steps, [0, *(record["step"] for record in trained)], [0.0, *seconds]) / 3600
+    return History(
+        hours.tolist(), [record["valid_nats"] / LN2 for record in judged],
+        [(record["valid_stderr_nats"] or 0.0) / LN2 for record in judged], cores,
+    )  # fmt: skip
+
+
+def _counted_on(records: Sequence[dict[str, float]]) -> list[float]:
+    """The processor time of a training; each process that took part began at 0."""
+    found, before, last = [], 0.0, 0.0
+    for now in (record["core_seconds"] for record in records):
+        before, last = before + (last if now < last else 0.0), now
+        found.append(before + now)
+    return found
 
 
 def _records(file: Path) -> list[dict[str, float]]:

@@ -57,7 +57,7 @@ def genomics(bench: Bench) -> Report:
     absent = [task for task in bench.sizes.tasks.names if task not in known]
     return bench.report(
         "genomics", printed.label, tables, checks=claims(runs),
-        protocol={**protocol(bench), **_protocol(bench, known)},
+        protocol={**protocol(bench, (MAMBA, CADUCEUS)), **_protocol(bench, known)},
         notes=[
             *([f"not here, so not in the tables: {', '.join(absent)}."] if absent else []),
             *printed.remarks, f"The paper: {printed.protocol}.",
