@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from unmask.backbones.layers import padded
 from unmask.backbones.mamba import Mamba, Mixer
-from unmask.backbones.mosaicbert import padded
 from unmask.data.dna.bases import VOCAB as DNA
 from unmask.keys import Keys
 from unmask.models.autoregressive import AutoRegressive

@@ -357,7 +357,9 @@ def gradients(model: Plaid, batches: Sequence[Batch], keys: Keys) -> tuple[float
     losses = [model.loss(batch, keys)[0] for batch in batches]
     for loss in losses:
         loss.backward()
-    return float(sum(losses)), {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    return sum(loss.item() for loss in losses), {
+        name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None
+    }
 
 
 def test_the_cut_into_micro_batches_changes_nothing() -> None:
@@ -423,7 +425,7 @@ def test_the_other_strand_is_the_same_text(strands: str, equivariant: bool) -> N
     table = model.embeddings()
     assert torch.allclose(table.norm(dim=-1), torch.ones(12, dtype=torch.float64))
     assert torch.equal(table[comp], table.flip(-1)) is equivariant
-    assert float((table @ table.T - torch.eye(12)).abs().max()) < 0.95  # and still every token has its own
+    assert (table @ table.T - torch.eye(12)).abs().max().item() < 0.95  # and still every token has its own
     z, guess = torch.randn(2, 3, 9, 16, dtype=torch.float64).unbind()
     gamma = torch.tensor([-2.0, 0.5, 4.0], dtype=torch.float64)
     present = torch.arange(9) < torch.tensor([[9], [5], [7]])

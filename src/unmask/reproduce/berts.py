@@ -9,7 +9,7 @@ from ..adapt import classify, language_config, task_config
 from ..config import Config, DataConfig, EvalConfig, ModelConfig, ObjectiveConfig, TrainConfig
 from ..finetune import TaskResult
 from ..lm import LM
-from ..recipes import recipe
+from ..recipes import mdlm_finetuning, recipe
 from ..train import Result, train
 from ..types import UserError
 from .bench import Bench
@@ -101,7 +101,8 @@ class BertBench(Bench):
     def config(self, name: str) -> Config:
         """The settings of a model."""
         if not self.scale.trains:
-            return recipe("mosaicbert-causal" if name == CAUSAL else "mosaicbert")
+            start = recipe("mosaicbert-causal" if name == CAUSAL else "mosaicbert")
+            return mdlm_finetuning(start) if name == TUNED else start
         sizes = self.sizes
         if name != TUNED:
             return bert_config(self.scale.name, self.source, name, self.seed)
