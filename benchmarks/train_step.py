@@ -46,6 +46,9 @@ class RandomRows:
     def present(self, tokens: np.ndarray, counts: None) -> None:
         return None
 
+    def given(self, tokens: np.ndarray) -> None:
+        return None
+
 
 class FullLogits(MaskedDiffusion):
     """The textbook step: logits and log-softmax of every position, then the mask."""

@@ -125,7 +125,8 @@ def test_n_is_seen_and_not_scored(tmp_path):
     assert batch.present.tolist() == [[True] * 8, [True] * 3 + [False] * 5]
     assert batch.scored.tolist() == [[True] * 4 + [False] * 2 + [True] * 2, [True] * 3 + [False] * 5]
     alone = eval_batch(rows, [0])  # without padding: N is there, and is given
-    assert alone.present.all() and alone.given().tolist() == [[False] * 4 + [True] * 2 + [False] * 2]
+    assert alone.present is None and alone.given.tolist() == [[False] * 4 + [True] * 2 + [False] * 2]
+    assert eval_batch(rows, [1]).given is None
     assert eval_batch(rows, [1], attend_pads=True).present is None
 
 

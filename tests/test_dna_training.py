@@ -170,7 +170,7 @@ def test_n_is_never_hidden_and_never_scored() -> None:
         return inner(z, **how)
 
     model.backbone.forward = watched  # type: ignore[method-assign, assignment]
-    batch = Batch(tokens, torch.arange(64), 64, scored=known, present=torch.ones_like(known))
+    batch = Batch(tokens, torch.arange(64), 64, scored=known, given=~known)
     found = model.nats(batch, Keys(0))
     (z,) = seen
     assert (z[~known] == N).all()

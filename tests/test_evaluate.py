@@ -315,7 +315,9 @@ def test_an_exact_model_takes_one_draw_and_has_no_error_of_its_own(padded: bool)
     found = evaluate(causal, rows, draws=7)
     assert found.stderr_nats == 0.0 and found.stderr_data is not None and found.stderr_data > 0
     assert found.protocol["draws"] == 1 and found.protocol["estimator"] == "none: exact"
-    assert found == evaluate(causal, rows, draws=7, batch_size=2, seed=0)
+    other = evaluate(causal, rows, draws=7, batch_size=2, seed=0)  # matrix products of other shapes: up to rounding
+    assert other.nats == pytest.approx(found.nats, rel=1e-6) and other.tokens == found.tokens
+    assert other.stderr_data == pytest.approx(found.stderr_data, rel=1e-5) and other.protocol == found.protocol
     nats, tokens = row_nats(causal, rows, draws=7)
     assert nats.shape == (5, 1) and tokens.sum() == found.tokens and nats.sum() == pytest.approx(found.nats)
     truth = 0.0

@@ -48,11 +48,12 @@ class Batch:
     present: Tensor | None = None  # (B, L) bool: may be attended to; None = all
     label: Tensor | None = None  # (B,) int64, -1 = no label; of a task (B,) int64 or, of a regression, float32
     types: Tensor | None = None  # (B, L) int64: 0 and 1, first and second text of a pair
+    given: Tensor | None = None  # (B, L) bool: is never hidden, as N of a genome; None = nothing
 
     def to(self, device: torch.device | str) -> Batch:
         """The same batch on a device (the index stays on the CPU, where the random streams are)."""
         moved: dict[str, Any] = {"tokens": self.tokens.to(device, non_blocking=True)}
-        for name in ("scored", "present", "label", "types"):
+        for name in ("scored", "present", "label", "types", "given"):
             value = getattr(self, name)
             moved[name] = None if value is None else value.to(device, non_blocking=True)
         return replace(self, **moved)
@@ -61,14 +62,10 @@ class Batch:
         """(B, L) bool: the positions that count."""
         return torch.ones_like(self.tokens, dtype=torch.bool) if self.scored is None else self.scored
 
-    def given(self) -> Tensor | None:
-        """(B, L) bool: what is there and not scored, and so is never hidden (N of a genome); None = nothing."""
-        return None if self.present is None or self.scored is None else self.present & ~self.scored
-
     def rows(self, which: Tensor) -> Batch:
         """Some of the rows, with the places they have in the whole."""
         parts: dict[str, Any] = {}
-        for name in ("tokens", "index", "scored", "present", "label", "types"):
+        for name in ("tokens", "index", "scored", "present", "label", "types", "given"):
             value = getattr(self, name)
             parts[name] = None if value is None else value[which.to(value.device)]
         return replace(self, **parts)

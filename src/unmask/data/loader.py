@@ -67,6 +67,7 @@ def flip_strands(batch: Batch, keys: Keys) -> Batch:
         tokens=torch.where(flipped[:, None], torch.from_numpy(COMPLEMENT)[tokens], tokens),
         scored=None if batch.scored is None else batch.scored.gather(1, source),
         present=None if batch.present is None else batch.present.gather(1, source),
+        given=None if batch.given is None else batch.given.gather(1, source),
     )
 
 
@@ -81,6 +82,7 @@ def _batch(rows: Rows, attend_pads: bool, chosen: np.ndarray, index: np.ndarray,
     labels = rows.labels(chosen)
     scored = None if counts is None else torch.from_numpy(counts)
     present = None if attend_pads else rows.present(tokens, counts)
+    given = rows.given(tokens)
     return Batch(
         tokens=torch.from_numpy(tokens),
         index=torch.from_numpy(index),
@@ -88,4 +90,5 @@ def _batch(rows: Rows, attend_pads: bool, chosen: np.ndarray, index: np.ndarray,
         scored=scored,
         present=None if present is None else torch.from_numpy(present),
         label=None if labels is None else torch.from_numpy(labels),
+        given=None if given is None else torch.from_numpy(given),
     )

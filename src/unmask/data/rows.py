@@ -56,6 +56,10 @@ class Rows:
         """(n, L) bool where rows that were read hold something to see; of text, what counts (None = everywhere)."""
         return counts
 
+    def given(self, tokens: np.ndarray) -> np.ndarray | None:
+        """(n, L) bool where rows that were read hold what is never hidden; None = nowhere."""
+        return None
+
     def labels(self, indices: np.ndarray | Iterable[int]) -> np.ndarray | None:
         """(n,) int64 ids of the labels of rows; None where the data have none."""
         if self.marks is None or self.label_ids is None:

@@ -179,8 +179,7 @@ class MaskedDiffusion(LanguageModel):
     def _corrupt(self, batch: Batch, draw: Draw, keys: Keys, purpose: str) -> Tensor:
         uniform = keys.uniform(purpose, batch.index, batch.tokens.shape[1])
         z = corrupt(batch.tokens.cpu(), draw.keep[:, None], uniform, self.vocab.mask).to(batch.tokens.device)
-        given = batch.given()
-        return z if given is None else torch.where(given, batch.tokens, z)
+        return z if batch.given is None else torch.where(batch.given, batch.tokens, z)
 
     def write(self, tasks: Sequence[Task], batch_size: int, until: Until | None) -> Iterator[State]:
         """Follow a plan on every canvas, all of them through the network together."""

@@ -101,8 +101,8 @@ class BertBench(Bench):
     def config(self, name: str) -> Config:
         """The settings of a model."""
         if not self.scale.trains:
-            start = recipe("mosaicbert-causal" if name == CAUSAL else "mosaicbert")
-            return mdlm_finetuning(start) if name == TUNED else start
+            whole = recipe("mosaicbert-causal" if name == CAUSAL else "mosaicbert")
+            return mdlm_finetuning(whole) if name == TUNED else whole
         sizes = self.sizes
         if name != TUNED:
             return bert_config(self.scale.name, self.source, name, self.seed)

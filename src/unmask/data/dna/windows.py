@@ -221,9 +221,14 @@ class GenomeRows(Rows):
         return tokens, None if counts.all() else counts
 
     def present(self, tokens: np.ndarray, counts: np.ndarray | None) -> np.ndarray | None:
-        """(n, L) bool: what the network sees, N included; None = everywhere, and all of it is scored."""
+        """(n, L) bool: what the network sees, N included; None = everywhere."""
         seen = tokens != PAD
-        return None if counts is None and seen.all() else seen
+        return None if seen.all() else seen
+
+    def given(self, tokens: np.ndarray) -> np.ndarray | None:
+        """(n, L) bool: N, which is never hidden; None = nowhere."""
+        unknown = tokens == N
+        return unknown if unknown.any() else None
 
     def counts(self) -> dict[str, int]:
         """Records, bases in windows that are read, bases that are scored, and windows that are left out."""
