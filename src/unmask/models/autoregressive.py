@@ -24,7 +24,7 @@ from ..backbones.transformer import KeyValue, pick
 from ..keys import Keys
 from ..ops.attention import Attn
 from ..parameterization import Mean
-from ..samplers import LeftToRight, Plan, Task, Windows, run
+from ..samplers import Desk, LeftToRight, Plan, Task, Windows, run
 from ..schedule import Polynomial, Schedule
 from ..types import Batch, State, TokenNats, UserError, Vocab
 from .base import LanguageModel, Until, in_chunks
@@ -78,6 +78,10 @@ class AutoRegressive(LanguageModel):
             if task.label is not None or task.guidance != 1:
                 raise UserError("this autoregressive model was trained without labels; leave out label and guidance")
         return run(Reader(self, batch_size), tasks, batch_size, until)
+
+    def desk(self, batch_size: int, share: int | None = None) -> Desk:
+        """Where tasks join and leave between network calls; each costs one token a call, so all go every time."""
+        return Desk(Reader(self, batch_size), batch_size)
 
     def check(self, canvas: Tensor, plan: Plan) -> None:
         """Raise if a plan cannot be followed on a canvas."""
