@@ -52,7 +52,7 @@ def serve(
         from ..serve.server import bind
         from ..serve.server import serve as run
     except ModuleNotFoundError as error:
-        if error.name not in ("starlette", "uvicorn", "h11", "anyio"):
+        if (error.name or "").partition(".")[0] not in ("starlette", "uvicorn", "h11", "anyio"):
             raise
         raise UserError("unmask serve needs starlette and uvicorn: pip install 'unmask[serve]'") from None
     from ..commands import load_lm
