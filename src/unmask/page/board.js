@@ -11,7 +11,7 @@ const percent = (p) => (p >= 0.9995 ? "100 %" : p >= 0.0995 ? `${(100 * p).toFix
 const plural = (n, word) => `${n.toLocaleString("en")} ${word}${n === 1 ? "" : "s"}`;
 const SVG = "http://www.w3.org/2000/svg";
 const SPELLED = { space: "s", tab: "t", line: "n", code: "u" };
-const BLANK = "\u2003\u2002";
+const BLANK = "\u2003\u2002\u200b"; // a line may break after a mask
 
 // A piece of text as nodes: what cannot be seen is made visible.
 const spellPiece = (piece) => visible(piece).map(([kind, text]) => (kind === "text" ? text : make("i", SPELLED[kind], text)));
@@ -214,7 +214,7 @@ function makeCard(card, area, floor, say) {
     if (area.contains(document.activeElement)) document.activeElement.blur();
     clear();
   }
-  return { point, clear, walk, leave };
+  return { point, clear, walk, leave, shown: () => lit };
 }
 
 // -- the timeline: masks left after each event, in the colours of the tokens ----------------------------------------------

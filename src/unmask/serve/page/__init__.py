@@ -18,10 +18,6 @@ MEDIA = {
     "svg": "image/svg+xml",
     "txt": "text/plain; charset=utf-8",
 }
-POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none'; "
-    "form-action 'none'; frame-ancestors 'none'"
-)
 
 
 class Asset(NamedTuple):

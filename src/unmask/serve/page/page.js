@@ -39,6 +39,7 @@ function mode(name) {
   $("scores").hidden = !scoring;
   $("stage").hidden = $("views").hidden = $("compareBox").hidden = $("dice").hidden = scoring;
   $("legend").hidden = scoring;
+  if (scoring) uncover(1);
   $("player").hidden = scoring || !stage.ready();
   $("keep").hidden = scoring ? true : !stage.ready();
   for (const side of sides) side.box.classList.toggle("filling", name === "fill");
@@ -112,7 +113,6 @@ async function run() {
   $("keep").hidden = false;
   busy(true);
   say("writing");
-  if ($("stage").getBoundingClientRect().top > 0.6 * innerHeight) document.querySelector(".look").scrollIntoView({ block: "start", behavior: "smooth" });
   const results = await Promise.allSettled(runs.map((one) => stream(one, stop, own)));
   if (own !== generation) return;
   busy(false);
@@ -124,13 +124,19 @@ async function run() {
   if (!wrong) say(`done, ${stage.sequences.map(({ text }) => text).join(" — ").slice(0, 400)}`);
 }
 
+// The first canvas is there: on a small screen it is brought into view.
+function begun() {
+  transport.play();
+  if ($("stage").getBoundingClientRect().top > 0.6 * innerHeight) document.querySelector(".look").scrollIntoView({ block: "start" });
+}
+
 async function stream(one, stop, own) {
   try {
     await postEvents("/v1/diffusion", one.request, (event, data) => {
       if (own !== generation) return;
       if (event === "start") {
-        one.start(data, one.request.steps);
-        if (!transport.playing()) transport.play();
+        one.start(data, data.steps ?? one.request.steps);
+        if (!transport.playing()) begun();
       } else if (event === "step") one.step(data);
       else if (event === "done") one.done(data);
       stage.changed();
@@ -207,8 +213,8 @@ function rewrite({ run: one, sequence, from, to }) {
 }
 
 function rewriteKey(event) {
-  const token = document.activeElement?.closest?.(".k");
-  if (event.key !== "r" || !token?.board) return false;
+  const token = card.shown();
+  if (event.key !== "r" || !token || event.target.matches("textarea, input, select")) return false;
   const found = partOf(token.board, token.p, token.p);
   if (found) rewrite(found);
   return Boolean(found);
@@ -228,6 +234,7 @@ function follow(hash) {
   sides[0].set(a);
   sides[1].set(b);
   compare(rest.compare === "1");
+  offerBases();
   if (rest.text !== undefined) $(FIELD[name]).value = rest.text;
   if (rest.suffix) { $("suffix").value = rest.suffix; $("suffix").closest("details").open = true; }
   if ([...document.querySelectorAll("[name=view]")].some((radio) => radio.value === rest.view)) view(rest.view);

@@ -10,14 +10,15 @@ export function readScore(answer) {
   const tokens = (one.tokens instanceof Array ? one.tokens : (one.pieces ?? []).map((piece, i) => [piece, one.token_nats?.[i] ?? null]))
     .map((token) => (token instanceof Array ? token : [token.piece, token.nats ?? null]));
   const counted = tokens.filter(([, nats]) => nats !== null);
+  const count = typeof one.tokens === "number" ? one.tokens : counted.length;
   const nats = one.nats ?? counted.reduce((sum, [, value]) => sum + value, 0);
-  return { tokens, nats, count: counted.length, perByte: one.bits_per_byte ?? null, protocol: one.protocol ?? answer.protocol ?? {} };
+  return { tokens, nats, count, perByte: one.bits_per_byte ?? null, error: one.stderr_nats ?? null, protocol: one.protocol ?? answer.protocol ?? {} };
 }
 
 export function showScore(section, score, words, exact) {
   const perToken = score.nats / Math.max(1, score.count), bits = perToken / Math.LN2;
   const figures = [
-    [number(Math.exp(perToken), 2), "perplexity"], [number(bits, 3), "bits a token"],
+    [number(Math.exp(perToken), 2), score.error ? `perplexity, ± ${number(Math.exp(perToken) * score.error, 2)}` : "perplexity"], [number(bits, 3), "bits a token"],
     ...(score.perByte === null ? [] : [[number(score.perByte, 3), "bits a byte"]]),
     [number(score.nats, 1), "nats in all"], [score.count.toLocaleString("en"), score.count === 1 ? "token" : "tokens"],
   ];

@@ -4,7 +4,7 @@ const STEPLESS = new Set(["first-hitting", "left-to-right"]); // their steps fol
 const HIDDEN = new Set(["order"]); // needs an order, which is for the API
 const FIELDS = [ // name, label, kind, usual value, attributes
   ["model", "Model", "select", "", {}],
-  ["sampler", "Order", "select", "", {}],
+  ["sampler", "Sampler", "select", "", {}],
   ["length", "Length", "number", "", { min: 1, step: 1 }],
   ["steps", "Steps", "number", "32", { min: 1, step: 1 }],
   ["temperature", "Temperature", "number", "1", { min: 0, max: 10, step: 0.05 }],
@@ -45,7 +45,7 @@ export class Side {
   adapt() {
     const { samplers = [], usual_sampler: usual, length, max_length: most, max_steps: steps } = this.facts, box = this.inputs.sampler;
     const kept = box.value, names = samplers.filter((name) => !HIDDEN.has(name));
-    box.replaceChildren(new Option(usual ? `usual (${usual})` : "usual", ""), ...names.map((name) => new Option(name, name)));
+    box.replaceChildren(new Option(usual ? `auto (${usual})` : "auto", ""), ...names.map((name) => new Option(name, name)));
     box.value = names.includes(kept) ? kept : "";
     const longest = this.facts.any_length || !length ? most ?? length : Math.min(length, most ?? length);
     this.inputs.length.placeholder = length ?? "";

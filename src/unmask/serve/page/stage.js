@@ -9,7 +9,7 @@ function makeWords(start, dna) {
   let next = INVENTED;
   const meet = (id, piece) => { if (!pieces.has(id)) pieces.set(id, piece); if (!ids.has(piece)) ids.set(piece, id); return id; };
   const words = {
-    mask: start.mask ?? -1,
+    mask: start.mask?.id ?? next++,
     special: new Set(),
     pieces,
     meet,
@@ -17,8 +17,7 @@ function makeWords(start, dna) {
     // The id of a piece that came alone.
     named: (piece, id) => (id !== undefined && id !== null ? meet(id, piece) : ids.get(piece) ?? meet(next++, piece)),
   };
-  if (words.mask < 0) words.mask = next++;
-  meet(words.mask, "[MASK]");
+  meet(words.mask, start.mask?.piece ?? "[MASK]");
   for (const [id, piece] of Object.entries(start.special ?? {})) { pieces.set(Number(id), piece); words.special.add(Number(id)); }
   words.special.add(words.mask);
   if (dna) words.name = (id) => BASES[words.piece(id).toUpperCase()] ?? "";
@@ -47,7 +46,7 @@ export class Run {
 
   start(data, steps) {
     this.words = makeWords(data, this.dna);
-    this.protocol = { model: data.model, ...this.protocol };
+    this.protocol = { model: data.model, ...data.settings, ...this.protocol };
     this.body.replaceChildren();
     for (const sample of data.samples) {
       const canvas = sample.tokens.map((token) => (token.piece === null ? this.words.mask : this.words.named(token.piece, token.id)));
@@ -139,7 +138,7 @@ export class Stage {
 
   show = (k, lively) => {
     this.k = k;
-    for (const { board, player } of this.sequences) board.show(Math.min(k, player.events.length), lively);
+    for (const { board, player } of this.sequences) board.show(Math.min(k, player.events.length), lively && k <= player.events.length);
     this.status();
     this.card.point();
     if (!this.growing() && k >= this.count()) this.settle();
