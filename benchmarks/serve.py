@@ -271,7 +271,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     print(f"\n{'clients':>14} {'tokens/s':>9} {'of offline':>11} {'of one at a time':>17} {'p50 s':>8} {'p99 s':>8}")
     for name, row in table.items():
         late = "".join(f"{row[key]:9.3f}" if row[key] is not None else " " * 9 for key in ("p50", "p99"))
-        print(f"{name:>14} {row['tokens_per_second']:9.0f} {row['of_offline']:11.2f} {row['of_one_at_a_time']:17.2f}{late}")
+        rates = f"{row['tokens_per_second']:9.0f} {row['of_offline']:11.2f} {row['of_one_at_a_time']:17.2f}"
+        print(f"{name:>14} {rates}{late}")
     print(f"\nsequences a network call: {fill:.1f}")
     print(f"p50 of short requests: {long['alone']:.3f} s alone, {long['beside']:.3f} s beside a long one, "
           f"ratio {long['ratio']:.2f} (at most 1.5)")  # fmt: skip

@@ -252,7 +252,7 @@ def test_models_tell_what_they_can(server: Running):
     assert {"plan", "first-hitting", "confidence", "remask-cap"} <= set(cards["tiny"]["samplers"])
     assert cards["tiny"]["length"] == 48 and cards["tiny"]["vocab_size"] == 259
     for sampler in cards["tiny"]["samplers"]:
-        more = {} if sampler in ("first-hitting", "left-to-right") else {"steps": 4}
+        more = {} if sampler in ("first-hitting", "left-to-right") else {"steps": 8}
         assert server.post("/v1/infill", {"prompt": "a", "length": 8, "sampler": sampler, **more}).status == 200
 
 

@@ -242,6 +242,64 @@ def test_autoregressive_requests_join_and_leave():
         assert answer.json["samples"][0]["text"] == sample.text
 
 
+def test_a_row_that_joins_with_a_long_prompt_reads_alone():
+    """Others that are under way do not read as much again; the texts are those of each alone."""
+    lm, seen = ar_lm(), []
+    lm.model.eval()
+    mask = lm.tokenizer.vocab.mask
+    given = torch.cat([torch.arange(40), torch.full((8,), mask)])
+    work = [Task(i, torch.full((20,), mask), LeftToRight(), Keys(i)) for i in range(3)]
+    late = Task(3, given, LeftToRight(), Keys(3))
+    expected = {}
+    for task in (*work, late):
+        expected |= write_out(lm.model.desk(1), [task])[0]
+    hook = lm.model.backbone.register_forward_pre_hook(lambda _, given: seen.append(tuple(given[0].shape)))
+    try:
+        desk, texts = lm.model.desk(4), {}
+        for task in work:
+            desk.add(task)
+        for turn in range(40):
+            if turn == 5:
+                seen.clear()
+                desk.add(late)
+            texts |= {state.row: state.canvas.tolist() for state, _ in desk.round() if state.done}
+            if turn == 5:
+                assert sorted(seen) == [(1, 40), (3, 1)]  # the start symbol has been read by the others
+    finally:
+        hook.remove()
+    assert texts == expected
+
+
+# -- what asks a network beside the engine ---------------------------------------------------------------------------
+
+
+def test_scores_wait_in_a_queue_of_their_own(monkeypatch):
+    from unmask.serve import api
+
+    free = threading.Event()
+    score = api._score
+    monkeypatch.setattr(api, "_score", lambda *given: free.wait(20) and score(*given))
+    monkeypatch.setattr(api, "QUEUED", 2)
+    with running({"tiny": diffusion_lm()}) as server, ThreadPoolExecutor(2) as pool:
+        waiting = [pool.submit(server.post, "/v1/score", {"text": "ab"}) for _ in range(2)]
+        service = server.server.config.loaded_app.state.service
+        wait_for(lambda: service._reading == 2)
+        for path, body in (("/v1/score", {"text": "ab"}), ("/v1/infill", {"text": "a{{1-3}}"})):
+            answer = server.post(path, body)
+            assert answer.status == 429 and answer.error["code"] == "queue_full"
+        assert server.post("/v1/infill", {"text": "a{{2}}"}).status == 200  # which needs no network to be laid out
+        free.set()
+        assert [one.result().status for one in waiting] == [200, 200]
+
+
+def test_a_text_whose_gaps_have_ranges_is_that_of_the_library():
+    lm = diffusion_lm()
+    with running({"tiny": lm}) as server:
+        found = server.post("/v1/infill", {"text": "ab {{1-4}} cd", "seed": 3}).json["samples"][0]
+        (sample,) = lm.write([lm.gap_canvas("ab {{1-4}} cd")], seed=3)
+        assert found["text"] == sample.text and found["gaps"] == sample.gaps
+
+
 # -- the end ---------------------------------------------------------------------------------------------------------
 
 

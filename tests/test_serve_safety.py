@@ -75,8 +75,9 @@ def test_a_field_that_is_wrong_is_a_sentence(server: Running, fields):
 
 
 @pytest.mark.parametrize("fields", [
-    {"max_tokens": 0}, {"max_tokens": 1000}, {"logprobs": 11}, {"logprobs": -1}, {"best_of": 3}, {"logit_bias": {"5": 1}},
-    {"prompt": []}, {"prompt": ["a"] * 5}, {"prompt": [[1, 2]]}, {"stream": "yes"}, {"stream_options": {"x": 1}},
+    {"max_tokens": 0}, {"max_tokens": 1000}, {"logprobs": 11}, {"logprobs": -1}, {"best_of": 3},
+    {"logit_bias": {"5": 1}}, {"prompt": []}, {"prompt": ["a"] * 5},
+    {"prompt": [[1, 2]]}, {"stream": "yes"}, {"stream_options": {"x": 1}},
     {"frequency_penalty": 1}, {"stop": "x", "suffix": "y"},
 ], ids=str)  # fmt: skip
 def test_a_completion_that_is_wrong_is_a_sentence(server: Running, fields):
@@ -85,8 +86,9 @@ def test_a_completion_that_is_wrong_is_a_sentence(server: Running, fields):
 
 
 @pytest.mark.parametrize("fields", [
-    {}, {"text": ""}, {"texts": []}, {"text": "a", "texts": ["b"]}, {"text": "a", "draws": 0}, {"text": "a", "draws": 1e9},
-    {"text": "a", "method": "nonsense"}, {"text": "a", "method": "pll", "draws": 3}, {"text": "x" * 450},
+    {}, {"text": ""}, {"texts": []}, {"text": "a", "texts": ["b"]}, {"text": "a", "draws": 0},
+    {"text": "a", "draws": 1e9}, {"text": "a", "method": "nonsense"},
+    {"text": "a", "method": "pll", "draws": 3}, {"text": "x" * 450},
     {"texts": ["a"] * 65}, {"text": "x" * 20, "method": "exact"}, {"text": "abc", "spans": [[2, 1]]},
     {"text": "abc", "spans": [[-1, 1]]}, {"text": "abc", "spans": [[0]]}, {"text": "abc", "label": "x"},
 ], ids=str)  # fmt: skip
@@ -142,6 +144,8 @@ HEAD = b"POST /v1/infill HTTP/1.1\r\nHost: localhost\r\nContent-Type: applicatio
 
 def test_a_large_body_is_not_read(server: Running):
     assert server.post("/v1/infill", b"x" * 5001).status == 413
+    answer = server.post("/v1/infill", b"x" * 20_000_000)  # a client that reads only when all is sent gets its answer
+    assert answer.status == 413 and answer.error
     said = talk(server, HEAD + b"Content-Length: 104857600\r\n\r\n")  # nothing of it is ever sent
     assert said.startswith(b"HTTP/1.1 413")
     chunk = b"1000\r\n" + b"x" * 4096 + b"\r\n"
@@ -321,5 +325,3 @@ def test_without_the_extra_it_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "starlette", None)
     ran = run("serve", "tiny-en", "--port", "0")
     assert ran.code == 2 and "pip install 'unmask[serve]'" in ran.err
-
-

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import threading
 import time
 from collections.abc import Awaitable, Callable
@@ -21,9 +22,9 @@ from ..scoring import usual_method
 from ..types import Likelihood, UserError
 from ..writing import Options
 from .answers import Completion, all_done, diffusion_events, samples_answer, score_answer
-from .asking import SAMPLERS, Body, CompletionBody, DiffusionBody, InfillBody, ScoreBody, read
+from .asking import SAMPLERS, Body, CompletionBody, DiffusionBody, Gapped, InfillBody, ScoreBody, read
 from .engine import Engine
-from .http import EventStream, answer, read_body, refused, while_there
+from .http import EventStream, answer, read_body, refused, send_whole, while_there
 from .limits import Limits, Refusal
 from .preparing import prepare, prepare_completion, sentence
 from .tickets import Ticket
@@ -32,7 +33,8 @@ B = TypeVar("B", bound=Body)
 T = TypeVar("T")
 Answer = Callable[[Scope, Receive, Send], Awaitable[None]]
 log = logging.getLogger("unmask.serve")
-QUEUED_SCORES = 16  # that wait for the thread that reads
+QUEUED = 16  # scores, and texts whose gaps have no given length, that wait for the thread that reads
+RANGE = re.compile(r"\{\{[^{}]{0,40}-")  # a gap of one length or another, which the network chooses
 
 
 class Service:
@@ -78,11 +80,31 @@ class Service:
         except UserError as error:
             raise sentence(error) from None
 
+    async def _long(self, call: Callable[..., T], *given: Any) -> T:
+        """Work that asks a network itself, one at a time and beside the engine."""
+        if self.engine.draining:
+            raise Refusal(503, "the server is shutting down; try another one", "server_error", retry_after=5)
+        if self._reading >= QUEUED:
+            raise Refusal(
+                429, "the server is busy and its queue is full; try again later", "rate_limit_error",
+                code="queue_full", retry_after=5,
+            )  # fmt: skip
+        self._reading += 1
+        try:
+            return await self._off(self._read, call, *given)
+        finally:
+            self._reading -= 1
+
     async def _submit(
         self, receive: Receive, name: str, works: Callable[..., list[Work]], asked: Body, steps: bool
     ) -> Ticket:
         lm = self.engine.lms[name]
-        made = await while_there(receive, self._off(self._prepare, works, lm, asked, self.limits))
+        ranged = isinstance(asked, Gapped) and asked.text is not None and RANGE.search(asked.text) is not None
+        made = await while_there(
+            receive,
+            self._long(works, lm, asked, self.limits) if ranged
+            else self._off(self._prepare, works, lm, asked, self.limits),
+        )  # fmt: skip
         ticket = Ticket(name, made, timeout=self.limits.timeout, steps=steps, buffer=self.limits.buffer)
         self.engine.submit(ticket)
         return ticket
@@ -130,26 +152,18 @@ class Service:
             raise Refusal(400, f"{len(texts)} texts are more than {self.limits.texts} at a time", param="texts")
         if asked.spans is not None and len(texts) != 1:
             raise Refusal(400, "spans are for one text", param="spans")
-        if self.engine.draining:
-            raise Refusal(503, "the server is shutting down; try another one", "server_error", retry_after=5)
-        if self._reading >= QUEUED_SCORES:
-            raise Refusal(
-                429, "the server is busy and its queue is full; try again later", "rate_limit_error",
-                code="queue_full", retry_after=5,
-            )  # fmt: skip
         stop, deadline = threading.Event(), time.monotonic() + self.limits.timeout
 
         def going_on(_done: int, _all: int) -> None:
-            if stop.is_set() or time.monotonic() > deadline or self.engine.draining:
+            if self.engine.ended:
+                raise Refusal(503, "the server is shutting down; try another one", "server_error", code="shutdown")
+            if stop.is_set() or time.monotonic() > deadline:
                 raise Refusal(408, "the request took longer than the server allows; ask for less", "timeout_error")
 
-        self._reading += 1
         try:
-            work = self._off(self._read, _score, lm, asked, texts, going_on, self.limits)
-            found = await while_there(receive, work)
+            found = await while_there(receive, self._long(_score, lm, asked, texts, going_on, self.limits))
         finally:
             stop.set()
-            self._reading -= 1
         await answer(score_answer(name, found))(scope, receive, send)
 
     def list_models(self) -> dict[str, Any]:
@@ -185,7 +199,9 @@ def endpoint(call: Answer) -> Answer:
             response = refused(sentence(error))
         except ClientDisconnect:
             return
-        if response is not None:
+        if response is not None and response.status_code == 413:
+            await send_whole(response, scope, receive, send)
+        elif response is not None:
             await response(scope, receive, send)
 
     return run

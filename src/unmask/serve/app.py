@@ -60,7 +60,7 @@ def make_app(
     """
     service = Service(engine, log_prompts)
     page = _page()
-    open_api = dumps(document([card["id"] for card in service.models]))
+    open_api = dumps(document([card["id"] for card in service.models], engine.limits))
 
     @contextlib.asynccontextmanager
     async def lifespan(_app: Starlette) -> AsyncIterator[None]:

@@ -49,9 +49,10 @@ class Engine:
         self._wake = threading.Condition()
         self._new: list[Ticket] = []
         self._rows = self._tokens = self._numbers = self._arrivals = 0
+        self._ending: tuple[str, str] | None = None  # why all requests are to end
         self._pace = 0.0  # seconds between two finished sequences, lately
         self._last = time.monotonic()
-        self._stopping = self.draining = False
+        self._stopping = self.draining = self.ended = False
         self._thread = threading.Thread(target=self._work, name="unmask-engine", daemon=True)
         self.metrics.watch("unmask_rows", "Sequences that wait or are under way.", lambda: self._rows)
         self.metrics.watch("unmask_rows_active", "Sequences that are under way.", lambda: self.active)
@@ -109,11 +110,9 @@ class Engine:
     def fail(self, message: str, kind: str = "shutdown") -> None:
         """Take no more requests, and end all that are there."""
         with self._wake:
-            self.draining = True
+            self.draining = self.ended = True
             self._ending = (message, kind)
             self._wake.notify()
-
-    _ending: tuple[str, str] | None = None
 
     def stop(self, timeout: float = 30.0) -> None:
         """End the thread, and what still runs."""
@@ -233,6 +232,7 @@ class Engine:
         sample = work.take(state)
         if ticket.first is None:
             ticket.first = time.monotonic()
+            self.metrics.first.observe(ticket.first - ticket.begun)
         if ticket.wants_steps:
             changes = tuple(changes_of(state, work.painter.vocab.mask))
             ticket.put(Step(index, state.step, state.t, state.calls, changes, state.canvas, state.fixed))

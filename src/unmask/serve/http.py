@@ -16,6 +16,7 @@ from starlette.types import Receive, Scope, Send
 from .limits import Limits, Refusal
 
 T = TypeVar("T")
+THROWN = 64_000_000  # bytes of a body that is too large
 QUIET = 15.0  # seconds after which a stream says that it is still there
 
 
@@ -87,6 +88,22 @@ async def read_body(scope: Scope, receive: Receive, limits: Limits) -> bytes:
 
 def _too_large(limits: Limits) -> Refusal:
     return Refusal(413, f"the body is larger than the {limits.body} bytes that this server takes")
+
+
+async def send_whole(response: Response, scope: Scope, receive: Receive, send: Send) -> None:
+    """Send an answer to somebody who still sends: what comes is thrown away for a while, so that it gets the answer."""
+    start = {"type": "http.response.start", "status": response.status_code, "headers": response.raw_headers}
+    await send(start)
+    await send({"type": "http.response.body", "body": bytes(response.body), "more_body": True})
+    left = THROWN
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(1.0):
+            while left > 0:
+                message = await receive()
+                left -= len(message.get("body", b""))
+                if message["type"] == "http.disconnect" or not message.get("more_body", False):
+                    break
+    await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 async def gone(receive: Receive) -> None:

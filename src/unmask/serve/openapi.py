@@ -10,6 +10,7 @@ from pydantic.json_schema import models_json_schema
 
 from ..version import __version__
 from .asking import CompletionBody, DiffusionBody, InfillBody, ScoreBody
+from .limits import Limits
 
 ERRORS = {
     400: "Something in the request is wrong; the message says what.",
@@ -42,12 +43,13 @@ GETS = {
 }
 
 
-def document(models: Sequence[str]) -> dict[str, Any]:
-    """The whole document."""
+def document(models: Sequence[str], limits: Limits) -> dict[str, Any]:
+    """The whole document, with the models and the limits of this server."""
     kinds = [kind for kind, *_ in POSTS.values()]
     _, schemas = models_json_schema(
         [(kind, "validation") for kind in kinds], ref_template="#/components/schemas/{model}"
     )
+    _narrow(schemas.get("$defs", {}), models, limits)
     paths: dict[str, Any] = {path: {"get": _get(path)} for path in GETS}
     for path, (kind, summary, media, what) in POSTS.items():
         content: dict[str, Any] = {media: {"schema": {"type": "string"} if media != "application/json" else _any()}}
@@ -90,6 +92,21 @@ def document(models: Sequence[str]) -> dict[str, Any]:
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
         },
     }
+
+
+def _narrow(schemas: dict[str, Any], models: Sequence[str], limits: Limits) -> None:
+    """What this server allows is less than what a field may hold."""
+    most = {"n": limits.n, "steps": limits.steps, "length": limits.length, "max_tokens": limits.length}
+    for schema in schemas.values():
+        for name, field in schema["properties"].items():
+            for kind in field.get("anyOf", [field]):
+                if name in most and kind.get("type") == "integer":
+                    kind.pop("exclusiveMaximum", None)
+                    kind["maximum"] = most[name]
+                if name == "model" and kind.get("type") == "string":
+                    kind["enum"] = list(models)
+                if name == "texts" and kind.get("type") == "array":
+                    kind["maxItems"] = limits.texts
 
 
 def _get(path: str) -> dict[str, Any]:
