@@ -25,13 +25,15 @@ from unmask.trace import Trace
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: the page is not opened")
 pytest.importorskip("starlette", reason="starlette is not installed: there is no server")
-CHROMIUM = next((path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), "")
+CHROMIUM = next(
+    (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), ""
+)
 pytestmark = pytest.mark.skipif(not CHROMIUM, reason="no chromium is installed: the page is not opened")
 FLAGS = [
     "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
     "--disable-background-networking", "--disable-component-update", "--disable-sync",
 ]  # fmt: skip
-HTML = "<img src=x onerror=\"window.hacked=1\"><b>bold</b> <script>window.hacked=1</script> {{data}} </script>"
+HTML = '<img src=x onerror="window.hacked=1"><b>bold</b> <script>window.hacked=1</script> {{data}} </script>'
 
 
 @pytest.fixture(scope="module")
@@ -121,8 +123,12 @@ def choose(page: Any, name: str, value: str) -> None:
 
 def shown(page: Any, which: int = 0) -> str:
     """The text as it stands on a canvas, read by eye: what is hidden does not count."""
-    return page.locator("#stage .canvas").nth(which).evaluate(
-        "box => [...box.querySelectorAll('.k')].map(k => k.classList.contains('m') ? '░' : k.textContent).join('')"
+    return (
+        page.locator("#stage .canvas")
+        .nth(which)
+        .evaluate(
+            "box => [...box.querySelectorAll('.k')].map(k => k.classList.contains('m') ? '░' : k.textContent).join('')"
+        )
     )
 
 
@@ -185,10 +191,13 @@ def test_order_and_confidence_are_seen_without_colour(open_page):
     page = open_page("#length=32&steps=16&seed=1")
     page.click("#run")
     finish(page)
-    look = "all => [...new Set(all.map(k => getComputedStyle(k).textDecorationStyle + getComputedStyle(k).textDecorationThickness))]"
+    look = """all => [...new Set(all.map(getComputedStyle).map(
+        (own) => own.textDecorationStyle + own.textDecorationThickness))]"""
     assert len(page.locator("#stage .k:not(.g)").evaluate_all(look)) >= 4  # lines of different width
     choose(page, "view", "confidence")
-    kinds = page.locator("#stage .k:not(.g)").evaluate_all("all => [...new Set(all.map(k => getComputedStyle(k).textDecorationStyle))]")
+    kinds = page.locator("#stage .k:not(.g)").evaluate_all(
+        "all => [...new Set(all.map(k => getComputedStyle(k).textDecorationStyle))]"
+    )
     assert len(kinds) >= 2
 
 
@@ -316,7 +325,9 @@ def test_html_stays_text(open_page, tmp_path, browser):
     replay.wait_for_selector("#canvas .k")
     assert replay.evaluate("window.hacked") is None and HTML in replay.locator("#text").text_content()
     context.close()
-    hostile = open_page("#text=%3Cimg%20src%3Dx%20onerror%3Dhacked%3D1%3E&mode=%22%3E%3Cb%3E&sampler=%3Cb%3E&view=%22%5D")
+    hostile = open_page(
+        "#text=%3Cimg%20src%3Dx%20onerror%3Dhacked%3D1%3E&mode=%22%3E%3Cb%3E&sampler=%3Cb%3E&view=%22%5D"
+    )
     assert hostile.input_value("#prompt") == "<img src=x onerror=hacked=1>"
     assert hostile.evaluate("window.hacked") is None
     choose(page, "mode", "write")
@@ -324,7 +335,13 @@ def test_html_stays_text(open_page, tmp_path, browser):
 
 
 def test_phone_width_and_dark_mode(open_page, artefacts):
-    page = open_page("#length=48&steps=16&seed=6", viewport={"width": 360, "height": 740}, color_scheme="dark", has_touch=True, is_mobile=True)
+    page = open_page(
+        "#length=48&steps=16&seed=6",
+        viewport={"width": 360, "height": 740},
+        color_scheme="dark",
+        has_touch=True,
+        is_mobile=True,
+    )
     page.tap("#run")
     finish(page)
     page.locator("#stage .k").nth(12).tap()
@@ -333,7 +350,9 @@ def test_phone_width_and_dark_mode(open_page, artefacts):
     box = page.locator("#card").bounding_box()
     assert box["x"] >= 0 and box["x"] + box["width"] <= 360
     page.screenshot(path=artefacts / "phone-dark.png")
-    small = page.locator("button:visible, select:visible").evaluate_all("all => all.map(b => b.getBoundingClientRect().height).filter(h => h && h < 28)")
+    small = page.locator("button:visible, select:visible").evaluate_all(
+        "all => all.map(b => b.getBoundingClientRect().height).filter(h => h && h < 28)"
+    )
     assert not small  # a finger finds them
     dark = page.evaluate("getComputedStyle(document.body).backgroundColor")
     assert sum(map(int, dark.removeprefix("rgb(").removesuffix(")").split(","))) < 150
@@ -342,17 +361,30 @@ def test_phone_width_and_dark_mode(open_page, artefacts):
         assert page.evaluate("document.documentElement.scrollWidth") == 360
 
 
+CONTRAST = """element => {
+    const paint = document.createElement('canvas').getContext('2d', { willReadFrequently: true });
+    const rgb = (text) => {
+        paint.clearRect(0, 0, 1, 1);
+        paint.fillStyle = text;
+        paint.fillRect(0, 0, 1, 1);
+        return [...paint.getImageData(0, 0, 1, 1).data];
+    };
+    const linear = (v) => (v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
+    const light = (text) => {
+        const [r, g, b] = rgb(text).map((v) => linear(v / 255));
+        return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+    };
+    let back = element;
+    while (back && rgb(getComputedStyle(back).backgroundColor)[3] < 200) back = back.parentElement;
+    const colours = [getComputedStyle(element).color, getComputedStyle(back ?? document.body).backgroundColor];
+    const [a, b] = colours.map(light).sort((x, y) => y - x);
+    return (a + 0.05) / (b + 0.05);
+}"""
+
+
 def contrast(page: Any, selector: str) -> float:
-    """The WCAG contrast of text on what is behind it (plain colours)."""
-    return page.locator(selector).first.evaluate("""element => {
-        const paint = document.createElement('canvas').getContext('2d', { willReadFrequently: true });
-        const rgb = (text) => { paint.clearRect(0, 0, 1, 1); paint.fillStyle = text; paint.fillRect(0, 0, 1, 1); return [...paint.getImageData(0, 0, 1, 1).data]; };
-        const light = (text) => { const [r, g, b] = rgb(text).map((v) => v / 255).map((v) => (v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4)); return 0.2126 * r + 0.7152 * g + 0.0722 * b; };
-        let back = element;
-        while (back && rgb(getComputedStyle(back).backgroundColor)[3] < 200) back = back.parentElement;
-        const [a, b] = [light(getComputedStyle(element).color), light(getComputedStyle(back ?? document.body).backgroundColor)].sort((x, y) => y - x);
-        return (a + 0.05) / (b + 0.05);
-    }""")
+    """The WCAG contrast of text on what is behind it."""
+    return page.locator(selector).first.evaluate(CONTRAST)
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -361,7 +393,17 @@ def test_it_can_be_read(open_page, scheme):
     page.click("#run")
     finish(page)
     choose(page, "view", "plain")
-    for selector in ("h1", ".about", "#run", ".chip", ".hint", "#status b", ".run .summary", "#stage .k", ".field span"):
+    for selector in (
+        "h1",
+        ".about",
+        "#run",
+        ".chip",
+        ".hint",
+        "#status b",
+        ".run .summary",
+        "#stage .k",
+        ".field span",
+    ):
         assert contrast(page, selector) >= 4.5, selector
 
 
@@ -418,7 +460,9 @@ def test_left_to_right_and_bases(open_page, lms, artefacts):
     text = shown(page)
     assert len(text) == 120 and set(text) <= set("ACGT")
     assert text == lms["bases"].write_samples(1, steps=20, seed=1)[0].text
-    colours = page.locator("#stage .k").evaluate_all("all => [...new Set(all.map(k => k.textContent + getComputedStyle(k).color))]")
+    colours = page.locator("#stage .k").evaluate_all(
+        "all => [...new Set(all.map(k => k.textContent + getComputedStyle(k).color))]"
+    )
     assert len(colours) == len(set(text))  # a colour for each base
     page.screenshot(path=artefacts / "bases.png")
 
@@ -435,7 +479,10 @@ def test_stop_frees_the_server_and_errors_are_sentences(open_page, address):
     for _ in range(100):
         with urllib.request.urlopen(address + "metrics") as answer:
             lines = answer.read().decode().splitlines()
-        running = [float(line.split()[-1]) for line in lines if line.startswith("unmask_sequences_running")]
+        running = [
+            float(line.split()[-1]) for line in lines if line.startswith(("unmask_rows ", "unmask_rows_active "))
+        ]
+        assert len(running) == 2
         if not any(running):
             break
         time.sleep(0.1)

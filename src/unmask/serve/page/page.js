@@ -90,6 +90,7 @@ function content() {
 async function run() {
   fail(null);
   hideRewrite();
+  if (!sides.length) return begin();
   if (!active().every((side) => side.valid())) return;
   if (chosen("mode") === "score") return score();
   if (chosen("mode") === "fill" && !hasGap($("gaps").value)) {
@@ -259,9 +260,9 @@ async function copy(text, button) {
 }
 
 const TRY = [
-  { on: ["text"], name: "From nothing", mode: "write", prompt: "", set: { steps: "32" } },
-  { on: ["text"], name: "Fill a story", mode: "fill", gaps: "Once upon a time there was a {{2}} who {{6}}. Every day she {{8}}, and in the end {{10}}." },
-  { on: ["text"], name: "8 against 64 steps", mode: "write", prompt: "The best thing about", set: { steps: "8" }, b: { steps: "64" } },
+  { on: ["text"], name: "From nothing", mode: "write", prompt: "" },
+  { on: ["text"], name: "Fill a story", mode: "fill", gaps: 'One day, a little girl named {{1}} went to the {{1}}. She saw a {{2}} and wanted to {{3}}. Her {{1}} said, "{{6}}." The {{1}} was very {{1}}.', set: { temperature: "0.6", seed: "3" } },
+  { on: ["text"], name: "8 against 64 steps", mode: "write", prompt: "Once upon a time, there was", set: { steps: "8", temperature: "0.8" }, b: { steps: "64" } },
   { on: ["text"], name: "Against left to right", mode: "write", prompt: "", b: { sampler: "left-to-right" } },
   { on: ["text"], name: "Score", mode: "score", scored: "The cat sat on the refrigerator and sang." },
   { on: ["dna"], name: "From nothing", mode: "write", prompt: "" },
@@ -277,7 +278,7 @@ function examples() {
       if (one.prompt !== undefined) { $("prompt").value = one.prompt; $("suffix").value = ""; }
       if (one.gaps !== undefined) $("gaps").value = one.gaps;
       if (one.scored !== undefined) $("scored").value = one.scored;
-      sides[0].set(one.set ?? {});
+      sides[0].set({ sampler: "", steps: "32", temperature: "1", top_p: "1", ...one.set });
       if (one.b) sides[1].set({ ...sides[0].values(), ...one.b });
       compare(Boolean(one.b));
       mode(one.mode);
@@ -316,7 +317,7 @@ $("makeGap").onclick = () => editor.gap();
 $("compare").onchange = () => { if ($("compare").checked) sides[1].set(sides[0].values()); compare($("compare").checked); };
 for (const radio of document.querySelectorAll("[name=mode]")) radio.onchange = () => mode(radio.value);
 for (const radio of document.querySelectorAll("[name=view]")) radio.onchange = () => view(radio.value);
-$("key").addEventListener("change", () => { useKey($("key").value); fail(null); if (!models.length) begin(); });
+$("key").addEventListener("input", () => useKey($("key").value));
 $("rewrite").onmousedown = (event) => event.preventDefault();
 $("rewrite").onclick = () => part && rewrite(part);
 document.addEventListener("selectionchange", () => { if (!document.body.classList.contains("busy")) offerRewrite(); });
@@ -353,6 +354,7 @@ async function begin() {
   mode("write");
   follow(location.hash);
   about();
+  fail(null);
   document.body.classList.add("ready");
 }
 
