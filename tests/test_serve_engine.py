@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 import torch
@@ -231,6 +232,25 @@ def test_a_network_that_fails_ends_its_requests_only(caplog):
     assert len(calls) == 2 and "out of memory" in caplog.text
 
 
+def test_a_text_that_cannot_be_read_ends_its_request_only(monkeypatch, caplog):
+    from unmask.lm import Work
+
+    take = Work.take
+
+    def fails(self, state):
+        if self.options.seed == 13:
+            raise RuntimeError("the secret")
+        return take(self, state)
+
+    monkeypatch.setattr(Work, "take", fails)
+    with running({"tiny": diffusion_lm()}) as server, ThreadPoolExecutor(4) as pool:
+        bodies = [{"prompt": "a", "length": 20, "seed": seed, "n": 2} for seed in (1, 12, 5, 13)]
+        answers = list(pool.map(lambda body: server.post("/v1/infill", body), bodies))
+        assert [answer.status for answer in answers] == [200, 500, 200, 500]
+        assert "secret" not in answers[1].body.decode() and answers[1].error
+        assert server.engine.alive and server.engine.rows == 0
+
+
 def test_autoregressive_requests_join_and_leave():
     lm = ar_lm()
     bodies = [{"prompt": "abc"[: i % 4], "length": 12 + 3 * i, "seed": i, "temperature": 0.9} for i in range(8)]
@@ -347,3 +367,29 @@ def test_the_command_prints_its_address_and_ends_at_a_signal():
     finally:
         process.kill()
         process.wait()
+
+
+@pytest.mark.slow
+def test_the_benchmark_runs(tmp_path):
+    root = Path(__file__).parents[1]
+    words = [
+        "--network",
+        "toy",
+        "--length",
+        "32",
+        "--requests",
+        "8",
+        "--repeats",
+        "1",
+        "--tiny",
+        "20",
+        "--threads",
+        "1",
+    ]
+    words += ["--threads", "1", "--clients", "1", "4", "--batch", "4", "--json", str(tmp_path / "figures.json")]
+    ran = subprocess.run(
+        [sys.executable, str(root / "benchmarks" / "serve.py"), *words], capture_output=True, text=True, check=False
+    )
+    assert ran.returncode == 0, ran.stderr
+    figures = json.loads((tmp_path / "figures.json").read_text())
+    assert set(figures["throughput"]) == {"offline", "1", "4", "one at a time"} and len(figures["memory_mb"]) == 10

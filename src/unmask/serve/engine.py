@@ -220,8 +220,13 @@ class Engine:
             self.metrics.calls.add(model=line.name)
             self.metrics.rows.observe(len(states), model=line.name)
         for state, _ in states:
-            if state.row in line.rows:
+            if state.row not in line.rows:  # its request has ended in this round
+                continue
+            try:
                 self._deliver(line, state)
+            except Exception:
+                log.exception("a text could not be read")
+                self._end(line, line.rows[state.row][0], "failed", "the server failed while it wrote this text")
 
     def _deliver(self, line: _Line, state: State) -> None:
         ticket, index = line.rows[state.row]

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+import sys
 from collections.abc import Callable
+from http import HTTPStatus
 from typing import Any
 
 import h11
@@ -15,7 +17,8 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ..errors import UserError
 from .engine import Engine
-from .limits import Limits
+from .http import refused
+from .limits import Limits, Refusal
 
 log = logging.getLogger("unmask.serve")
 
@@ -40,21 +43,42 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def protocol(limits: Limits) -> type[H11Protocol]:
-    """HTTP with a deadline for the header lines: a client that sends them one by one does not keep its place."""
+    """HTTP with a deadline for the header lines, and an answer also for what is no HTTP.
+
+    A client that sends header lines one by one does not keep its place. One that still sends when it is refused gets
+    the refusal: what comes is thrown away for a second, since closing at once would throw away the answer.
+    """
 
     class Timed(H11Protocol):
         _patience: asyncio.TimerHandle | None = None
+        _refused = False
 
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
             self._wait()
 
         def data_received(self, data: bytes) -> None:
+            if self._refused:
+                return
             if self.conn.their_state is h11.IDLE and self._patience is None:
                 self._wait()
             super().data_received(data)
             if self.conn.their_state is not h11.IDLE:
                 self._calm()
+
+        def send_400_response(self, msg: str) -> None:
+            self._calm()
+            if self._refused or self.transport.is_closing():
+                return
+            if self.cycle is not None and not self.cycle.response_complete:  # an answer is under way already
+                self.transport.close()
+                return
+            status = getattr(sys.exc_info()[1], "error_status_hint", 400)
+            self._refused = True
+            self.transport.write(_refusal(431 if status == 431 else 400, limits))
+            if self.transport.can_write_eof():
+                self.transport.write_eof()
+            self._patience = self.loop.call_later(1.0, self._give_up)
 
         def connection_lost(self, exc: Exception | None) -> None:
             self._calm()
@@ -74,6 +98,18 @@ def protocol(limits: Limits) -> type[H11Protocol]:
                 self.transport.close()
 
     return Timed
+
+
+def _refusal(status: int, limits: Limits) -> bytes:
+    """The whole answer to what cannot be read as a request."""
+    said = "this is no HTTP request"
+    if status == 431:
+        said = f"the header lines are longer than the {limits.header} bytes that this server takes"
+    response = refused(Refusal(status, said))
+    lines = [f"HTTP/1.1 {status} {HTTPStatus(status).phrase}", "connection: close", "x-content-type-options: nosniff"]
+    own = {name.decode(): value.decode() for name, value in response.raw_headers if name != b"connection"}
+    lines += [f"{name}: {value}" for name, value in own.items()]
+    return "\r\n".join([*lines, "", ""]).encode() + bytes(response.body)
 
 
 class Server(uvicorn.Server):
