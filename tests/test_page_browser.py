@@ -13,6 +13,7 @@ import shutil
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -43,16 +44,16 @@ def lms() -> dict[str, Any]:
     return {"tiny-en": tiny, "left": ar, "bases": dna_lm(length=120)}
 
 
-@pytest.fixture(scope="module")
-def address(lms) -> Iterator[str]:
-    from unmask.serve.app import make_app
+@contextmanager
+def serving(lms: dict[str, Any], app: Any) -> Iterator[str]:
+    """A real server on a free port of this machine."""
     from unmask.serve.engine import Engine
     from unmask.serve.limits import Limits
     from unmask.serve.server import Server, bind
 
     engine = Engine(lms, Limits())
     sock = bind("127.0.0.1", 0)
-    server = Server(make_app(engine), engine)
+    server = Server(app(engine), engine)
     thread = threading.Thread(target=server.run, args=([sock],), daemon=True)
     thread.start()
     while not server.started:
@@ -61,6 +62,14 @@ def address(lms) -> Iterator[str]:
     server.should_exit = True
     thread.join(30)
     sock.close()
+
+
+@pytest.fixture(scope="module")
+def address(lms) -> Iterator[str]:
+    from unmask.serve.app import make_app
+
+    with serving(lms, make_app) as there:
+        yield there
 
 
 @pytest.fixture(scope="module")
@@ -227,6 +236,24 @@ def test_infill_by_selecting_words(open_page, lms, artefacts):
     finish(page)
     assert masks(page) == 0 and shown(page).startswith("The") and shown(page).endswith(" house.")
     assert page.input_value("#gaps").count("{{1}}") == 1
+
+
+def test_rewrite_what_the_mouse_selects(open_page):
+    page = open_page("#length=16&steps=8&seed=1")
+    page.click("#run")
+    finish(page)
+    tokens, before = page.locator("#stage .k"), page.locator("#stage .k").all_text_contents()
+    first, last = tokens.nth(3).bounding_box(), tokens.nth(5).bounding_box()
+    page.mouse.move(first["x"] + 1, first["y"] + first["height"] / 2)
+    page.mouse.down()
+    page.mouse.move(last["x"] + last["width"] - 1, last["y"] + last["height"] / 2, steps=6)
+    page.mouse.up()
+    assert page.locator("#rewrite").inner_text() == "Rewrite 3 tokens"
+    page.click("#rewrite")
+    until(page, "document.getElementById('gaps').value.includes('{{3}}')")
+    finish(page)
+    text = shown(page)
+    assert text.startswith("".join(before[:3]).lstrip()) and text.endswith("".join(before[6:]))
 
 
 def test_score_is_the_bound_of_the_library(open_page, lms, artefacts):
@@ -492,6 +519,44 @@ def test_stop_frees_the_server_and_errors_are_sentences(open_page, address):
     page.wait_for_selector("#error:not([hidden])")
     assert "tokens" in page.locator("#error").inner_text()
     open_page.wrong[:] = [said for said in open_page.wrong if "400" not in said]
+
+
+@pytest.mark.parametrize("sampler", ["remask-cap", "corrector"])
+def test_what_is_masked_again_is_a_mask_again(open_page, lms, sampler):
+    page = open_page(f"#length=20&steps=12&seed=2&sampler={sampler}")
+    page.click("#run")
+    finish(page)
+    (sample,) = lms["tiny-en"].write_samples(1, length=20, steps=12, seed=2, sampler=sampler)
+    assert shown(page) == sample.text
+    page.click("#first")
+    assert masks(page) == 20
+    for _ in range(30):  # to and fro, and the end is the same
+        page.keyboard.press("ArrowRight")
+    page.keyboard.press("ArrowLeft")
+    page.keyboard.press("End")
+    assert shown(page) == sample.text
+
+
+def test_with_a_key(browser, lms):
+    from unmask.serve.app import make_app
+
+    with serving(lms, lambda engine: make_app(engine, api_key="open sesame")) as address:
+        context = browser.new_context()
+        page = context.new_page()
+        page.set_default_timeout(8_000)
+        page.goto(address)
+        page.wait_for_selector("#keyBox:not([hidden])")
+        page.fill("#key", "wrong")
+        page.press("#key", "Enter")
+        page.wait_for_selector("#error:not([hidden])")
+        page.fill("#key", "open sesame")
+        page.press("#key", "Enter")
+        page.wait_for_selector("body.ready")
+        page.fill("#a-length", "8")
+        page.click("#run")
+        finish(page)
+        assert masks(page) == 0 and "sesame" not in page.url
+        context.close()
 
 
 def test_the_files_are_what_the_package_declares():

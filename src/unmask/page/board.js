@@ -179,11 +179,12 @@ function makeCard(card, area, floor, say) {
   }
   const clear = () => { pointed = pinned = null; point(); };
 
-  area.addEventListener("pointerover", (event) => { if (event.pointerType === "mouse") { pointed = own(tokenAt(event)); point(); } });
+  area.addEventListener("pointerover", (event) => { if (event.pointerType === "mouse") { pointed = event.buttons ? null : own(tokenAt(event)); point(); } });
   area.addEventListener("pointerleave", () => { pointed = null; point(); });
   area.addEventListener("mousedown", (event) => { if (own(tokenAt(event)) && event.detail > 1) event.preventDefault(); });
   document.addEventListener("click", (event) => {
     if (card.contains(event.target) || floor.contains(event.target)) return;
+    if (getSelection()?.isCollapsed === false) return; // the end of a selection, not a click
     const element = own(tokenAt(event));
     pinned = element === pinned ? null : element;
     point();
