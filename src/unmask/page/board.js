@@ -58,14 +58,16 @@ function makeBoard(canvas, words) {
 
   // New positions of a canvas that grew while it is written.
   function grow() {
+    const added = document.createDocumentFragment();
     for (let p = tokens.length; p < player.size; p++) {
       const element = make("span", "k", make("span"));
       element.p = p;
       element.board = board;
       tokens.push(element);
       write(p);
-      canvas.append(element);
+      added.append(element);
     }
+    if (added.firstChild) canvas.append(added);
   }
 
   // How far a token is written: `expected` events are still to come in all, `known` says whether the end is known.

@@ -55,13 +55,13 @@ export class Run {
       const box = make("div", `canvas${this.dna ? " letters bases" : ""}`);
       box.setAttribute("role", "group");
       box.setAttribute("aria-label", `Sample ${sample.index + 1}, seed ${sample.seed}`);
-      box.dir = "auto";
       const title = make("p", "caption", data.samples.length > 1 ? `seed ${sample.seed}` : "");
       this.body.append(make("article", "sample", title, box));
       const board = makeBoard(box, this.words);
       const sequence = { canvas, given, player, board, box, title, seed: sample.seed, text: "", done: false };
       sequence.expected = () => (sequence.done ? 0 : Math.min(steps ?? Infinity, player.left[0]) || 0);
       board.open(player, sequence.expected, false);
+      box.dir = "auto"; // after the tokens: before them each one would make the browser read all others again
       this.sequences[sample.index] = sequence;
     }
     this.note.textContent = "";
