@@ -37,6 +37,7 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/sampling.py --batch 1
 	$(BIN)/python benchmarks/bert.py
 	$(BIN)/python benchmarks/scan.py
+	$(BIN)/python benchmarks/serve.py
 
 # torch goes first and alone: with the constraint pip takes the pinned build, and nothing later replaces it.
 $(STAMP): pyproject.toml constraints.txt

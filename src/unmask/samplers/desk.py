@@ -24,6 +24,7 @@ from .control import Control
 PLAIN = Choice()
 Segments = list[tuple[int, Tensor]]  # sequences by their number, with positions of each
 TOKENS_AT_ONCE = 2048  # that go through the network together on a CPU
+PADDING = 128  # tokens of padding that go along with them: more than that costs more than another call
 LOGITS_AT_ONCE = 2**25  # float32 logits held at a time (128 MiB)
 
 
@@ -363,13 +364,16 @@ def _hidden(
 
 
 def _parts(order: Sequence[int], lengths: Sequence[int]) -> Iterator[list[int]]:
-    """Rows in this order, so many at a time that they have at most `TOKENS_AT_ONCE` tokens, padding included."""
+    """Rows in this order, from the shortest on: a part has at most `TOKENS_AT_ONCE` tokens and `PADDING` of padding."""
     rows: list[int] = []
+    padding = 0
     for row in order:
-        if rows and (len(rows) + 1) * max(lengths[row], lengths[rows[0]]) > TOKENS_AT_ONCE:
+        more = len(rows) * (lengths[row] - lengths[rows[-1]]) if rows else 0
+        if rows and (padding + more > PADDING or (len(rows) + 1) * lengths[row] > TOKENS_AT_ONCE):
             yield rows
-            rows = []
+            rows, padding, more = [], 0, 0
         rows.append(row)
+        padding += more
     if rows:
         yield rows
 

@@ -22,7 +22,7 @@ from .limits import Limits, Refusal
 from .metrics import Metrics
 from .tickets import Done, Failed, Step, Ticket
 
-SHARE = {"cpu": 64, "cuda": 2048}  # tokens that cost next to nothing beside the call itself
+SHARE = {"cpu": 32, "cuda": 2048}  # tokens that cost next to nothing beside the call itself
 log = logging.getLogger("unmask.serve")
 
 
