@@ -22,7 +22,7 @@ LEVELS = [
     {"lm"},  # below train, which writes samples with it
     {"train", "finetune", "hub", "suites", "datacommands", "genomes"},
     {"adapt", "sweep"},
-    {"commands", "demo", "generative", "templates", "reproduce", "convert", "harness", "hf"},
+    {"commands", "demo", "filling", "generative", "templates", "reproduce", "convert", "harness", "hf"},
     {"cli", "serve", "__main__", "unmask"},  # `unmask` is the package's own __init__
 ]
 LEVEL = {room: level for level, rooms in enumerate(LEVELS) for room in rooms}

@@ -114,6 +114,11 @@ class Painter:
         parts: list[str | slice] = [prompt, slice(len(given), len(given) + gap)]
         return Canvas(ids, [*parts, suffix] if suffix else parts, [gap])
 
+    def given(self, prompt: str, suffix: str = "", windowed: bool = False) -> int:
+        """How many tokens of such a canvas are given."""
+        ends = 0 if self.frame is None or windowed else 1
+        return ends + len(self.encode(self.before_gap(prompt))) + len(self.encode(suffix))
+
     def gaps(self, parts: list[str | Gap], lengths: list[int] | None = None, windowed: bool = False) -> Canvas:
         """A text with gaps, of the lengths that are given (default: the shortest)."""
         chosen = lengths or [part.low for part in parts if isinstance(part, Gap)]

@@ -19,6 +19,7 @@ from .data.tokenizers import Tokenizer
 from .evaluate import eval_keys, evaluating
 from .keys import Keys
 from .models.base import LanguageModel
+from .samplers import Task
 from .scoring.exact import time_of
 from .scoring.looks import diffusion, token_nll
 from .types import Batch, Likelihood, Sample, State, Token, UserError
@@ -128,35 +129,12 @@ class LM:
 
     def run(self, jobs: Sequence[Job], *, batch_size: int = 16, tops: int = 0) -> Iterator[tuple[State, Sample | None]]:
         """Every state of every job, all through the network together, and the sample where one is finished."""
-        painter = self.painter
-        jobs = [replace(job, options=job.options.settle(self.model)) for job in jobs]
-        plans = [job.options.plan(painter) for job in jobs]
-        controls = [job.options.control(job.canvas, painter) for job in jobs]
-        stops = [Stop.of(job.canvas, job.options, painter) for job in jobs]
-        labels = [job.options.label_id(self.labels) for job in jobs]
-        records = [_Record(job.canvas.ids, self.tokenizer) for job in jobs]
-
-        def until(state: State) -> bool:
-            stop = stops[state.row]
-            return stop is not None and stop(state)
-
+        works = [Work(self, job, row, tops) for row, job in enumerate(jobs)]
         with evaluating(self.model):
-            states = self.model.generate(
-                [job.canvas.ids for job in jobs],
-                plans,
-                [Keys(job.options.seed).fork("sample") for job in jobs],
-                choice=[job.options.choice for job in jobs],
-                batch_size=batch_size,
-                controls=controls,
-                labels=labels,
-                guidance=[job.options.guidance for job in jobs],
-                tops=tops,
-                until=until,
-            )
-            for state in states:
-                records[state.row].add(state)
-                job, stop = jobs[state.row], stops[state.row]
-                yield state, self._sample(job, stop, state, records[state.row]) if state.done else None
+            for state in self.model.write(
+                [work.task for work in works], batch_size, lambda state: works[state.row].ended(state)
+            ):
+                yield state, works[state.row].take(state)
 
     def check(self, job: Job) -> None:
         """Raise, before anything is written, what `run` would raise."""
@@ -164,15 +142,6 @@ class LM:
         job.options.control(job.canvas, self.painter)
         Stop.of(job.canvas, job.options, self.painter)
         job.options.label_id(self.labels)
-
-    def _sample(self, job: Job, stop: Stop | None, state: State, record: _Record) -> Sample:
-        canvas = job.canvas
-        end = stop.end(state) if stop else None
-        text, why, count = end or (self.painter.text(canvas, state.canvas), "length", len(state.canvas))
-        return Sample(
-            state.canvas[:count].tolist(), text, job.options.seed, state.calls, state.row, record.tokens(count), why,
-            canvas.lengths, canvas.nats,
-        )  # fmt: skip
 
     def prompt_canvas(self, prompt: str, length: int | None = None, suffix: str = "", windowed: bool = False) -> Canvas:
         """The prompt, masks, and the suffix: `length` tokens in all, with the BOS of rows that were trained with it."""
@@ -249,6 +218,36 @@ class LM:
         """
         return scoring.score(
             self.model, self.painter, texts, label=Options(label=label).label_id(self.labels), **how
+        )  # fmt: skip
+
+
+class Work:
+    """A job under way: the task that a desk is given, and what becomes of its states."""
+
+    def __init__(self, lm: LM, job: Job, row: int = 0, tops: int = 0) -> None:
+        options = job.options.settle(lm.model)
+        self.painter, self.canvas, self.options = lm.painter, job.canvas, options
+        self.stop = Stop.of(job.canvas, options, lm.painter)
+        self.task = Task(
+            row, job.canvas.ids, options.plan(lm.painter), Keys(options.seed).fork("sample"), options.choice,
+            options.control(job.canvas, lm.painter), options.label_id(lm.labels), options.guidance, tops,
+        )  # fmt: skip
+        self.record = _Record(job.canvas.ids, lm.tokenizer)
+
+    def ended(self, state: State) -> bool:
+        """Whether the text has ended before its last step."""
+        return self.stop is not None and self.stop(state)
+
+    def take(self, state: State) -> Sample | None:
+        """One more state; the sample if it is the last."""
+        self.record.add(state)
+        if not state.done:
+            return None
+        end = self.stop.end(state) if self.stop else None
+        text, why, count = end or (self.painter.text(self.canvas, state.canvas), "length", len(state.canvas))
+        return Sample(
+            state.canvas[:count].tolist(), text, self.options.seed, state.calls, state.row, self.record.tokens(count),
+            why, self.canvas.lengths, self.canvas.nats,
         )  # fmt: skip
 
 

@@ -92,7 +92,7 @@ class Trace:
         assert self.tokenizer is not None, "a trace that was read from a file is complete"
         course, before, canvas = self.courses[state.row], self._now[state.row], state.canvas.detach().cpu()
         assert len(canvas) >= len(before), "a canvas never shrinks"
-        changes = _changes(state, self.mask)
+        changes = changes_of(state, self.mask)
         now = canvas.new_full(canvas.shape, self.mask)
         now[: len(before)] = before
         for change in changes:  # in order: a position may be written and taken back in one event
@@ -209,7 +209,7 @@ def write_file(path: str | Path, text: str) -> None:
 # -- states to data --------------------------------------------------------------------------------------------------
 
 
-def _changes(state: State, mask: int) -> list[Change]:
+def changes_of(state: State, mask: int) -> list[Change]:
     """The changes that a state names."""
     positions, tokens = state.positions.tolist(), state.tokens.tolist()
     tops: list[tuple[tuple[int, float], ...]] = []

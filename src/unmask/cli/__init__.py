@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from ..errors import UserError
-from . import dna, evaluating, sampling, tools, training
+from . import dna, evaluating, filling, sampling, serving, tools, training
 from .shared import err_console, figures_line, out_console
 
 __all__ = ["app", "err_console", "figures_line", "main", "out_console"]
@@ -29,7 +29,9 @@ app.command()(training.train)
 app.command("finetune")(training.finetune_command)
 app.command("eval")(evaluating.evaluate)
 app.command()(sampling.sample)
+app.command()(filling.fill)
 app.command()(evaluating.score)
+app.command()(serving.serve)
 app.command()(dna.variants)
 app.command()(dna.embed)
 app.command()(dna.compare)

@@ -24,7 +24,7 @@ from ..backbones.transformer import KeyValue, pick
 from ..keys import Keys
 from ..ops.attention import Attn
 from ..parameterization import Mean
-from ..samplers import LeftToRight, Plan, Task, Windows, run
+from ..samplers import Desk, LeftToRight, Plan, Task, Windows, run
 from ..schedule import Polynomial, Schedule
 from ..types import Batch, State, TokenNats, UserError, Vocab
 from .base import LanguageModel, Until, in_chunks
@@ -79,6 +79,10 @@ class AutoRegressive(LanguageModel):
                 raise UserError("this autoregressive model was trained without labels; leave out label and guidance")
         return run(Reader(self, batch_size), tasks, batch_size, until)
 
+    def desk(self, batch_size: int, share: int | None = None) -> Desk:
+        """Where tasks join and leave between network calls; each costs one token a call, so all go every time."""
+        return Desk(Reader(self, batch_size), batch_size)
+
     def check(self, canvas: Tensor, plan: Plan) -> None:
         """Raise if a plan cannot be followed on a canvas."""
         inner = plan.plan if isinstance(plan, Windows) else plan
@@ -126,6 +130,7 @@ class Shelf:
         return [(k[row, :, here].transpose(0, 1), v[row, :, here].transpose(0, 1)) for k, v in self.cache]
 
 
+APART = 8  # rows that have so many times more to read than others go through the network by themselves
 Source = tuple[Shelf, int]  # a row of a shelf
 
 
@@ -182,8 +187,13 @@ class Reader:
         if self.model.backbone.recurrent:
             return self._go_on(inputs, columns, source, common)
         # All rows read equally many columns, those up to their last one, so that all of them end together. Where a row
-        # has fewer than that, what stands before its first token is padding.
-        new = int((last + 1 - torch.minimum(common, columns.amin(1))).max())
+        # has fewer than that, what stands before its first token is padding. A row that has just joined, with much to
+        # read, goes apart: it would have all others read as much again.
+        unread = last + 1 - torch.minimum(common, columns.amin(1))
+        far = unread > APART * unread.min()
+        if far.any():
+            return self._apart(far, z, t, queries)
+        new = int(unread.max())
         begin = (last + 1 - new)[:, None]
         cache = self._take(source, begin.squeeze(1).clamp(min=0).tolist())
         place = begin + torch.arange(-cache[0][0].shape[2], new, device=z.device)  # (B, cached and new) of `inputs`
@@ -192,6 +202,15 @@ class Reader:
         hidden, cache = self.model.backbone(inputs.gather(1, positions), attn=attn, cache=cache)
         self._keep(Shelf(inputs[:, : int(last.max()) + 1].clone(), (last + 1).tolist(), cache))
         return pick(hidden, columns - begin)
+
+    def _apart(self, far: Tensor, z: Tensor, t: Tensor, queries: Tensor | None) -> Tensor:
+        """Two calls: rows that have read what stands before, and rows that have not."""
+        groups = [torch.nonzero(which).squeeze(-1) for which in (far, ~far)]
+        parts = [self.hidden(z[rows], t, None, None, None if queries is None else queries[rows]) for rows in groups]
+        hidden = parts[0].new_empty(len(z), *parts[0].shape[1:])
+        for rows, part in zip(groups, parts, strict=True):
+            hidden[rows] = part
+        return hidden
 
     def _go_on(self, inputs: Tensor, columns: Tensor, source: list[Source], common: Tensor) -> Tensor:
         """The same for a network whose cache is a state: it goes on from the end of what was read, or from nothing.

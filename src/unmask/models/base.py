@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from ..backbones.base import Backbone
 from ..keys import Keys
-from ..samplers import Choice, Control, Plan, Task
+from ..samplers import Choice, Control, Desk, Plan, Queue, Task
 from ..schedule import Law, Schedule
 from ..types import Batch, State, TokenNats, UserError, Vocab
 
@@ -92,6 +92,10 @@ class LanguageModel(nn.Module, ABC):
     @abstractmethod
     def write(self, tasks: Sequence[Task], batch_size: int, until: Until | None) -> Iterator[State]:
         """The states of all tasks as they come; what cannot be done is said before anything is written."""
+
+    def desk(self, batch_size: int, share: int | None = None) -> Desk | Queue:
+        """Where tasks join and leave between network calls; `share` as in `Desk`. By default one after another."""
+        return Queue(lambda task: self.write([task], 1, None))
 
     @abstractmethod
     def check(self, canvas: Tensor, plan: Plan) -> None:

@@ -22,7 +22,7 @@ from ..keys import Keys
 from ..masking import corrupt, corrupt_mlm
 from ..ops.attention import Attn
 from ..parameterization import Mean, Parameterization
-from ..samplers import Plan, Task, run
+from ..samplers import Desk, Plan, Task, run
 from ..schedule import ContinuousTime, Draw, Law, Schedule, independent, strata
 from ..types import Batch, State, TokenNats, UserError
 from .base import LanguageModel, Until, in_chunks
@@ -184,6 +184,10 @@ class MaskedDiffusion(LanguageModel):
     def write(self, tasks: Sequence[Task], batch_size: int, until: Until | None) -> Iterator[State]:
         """Follow a plan on every canvas, all of them through the network together."""
         return run(self, tasks, batch_size, until)
+
+    def desk(self, batch_size: int, share: int | None = None) -> Desk:
+        """Where tasks join and leave between network calls."""
+        return Desk(self, batch_size, share)
 
     def check(self, canvas: Tensor, plan: Plan) -> None:
         """Raise if a plan cannot be followed on a canvas."""

@@ -13,6 +13,7 @@ from pathlib import Path
 from ..trace import Trace, write_file
 
 TITLE = "Masks become words"
+SCRIPTS = ("player.js", "board.js", "transport.js", "replay.js")
 
 
 def write_html(trace: Trace, path: str | Path, title: str | None = None) -> None:
@@ -22,19 +23,25 @@ def write_html(trace: Trace, path: str | Path, title: str | None = None) -> None
 
 def render(trace: Trace, title: str | None = None) -> str:
     """The replay as HTML; `title` is the model's name unless it is given."""
-    style, script = _asset("replay.css"), _asset("player.js") + _asset("replay.js")
     data = trace.to_json()
     parts = {
         "title": html.escape(title or str(data["protocol"].get("model") or TITLE)),
-        "policy": policy(style, script),
-        "style": style,
-        "script": script,
         "data": data_block(data),
         "texts": "".join(f"<pre>{html.escape(sequence['text'])}</pre>" for sequence in data["sequences"]),
     }
     # In one pass: a text that contains {{script}} stays text.
-    page = re.sub(r"\{\{(\w+)\}\}", lambda name: parts[name[1]], _asset("replay.html"))
+    page = re.sub(r"\{\{(title|data|texts)\}\}", lambda name: parts[name[1]], shell())
     return page.encode("utf-8", "replace").decode()  # a lone surrogate in a text has no UTF-8
+
+
+def shell() -> str:
+    """The replay with its style, script and policy, in which only {{title}}, {{data}} and {{texts}} are missing.
+
+    The live page of `unmask serve` fills them in the browser.
+    """
+    style, script = asset("replay.css"), "".join(map(asset, SCRIPTS))
+    parts = {"policy": policy(style, script), "style": style, "script": script}
+    return re.sub(r"\{\{(policy|style|script)\}\}", lambda name: parts[name[1]], asset("replay.html"))
 
 
 def data_block(data: object) -> str:
@@ -54,5 +61,6 @@ def _hash(text: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
-def _asset(name: str) -> str:
+def asset(name: str) -> str:
+    """One of the files that the page is made of."""
     return files(__package__).joinpath(name).read_text(encoding="utf-8")

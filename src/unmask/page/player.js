@@ -3,20 +3,26 @@
 "use strict";
 
 // A change knows which change held its position before, so that a step back is as cheap as a step forward.
+// Events may still come: `push` takes one more.
 function makePlayer(course, mask) {
-  const events = course.events;
+  const events = [];
   const position = [], token = [], prob = [], tops = [], event = [], before = [], last = [];
   const first = [0]; // the changes of event k are first[k] .. first[k + 1] - 1
   const length = [course.canvas.length]; // positions after k events
   const left = [0]; // masks after k events
   const held = course.canvas.slice();
+  const given = [], seen = [];
+  const holder = []; // the change that holds a position; none: the first canvas does
+  let at = 0;
   for (const id of held) left[0] += id === mask;
-  for (let k = 0; k < events.length; k++) {
-    const size = events[k].length ?? held.length;
+  for (const [start, end] of course.given) for (let p = start; p < end; p++) given[p] = true;
+
+  function push(one) {
+    const k = events.push(one) - 1, size = one.length ?? held.length;
     left.push(left[k] + size - held.length);
     while (held.length < size) held.push(mask);
     length.push(size);
-    for (const [p, id, chance, others] of events[k].changes) {
+    for (const [p, id, chance, others] of one.changes) {
       before.push(last[p] ?? -1);
       last[p] = position.length;
       left[k + 1] += (id === mask) - (held[p] === mask);
@@ -25,40 +31,37 @@ function makePlayer(course, mask) {
     }
     first.push(position.length);
   }
-  const size = held.length;
-  const given = new Uint8Array(size);
-  for (const [start, end] of course.given) given.fill(1, start, end);
-  const holder = new Int32Array(size).fill(-1); // the change that holds a position; -1: the first canvas does
-  const seen = new Uint8Array(size);
-  let at = 0;
+  course.events.forEach(push);
 
+  const holds = (p) => holder[p] ?? -1;
   const tokenOf = (p, change) => (change >= 0 ? token[change] : course.canvas[p] ?? mask);
 
   // Go to the canvas after k events; returns the positions that may look different.
   function seek(k) {
     k = Math.max(0, Math.min(events.length, k));
     const touched = [], from = length[at], to = length[k];
-    const touch = (p) => { if (!seen[p]) { seen[p] = 1; touched.push(p); } };
+    const touch = (p) => { if (!seen[p]) { seen[p] = true; touched.push(p); } };
     for (; at < k; at++)
       for (let c = first[at]; c < first[at + 1]; c++) { holder[position[c]] = c; touch(position[c]); }
     for (; at > k; at--)
       for (let c = first[at] - 1; c >= first[at - 1]; c--) { holder[position[c]] = before[c]; touch(position[c]); }
     for (let p = Math.min(from, to); p < Math.max(from, to); p++) touch(p);
-    for (const p of touched) seen[p] = 0;
+    for (const p of touched) seen[p] = false;
     return touched;
   }
 
   return {
-    size, events, left, length, seek,
+    events, left, length, seek, push,
+    get size() { return held.length; },
     at: () => at,
-    token: (p) => tokenOf(p, holder[p]),
+    token: (p) => tokenOf(p, holds(p)),
     finally: (p) => held[p],
-    canvas: () => Array.from({ length: length[at] }, (_, p) => tokenOf(p, holder[p])),
+    canvas: () => Array.from({ length: length[at] }, (_, p) => tokenOf(p, holds(p))),
     exists: (p) => p < length[at],
-    given: (p) => given[p] === 1 && holder[p] < 0,
+    given: (p) => given[p] === true && holds(p) < 0,
     // The change that holds a position now: null where the first canvas does.
     change: (p) => {
-      const c = holder[p];
+      const c = holds(p);
       return c < 0 ? null : { token: token[c], prob: prob[c], tops: tops[c], event: event[c] };
     },
     // Every change of a position, the first one first.

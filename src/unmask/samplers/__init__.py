@@ -5,7 +5,7 @@ from .ancestral import Ancestral
 from .base import Course, Denoiser, Plan, stack, time_grid
 from .choice import Choice
 from .control import Control
-from .desk import Desk, Task, replay, run
+from .desk import Desk, Queue, Task, replay, run
 from .gaussian import Gaussian
 from .gibbs import Gibbs
 from .named import PLANS, plan_named
@@ -30,6 +30,7 @@ __all__ = [
     "LeftToRight",
     "Plan",
     "PredictorCorrector",
+    "Queue",
     "Remasking",
     "RevealPlan",
     "Simplex",

@@ -24,6 +24,7 @@ from .control import Control
 PLAIN = Choice()
 Segments = list[tuple[int, Tensor]]  # sequences by their number, with positions of each
 TOKENS_AT_ONCE = 2048  # that go through the network together on a CPU
+PADDING = 128  # tokens of padding that go along with them: more than that costs more than another call
 LOGITS_AT_ONCE = 2**25  # float32 logits held at a time (128 MiB)
 
 
@@ -63,12 +64,18 @@ class Written:
 
 
 class Desk:
-    """Tasks that wait, and courses that are under way."""
+    """Tasks that wait, and courses that are under way.
 
-    def __init__(self, model: Denoiser, batch_size: int) -> None:
+    With a `share`, a round costs every sequence the same: it saves up so many tokens a round (or the median length, if
+    that is more) and goes through the network when it has saved its length. So one long sequence among short ones does
+    not make each of their rounds long. Without it all go every time.
+    """
+
+    def __init__(self, model: Denoiser, batch_size: int, share: int | None = None) -> None:
         if batch_size < 1:
             raise UserError(f"batch_size={batch_size} must be at least 1")
-        self.model, self.batch_size = model, batch_size
+        self.model, self.batch_size, self.share = model, batch_size, share
+        self.saved: dict[int, int] = {}  # by row
         self.waiting: deque[Task] = deque()
         self.active: list[tuple[Task, Course]] = []
 
@@ -92,9 +99,10 @@ class Desk:
         """Forget a sequence, wherever it is."""
         self.waiting = deque(task for task in self.waiting if task.row != row)
         self.active = [(task, course) for task, course in self.active if task.row != row]
+        self.saved.pop(row, None)
 
     def round(self) -> list[tuple[State, Tensor]]:
-        """One network call: the new state of every active sequence, and the log-probabilities of what was written."""
+        """One network call: new states of active sequences, and the log-probabilities of what was written."""
         states: list[tuple[State, Tensor]] = []
         while self.waiting and len(self.active) < self.batch_size:
             task = self.waiting.popleft()
@@ -114,20 +122,37 @@ class Desk:
                 self.active.append((task, course))
         if self.active:
             with torch.no_grad():
-                states += self._call()
+                states += self._call(self._turn())
+            for task, course in self.active:
+                if course.finished:
+                    self.saved.pop(task.row, None)
             self.active = [(task, course) for task, course in self.active if not course.finished]
         return states
 
-    def _call(self) -> list[tuple[State, Tensor]]:
-        looks = [course.look() for _, course in self.active]
-        wanted = [look if len(look) else course.due() for look, (_, course) in zip(looks, self.active, strict=True)]
-        rows = _Rows(self.model, self.active, wanted)
-        for (_, course), scores in zip(self.active, rows.scores(looks), strict=True):
+    def _turn(self) -> list[tuple[Task, Course]]:
+        """The sequences that go through the network in this round."""
+        if self.share is None:
+            return self.active
+        costs = [len(course.canvas) * (1 if task.guidance == 1 else 2) for task, course in self.active]
+        share, chosen = max(self.share, sorted(costs)[(len(costs) - 1) // 2]), []
+        for one, cost in zip(self.active, costs, strict=True):
+            row = one[0].row
+            self.saved[row] = min(self.saved.get(row, cost) + share, max(cost, share))  # a new one goes at once
+            if self.saved[row] >= cost:
+                self.saved[row] -= cost
+                chosen.append(one)
+        return chosen
+
+    def _call(self, active: list[tuple[Task, Course]]) -> list[tuple[State, Tensor]]:
+        looks = [course.look() for _, course in active]
+        wanted = [look if len(look) else course.due() for look, (_, course) in zip(looks, active, strict=True)]
+        rows = _Rows(self.model, active, wanted)
+        for (_, course), scores in zip(active, rows.scores(looks), strict=True):
             if scores is not None:
                 course.choose(scores)
-        due = [course.due() for _, course in self.active]
+        due = [course.due() for _, course in active]
         result = []
-        for (task, course), positions, written in zip(self.active, due, rows.written(due), strict=True):
+        for (task, course), positions, written in zip(active, due, rows.written(due), strict=True):
             step, t = course.step, course.t
             course.calls += 1 if task.guidance == 1 else 2
             places, tokens = course.write(positions, written.tokens)
@@ -139,6 +164,42 @@ class Desk:
             )  # fmt: skip
             result.append((state, written.log_probs))
         return result
+
+
+class Queue:
+    """Tasks of a model that has no desk: one after another, and a round is the time to the next state."""
+
+    def __init__(self, write: Callable[[Task], Iterator[State]]) -> None:
+        self.write = write
+        self.waiting: deque[Task] = deque()
+        self.active: list[tuple[Task, Iterator[State]]] = []
+
+    def add(self, task: Task) -> None:
+        """Queue a task; what the model cannot do is said now."""
+        self.write(task)  # nothing runs before its first state is asked for
+        self.waiting.append(task)
+
+    @property
+    def busy(self) -> bool:
+        """Whether anything is left to do."""
+        return bool(self.waiting or self.active)
+
+    def drop(self, row: int) -> None:
+        """Forget a sequence, wherever it is."""
+        self.waiting = deque(task for task in self.waiting if task.row != row)
+        self.active = [(task, states) for task, states in self.active if task.row != row]
+
+    def round(self) -> list[tuple[State, Tensor]]:
+        """The next state of the sequence that is under way."""
+        if not self.active and self.waiting:
+            task = self.waiting.popleft()
+            self.active = [(task, self.write(task))]
+        for task, states in self.active:
+            state = next(states)
+            if state.done:
+                self.drop(task.row)
+            return [(state, torch.empty(0, dtype=torch.float64))]
+        return []
 
 
 class _Rows:
@@ -164,7 +225,9 @@ class _Rows:
         self.slot = torch.zeros(len(active), z.shape[1], dtype=torch.int64)  # where a position is among those wanted
         for i, positions in enumerate(wanted):
             self.slot[i, positions] = torch.arange(len(positions))
-        self.hidden = _hidden(model, z, t, present, label, queries)
+        counts = [len(positions) for positions in wanted]
+        counts += [counts[i] for i in guided]
+        self.hidden = _hidden(model, z, t, present, label, queries, counts)
         self.at_once = max(1, LOGITS_AT_ONCE // model.vocab.size)
 
     def _chunks(self, wanted: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor, Segments]]:
@@ -264,22 +327,55 @@ class _Rows:
 
 
 def _hidden(
-    model: Denoiser, z: Tensor, t: Tensor, present: Tensor | None, label: Tensor | None, queries: Tensor
+    model: Denoiser,
+    z: Tensor,
+    t: Tensor,
+    present: Tensor | None,
+    label: Tensor | None,
+    queries: Tensor,
+    counts: Sequence[int],
 ) -> Tensor:
-    """One network call; on a CPU a few rows at a time, so that what is between two layers stays in its caches."""
+    """One network call; on a CPU a few rows at a time, so that what is between two layers stays in its caches.
+
+    There rows of like lengths go together, each part as wide as its longest row: padding costs as much as text.
+    """
     device = model.device
-    rows = max(1, TOKENS_AT_ONCE // z.shape[1]) if device.type == "cpu" else len(z)
-    parts = [
-        model.hidden(
-            z[i : i + rows].to(device),
-            t[i : i + rows],
-            None if present is None else present[i : i + rows],
-            None if label is None else label[i : i + rows],
-            queries[i : i + rows].to(device),
+    if device.type != "cpu":
+        return model.hidden(z.to(device), t, present, label, queries.to(device))
+    lengths = torch.full((len(z),), z.shape[1]) if present is None else present.sum(1)
+    order = torch.arange(len(z)) if present is None else lengths.argsort(stable=True)
+    hidden: Tensor | None = None
+    for rows in _parts(order.tolist(), lengths.tolist()):
+        width, looks = int(lengths[rows].max()), max(1, *(counts[i] for i in rows))
+        if len(rows) == len(z):
+            rows = list(range(len(z)))  # no copy, and no other order than without padding
+        here = slice(None) if len(rows) == len(z) else torch.tensor(rows)
+        there = None if present is None or (lengths[rows] == width).all() else present[here, :width]
+        part = model.hidden(
+            z[here, :width], t[here], there, None if label is None else label[here], queries[here, :looks]
         )
-        for i in range(0, len(z), rows)
-    ]
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
+        if len(rows) == len(z):
+            return part
+        if hidden is None:
+            hidden = part.new_zeros(len(z), queries.shape[1], part.shape[-1])
+        hidden[here, :looks] = part
+    assert hidden is not None
+    return hidden
+
+
+def _parts(order: Sequence[int], lengths: Sequence[int]) -> Iterator[list[int]]:
+    """Rows in this order, from the shortest on: a part has at most `TOKENS_AT_ONCE` tokens and `PADDING` of padding."""
+    rows: list[int] = []
+    padding = 0
+    for row in order:
+        more = len(rows) * (lengths[row] - lengths[rows[-1]]) if rows else 0
+        if rows and (padding + more > PADDING or (len(rows) + 1) * lengths[row] > TOKENS_AT_ONCE):
+            yield rows
+            rows, padding, more = [], 0, 0
+        rows.append(row)
+        padding += more
+    if rows:
+        yield rows
 
 
 def run(

@@ -1,0 +1,288 @@
+"""How fast is the server? Throughput and latency under 1 to 128 clients, a long request among short ones, memory.
+
+A network of about 5M random weights (6 x 256, bytes) is served by `unmask serve` in a process of its own; clients talk
+HTTP from this one. The same requests, of mixed lengths and steps, are also written by the library in one batch, and by
+a server that takes one sequence at a time. All of them in turns, --repeats times; ratios are of the same turn.
+
+    throughput   written tokens a second; latency of whole requests, p50 and p99
+    long         p50 of short requests of 8 clients, without and with one long request after the other beside them
+    memory       of the server after each tenth of many tiny requests
+
+Targets: with 32 clients 0.9 of the offline batch; the long request costs short ones at most a factor of 1.5; memory
+stays as it is.
+
+    python benchmarks/serve.py                                       a quarter of an hour on 2 cores
+    python benchmarks/serve.py --requests 16 --repeats 1 --tiny 200  a look
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import random
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import unmask
+from unmask import build
+from unmask.config import Config
+from unmask.data.tokenizers import bytes_tokenizer
+from unmask.lm import LM, Job
+from unmask.writing import Options
+
+NETWORKS = {"5m": (6, 256, 8), "toy": (1, 32, 2)}  # blocks, width, heads
+LENGTHS = (16, 24, 32, 48, 64, 96, 128, 192, 256)
+Body = dict[str, Any]
+
+
+def random_folder(folder: Path, name: str, length: int) -> Path:
+    """A saved model with random weights and a head that is not zero."""
+    blocks, width, heads = NETWORKS[name]
+    torch.manual_seed(0)
+    config = Config().override(
+        [f"model.n_blocks={blocks}", f"model.hidden_dim={width}", f"model.n_heads={heads}", "data.tokenizer=bytes",
+         f"data.length={length}", "train.ema=0"]
+    )  # fmt: skip
+    tokenizer = bytes_tokenizer()
+    model = build.model(config, tokenizer.vocab)
+    for key, weight in model.named_parameters():
+        if "adaLN" in key or "linear" in key:
+            torch.nn.init.normal_(weight, std=0.02)
+    return LM(model, tokenizer, config).save_pretrained(folder / name)
+
+
+def mixed(n: int, most: int, seed: int = 0) -> list[Body]:
+    """Requests of mixed lengths and steps."""
+    rng = random.Random(seed)
+    lengths = [length for length in LENGTHS if length <= most]
+    return [
+        {"prompt": "", "length": rng.choice(lengths), "steps": rng.choice((8, 16, 32)), "seed": i} for i in range(n)
+    ]
+
+
+def offline(lm: LM, bodies: Sequence[Body], batch: int) -> float:
+    """Seconds of the library for all requests in one batch that refills."""
+    jobs = [Job(lm.prompt_canvas("", body["length"]), Options(steps=body["steps"], seed=body["seed"]))
+            for body in bodies]  # fmt: skip
+    begun = time.perf_counter()
+    for _ in lm.run(jobs, batch_size=batch):
+        pass
+    return time.perf_counter() - begun
+
+
+# -- a client --------------------------------------------------------------------------------------------------------
+
+
+class Client:
+    """One connection that stays open."""
+
+    def __init__(self, port: int) -> None:
+        self.port = port
+        self.streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+
+    async def ask(self, method: str, path: str, body: Body | None = None) -> bytes:
+        if self.streams is None:
+            self.streams = await asyncio.open_connection("127.0.0.1", self.port)
+        reader, writer = self.streams
+        data = b"" if body is None else json.dumps(body).encode()
+        writer.write(
+            f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+            f"Content-Length: {len(data)}\r\n\r\n".encode() + data
+        )  # fmt: skip
+        head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
+        size = int(re.search(r"content-length: (\d+)", head)[1])  # type: ignore[index]
+        answer = await reader.readexactly(size)
+        assert head.startswith("http/1.1 200"), answer
+        return answer
+
+    def close(self) -> None:
+        if self.streams is not None:
+            self.streams[1].close()
+            self.streams = None
+
+
+@dataclass(frozen=True)
+class Run:
+    """What clients saw."""
+
+    seconds: float
+    tokens: int
+    latencies: list[float]
+
+    @property
+    def rate(self) -> float:
+        return self.tokens / self.seconds
+
+    def at(self, share: float) -> float:
+        ordered = sorted(self.latencies)
+        return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+
+
+async def load(port: int, bodies: Sequence[Body], clients: int) -> Run:
+    """All requests through so many clients, each with the next one as soon as it has its answer."""
+    left, latencies = list(reversed(bodies)), []
+
+    async def client() -> None:
+        own = Client(port)
+        while left:
+            body = left.pop()
+            begun = time.perf_counter()
+            await own.ask("POST", "/v1/infill", body)
+            latencies.append(time.perf_counter() - begun)
+        own.close()
+
+    begun = time.perf_counter()
+    await asyncio.gather(*(client() for _ in range(min(clients, len(bodies)))))
+    return Run(time.perf_counter() - begun, sum(body["length"] for body in bodies), latencies)
+
+
+async def beside(port: int, bodies: Sequence[Body], clients: int, long: Body) -> Run:
+    """The same, while one long request after the other is under way."""
+
+    async def forever() -> None:
+        own, seed = Client(port), 0
+        while True:
+            seed += 1
+            await own.ask("POST", "/v1/infill", {**long, "seed": seed})
+
+    other = asyncio.ensure_future(forever())
+    await asyncio.sleep(0.2)
+    found = await load(port, bodies, clients)
+    assert not other.done(), "the long request has failed"
+    other.cancel()
+    return found
+
+
+async def figure(port: int, name: str) -> float:
+    own = Client(port)
+    text = (await own.ask("GET", "/metrics")).decode()
+    own.close()
+    return sum(float(line.rpartition(" ")[2]) for line in text.splitlines() if line.startswith(name))
+
+
+@contextlib.contextmanager
+def serving(folder: Path, threads: int, *options: str) -> Iterator[int]:
+    """The port of a server in a process of its own."""
+    words = [sys.executable, "-m", "unmask", "serve", f"net={folder}", "--port", "0", "--device", "cpu", *options]
+    env = {**os.environ, "OMP_NUM_THREADS": str(threads)}
+    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True, env=env) as process:
+        assert process.stderr is not None
+        try:
+            line = process.stderr.readline()
+            assert line.startswith("serving"), line + process.stderr.read()
+            yield int(line.rpartition(":")[2].split()[0])
+        finally:
+            process.terminate()
+            process.communicate(timeout=60)
+
+
+# -- measurements ----------------------------------------------------------------------------------------------------
+
+
+def throughput(args: argparse.Namespace, lm: LM, port: int, single: int) -> dict[str, Any]:
+    """Every number of clients against the offline batch and the server of one at a time."""
+    bodies = mixed(args.requests, args.length)
+    runs: dict[str, list[tuple[float, Run | None]]] = {}
+    tokens = sum(body["length"] for body in bodies)
+    offline(lm, bodies[: args.batch], args.batch)  # warm up
+    asyncio.run(load(port, bodies[: args.batch], args.batch))
+    for _ in range(args.repeats):
+        runs.setdefault("offline", []).append((tokens / offline(lm, bodies, args.batch), None))
+        for clients in args.clients:
+            run = asyncio.run(load(port, bodies, clients))
+            runs.setdefault(str(clients), []).append((run.rate, run))
+        run = asyncio.run(load(single, bodies, args.batch))
+        runs.setdefault("one at a time", []).append((run.rate, run))
+    table = {}
+    for name, found in runs.items():
+        shares = [rate / base for (rate, _), (base, _) in zip(found, runs["offline"], strict=True)]
+        gains = [rate / base for (rate, _), (base, _) in zip(found, runs["one at a time"], strict=True)]
+        seen = [run for _, run in found if run is not None]
+        table[name] = {
+            "tokens_per_second": statistics.median(rate for rate, _ in found),
+            "of_offline": statistics.median(shares), "of_one_at_a_time": statistics.median(gains),
+            "p50": statistics.median(run.at(0.5) for run in seen) if seen else None,
+            "p99": statistics.median(run.at(0.99) for run in seen) if seen else None,
+        }  # fmt: skip
+    return table
+
+
+def long_among_short(args: argparse.Namespace, port: int) -> dict[str, float]:
+    """The p50 of short requests without and with a long one, in turns."""
+    short = [{"prompt": "", "length": min(32, args.length), "steps": 16, "seed": i} for i in range(args.requests)]
+    long = {"prompt": "", "length": args.length, "sampler": "first-hitting"}
+    alone, both = [], []
+    for _ in range(args.repeats):
+        alone.append(asyncio.run(load(port, short, 8)).at(0.5))
+        both.append(asyncio.run(beside(port, short, 8, long)).at(0.5))
+    ratio = statistics.median(b / a for a, b in zip(alone, both, strict=True))
+    return {"alone": statistics.median(alone), "beside": statistics.median(both), "ratio": ratio}
+
+
+def memory(args: argparse.Namespace, port: int) -> list[float]:
+    """Megabytes of the server after each tenth of the tiny requests."""
+    found = []
+    for tenth in range(10):
+        bodies = [{"prompt": "", "length": 4 + i % 5, "steps": 2, "seed": tenth * args.tiny + i}
+                  for i in range(args.tiny // 10)]  # fmt: skip
+        asyncio.run(load(port, bodies, 16))
+        found.append(asyncio.run(figure(port, "process_resident_memory_bytes")) / 1e6)
+    return found
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--network", choices=NETWORKS, default="5m")
+    parser.add_argument("--length", type=int, default=512, help="tokens of a row of the model, and of the long request")
+    parser.add_argument("--requests", type=int, default=128)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--clients", type=int, nargs="+", default=[1, 8, 32, 128])
+    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--tiny", type=int, default=10_000, help="tiny requests for the memory")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--json", help="write the figures to this file, too")
+    args = parser.parse_args(argv)
+    torch.set_num_threads(args.threads)
+    with tempfile.TemporaryDirectory() as place, contextlib.ExitStack() as stack:
+        folder = random_folder(Path(place), args.network, args.length)
+        lm = unmask.load(folder)
+        size = sum(weight.numel() for weight in lm.model.parameters())
+        print(f"{size / 1e6:.1f}M weights, {args.threads} threads, {args.requests} requests, {args.repeats} repeats")
+        port = stack.enter_context(serving(folder, args.threads, "--batch-size", str(args.batch)))
+        single = stack.enter_context(serving(folder, args.threads, "--batch-size", "1"))
+        table = throughput(args, lm, port, single)
+        fill = asyncio.run(figure(port, "unmask_batch_rows_sum")) / asyncio.run(figure(port, "unmask_batch_rows_count"))
+        long = long_among_short(args, port)
+        used = memory(args, port)
+    print(f"\n{'clients':>14} {'tokens/s':>9} {'of offline':>11} {'of one at a time':>17} {'p50 s':>8} {'p99 s':>8}")
+    for name, row in table.items():
+        late = "".join(f"{row[key]:9.3f}" if row[key] is not None else " " * 9 for key in ("p50", "p99"))
+        rates = f"{row['tokens_per_second']:9.0f} {row['of_offline']:11.2f} {row['of_one_at_a_time']:17.2f}"
+        print(f"{name:>14} {rates}{late}")
+    print(f"\nsequences a network call: {fill:.1f}")
+    print(f"p50 of short requests: {long['alone']:.3f} s alone, {long['beside']:.3f} s beside a long one, "
+          f"ratio {long['ratio']:.2f} (at most 1.5)")  # fmt: skip
+    growth = used[-1] - used[0]
+    print(f"memory after each tenth of {args.tiny} tiny requests, MB: " + " ".join(f"{mb:.0f}" for mb in used))
+    print(f"growth after the first tenth: {growth:.1f} MB")
+    if args.json:
+        result = {"throughput": table, "long": long, "memory_mb": used, "rows_per_call": fill, "weights": size}
+        Path(args.json).write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

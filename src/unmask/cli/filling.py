@@ -1,0 +1,86 @@
+"""`unmask fill`: a loop in the terminal that fills the gaps of what is typed."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+import typer
+
+from ..errors import UserError
+from .shared import Device, Model, Weights, Which, err_console
+
+PROMPT = "fill> "
+
+
+def fill(
+    model: Model,
+    n: Annotated[int, typer.Option("-n", help="Samples of each text.", min=1, max=64)] = 1,
+    steps: Annotated[int | None, typer.Option(help="T, the number of denoising steps.")] = None,
+    sampler: Annotated[str | None, typer.Option(help="As in unmask sample.")] = None,
+    temperature: Annotated[float, typer.Option(help="0 takes the most likely token.")] = 1.0,
+    top_p: Annotated[float | None, typer.Option(help="Only the most likely tokens that hold this much.")] = None,
+    seed: Annotated[int, typer.Option(help="Sample i has seed + i.")] = 0,
+    as_lines: Annotated[bool, typer.Option("--jsonl", help="One JSON line a sample.")] = False,
+    which: Which = "last",
+    weights: Weights = "ema",
+    device: Device = "auto",
+) -> None:
+    """Type a text with gaps, see it filled, again and again. Lines from a pipe work too; :help lists the commands."""
+    from ..commands import load_lm
+    from ..filling import Loop
+
+    given = {"steps": steps, "sampler": sampler, "top_p": top_p}
+    how = {name: value for name, value in given.items() if value is not None}
+    lm = load_lm(model, which, weights, device)
+    live = err_console if err_console.is_terminal else None
+    loop = Loop(lm, model, {"seed": seed, "temperature": temperature, **how}, n, live)
+    loop.check()
+    typed = sys.stdin.isatty()
+    if typed:
+        err_console.print(f"{model} fills gaps: {{{{3}}}} or ___ is one of 3 tokens. :help, :quit", markup=False)
+    wrong = False
+    for line in _lines(typed):
+        try:
+            samples = loop.line(line, lambda text: err_console.print(text, markup=False))
+        except UserError as error:
+            wrong = True
+            err_console.print("unmask:", *str(error).splitlines(), markup=False)
+            continue
+        except KeyboardInterrupt:  # this text only
+            err_console.print("stopped", markup=False)
+            continue
+        if samples is None:
+            break
+        if as_lines or not (live and sys.stdout.isatty()):  # on a terminal it has been seen
+            _print(samples, as_lines)
+    if wrong and not typed:
+        raise typer.Exit(2)
+
+
+def _print(samples: list[Any], as_lines: bool) -> None:
+    for sample in samples:
+        text = json.dumps(sample.as_dict(tokens=True), allow_nan=False) if as_lines else sample.text
+        sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+def _lines(typed: bool) -> Iterator[str]:
+    """What is typed, with a history where there is one; or the lines of a pipe."""
+    if not typed:
+        for line in sys.stdin:
+            yield line.rstrip("\r\n")
+        return
+    with contextlib.suppress(ImportError):
+        import readline  # noqa: F401  # input() then has a history and can be edited
+    while True:
+        try:
+            yield input(PROMPT)
+        except EOFError:
+            sys.stdout.write("\n")
+            return
+        except KeyboardInterrupt:
+            err_console.print(":quit or Ctrl-D ends", markup=False)

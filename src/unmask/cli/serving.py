@@ -1,0 +1,117 @@
+"""`unmask serve`: models over HTTP, with a page."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ..errors import UserError
+from .shared import Device, Weights, Which, err_console
+
+LOCAL = ("127.0.0.1", "localhost", "::1")
+
+
+def serve(
+    models: Annotated[
+        list[str], typer.Argument(help="Runs, folders, built-in models (tiny-en) or Hub ids; NAME=MODEL gives a name.")
+    ],
+    host: Annotated[str, typer.Option(help="Where to listen; 0.0.0.0 is everywhere.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="0 takes a free one.", min=0, max=65535)] = 8000,
+    api_key_file: Annotated[
+        str | None, typer.Option(help="A file that holds the key clients must send (or set UNMASK_API_KEY).")
+    ] = None,
+    cors: Annotated[list[str] | None, typer.Option(help="An origin whose pages may ask (may be repeated).")] = None,
+    allow_host: Annotated[
+        list[str] | None, typer.Option(help="A host name under which it may be reached (may be repeated).")
+    ] = None,
+    batch_size: Annotated[int, typer.Option(help="Sequences a network call.")] = 32,
+    max_queue: Annotated[int, typer.Option(help="Sequences that may wait; beyond that the answer is 429.")] = 256,
+    max_tokens: Annotated[int, typer.Option(help="Tokens of all requests at a time.")] = 262_144,
+    max_length: Annotated[int, typer.Option(help="Tokens of one sequence.")] = 4096,
+    max_steps: Annotated[int, typer.Option(help="Denoising steps of one sequence.")] = 4096,
+    max_n: Annotated[int, typer.Option(help="Samples of one request.")] = 64,
+    max_body: Annotated[int, typer.Option(help="Bytes of the body of a request.")] = 1_048_576,
+    timeout: Annotated[float, typer.Option(help="Seconds that a request may take.")] = 300.0,
+    grace: Annotated[float, typer.Option(help="Seconds that a stopping server gives to what runs.")] = 20.0,
+    log_requests: Annotated[bool, typer.Option("--log-requests", help="A line a request.")] = False,
+    log_prompts: Annotated[bool, typer.Option("--log-prompts", help="Also what is asked, with its text.")] = False,
+    which: Which = "last",
+    weights: Weights = "ema",
+    device: Device = "auto",
+) -> None:
+    """Serve models: a page to watch masks become words, and an API that OpenAI's clients can talk to."""
+    try:
+        from ..serve.app import LOOPBACK, make_app
+        from ..serve.engine import Engine
+        from ..serve.limits import Limits
+        from ..serve.server import bind
+        from ..serve.server import serve as run
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in ("starlette", "uvicorn", "h11", "anyio"):
+            raise
+        raise UserError("unmask serve needs starlette and uvicorn: pip install 'unmask[serve]'") from None
+    from ..commands import load_lm
+
+    limits = Limits(
+        batch=batch_size, queue=max_queue, tokens=max_tokens, length=max_length, steps=max_steps, n=max_n,
+        body=max_body, timeout=timeout, grace=grace,
+    )  # fmt: skip
+    key = _key(api_key_file)
+    if host not in LOCAL and key is None:
+        err_console.print(
+            f"unmask: {host} can be reached by others, and no API key is set; see --api-key-file", markup=False
+        )
+    sock = bind(host, port)  # before minutes of loading
+    with contextlib.closing(sock):
+        named = _names(models)
+        lms = {name: load_lm(path, which, weights, device) for name, path in named.items()}
+        logging.basicConfig(
+            level=logging.INFO if log_requests or log_prompts else logging.WARNING, format="%(asctime)s %(message)s"
+        )
+        engine = Engine(lms, limits)
+        hosts = None if host not in LOCAL and not allow_host else [*LOOPBACK, host, *(allow_host or [])]
+        app = make_app(engine, api_key=key, cors=cors or [], hosts=hosts, log_prompts=log_prompts)
+        shown = f"[{host}]" if ":" in host else host
+        address = f"http://{shown}:{sock.getsockname()[1]}"
+
+        def ready() -> None:
+            err_console.print(f"serving {', '.join(lms)} at {address} (Ctrl-C stops)", markup=False)
+
+        with contextlib.suppress(KeyboardInterrupt):
+            run(app, engine, sock, ready)
+
+
+def _names(models: list[str]) -> dict[str, str]:
+    """Names under which models are served: given, or the last part of the path, which tells nothing of the folder."""
+    found: dict[str, str] = {}
+    for model in models:
+        name, sep, path = model.partition("=")
+        if not sep or Path(model).exists():
+            name, path = Path(model.rstrip("/")).name if Path(model).exists() else model, model
+        if not name:
+            raise UserError(f"{model} has no name; give one as NAME={model}")
+        if name in found:
+            raise UserError(f"two models are called {name}; give another name to one of them, as NAME={path}")
+        found[name] = path
+    return found
+
+
+def _key(file: str | None) -> str | None:
+    """The API key: of a file, or of the environment; never of the command line, which others can read."""
+    if file is None:
+        key = os.environ.get("UNMASK_API_KEY")
+        if key is not None and not key.strip():
+            raise UserError("UNMASK_API_KEY is empty; set it to the key, or unset it")
+        return None if key is None else key.strip()
+    try:
+        key = Path(file).read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError):
+        raise UserError(f"cannot read the API key from {file}") from None
+    if not key:
+        raise UserError(f"{file} is empty; write the API key into it")
+    return key

@@ -1,0 +1,271 @@
+// A canvas of tokens on a page, the card of a token, the timeline, the legend: what the replay and the live page share.
+"use strict";
+
+const make = (tag, className, ...children) => {
+  const element = document.createElement(tag);
+  if (className) element.className = className;
+  element.append(...children);
+  return element;
+};
+const percent = (p) => (p >= 0.9995 ? "100 %" : p >= 0.0995 ? `${(100 * p).toFixed(0)} %` : `${(100 * p).toPrecision(2)} %`);
+const plural = (n, word) => `${n.toLocaleString("en")} ${word}${n === 1 ? "" : "s"}`;
+const SVG = "http://www.w3.org/2000/svg";
+const SPELLED = { space: "s", tab: "t", line: "n", code: "u" };
+const BLANK = "\u2003\u2002\u200b"; // a line may break after a mask
+
+// A piece of text as nodes: what cannot be seen is made visible.
+const spellPiece = (piece) => visible(piece).map(([kind, text]) => (kind === "text" ? text : make("i", SPELLED[kind], text)));
+
+// What a step did, in words: the first part is the most important.
+function sentenceOf(player) {
+  const at = player.at(), event = player.events[at - 1];
+  const left = player.left[at], all = plural(player.length[at], "token");
+  if (!event) return ["start", `${all}, ${plural(left, "mask")}`];
+  const time = event.t === null || event.t === undefined ? [] : [`t = ${event.t.toFixed(3)}`];
+  return [`step ${event.step + 1}`, ...time, plural(event.calls, "call"), left ? `${plural(left, "mask")} left` : "all written"];
+}
+
+// Moving in time touches only the tokens that differ. `words`: {mask, special: Set of ids, piece(id), name(id)?};
+// name gives a class of its own to a token (the bases of DNA).
+function makeBoard(canvas, words) {
+  const board = {};
+  let player = null, total = () => 0;
+  let tokens = [], shown = []; // elements, and the token whose text each of them holds
+  let fresh = []; // positions of the last event
+  let settled = true; // masks are as wide as what will stand there; a live canvas does not know that yet
+
+  const spell = (id) => (words.special.has(id) ? [make("i", "u", words.piece(id))] : spellPiece(words.piece(id)));
+
+  // A mask keeps the room of the token that will stand there in the end: nothing jumps while one reads.
+  function write(p) {
+    const element = tokens[p], id = player.token(p), masked = id === words.mask;
+    const wanted = !masked ? id : settled ? player.finally(p) : words.mask;
+    if (shown[p] !== wanted) {
+      element.firstChild.replaceChildren(...(wanted === words.mask ? [BLANK] : spell(wanted)));
+      shown[p] = wanted;
+    }
+    let name = "k";
+    if (!player.exists(p)) name += " x";
+    else if (masked) name += " m";
+    else if (player.given(p)) name += " g";
+    else {
+      const change = player.change(p);
+      if (change) name += ` o${orderBin(change.event, Math.max(total(), player.events.length))} c${confidenceBin(change.prob)}`;
+    }
+    if (!masked && words.name) name += words.name(id);
+    element.className = name;
+  }
+
+  // New positions of a canvas that grew while it is written.
+  function grow() {
+    const added = document.createDocumentFragment();
+    for (let p = tokens.length; p < player.size; p++) {
+      const element = make("span", "k", make("span"));
+      element.p = p;
+      element.board = board;
+      tokens.push(element);
+      write(p);
+      added.append(element);
+    }
+    if (added.firstChild) canvas.append(added);
+  }
+
+  // How far a token is written: `expected` events are still to come in all, `known` says whether the end is known.
+  function open(own, expected = () => 0, known = true) {
+    player = own; total = expected; settled = known;
+    fresh = []; shown = []; tokens = [];
+    canvas.replaceChildren();
+    grow();
+    if (tokens.length) tokens[0].tabIndex = 0;
+    letters();
+  }
+
+  function letters() {
+    const sizes = tokens.map((_, p) => (words.special.has(player.finally(p)) ? 0 : words.piece(player.finally(p)).replace(/⟨[^⟩]*⟩/g, "x").length)).filter(Boolean);
+    if (sizes.length) canvas.classList.toggle("letters", sizes.reduce((a, b) => a + b, 0) / sizes.length < 1.2);
+  }
+
+  function show(k, lively) {
+    grow();
+    const touched = player.seek(k);
+    for (const p of fresh) write(p);
+    for (const p of touched) write(p);
+    const at = player.at();
+    fresh = at ? player.changed(at - 1) : [];
+    if (at < player.events.length || lively) for (const p of fresh) tokens[p].classList.add("f");
+  }
+
+  // All is known: masks take the room of what will be there.
+  function settle() {
+    if (settled || !player) return;
+    settled = true;
+    grow();
+    tokens.forEach((_, p) => write(p));
+    letters();
+  }
+
+  function bar(id, prob, chosen) {
+    const row = make("li", chosen ? "chosen" : "", make("span", "word", ...spell(id)), make("span", "bar"), make("span", "number", percent(prob)));
+    row.children[1].style.setProperty("--p", prob);
+    return row;
+  }
+
+  function facts(p) {
+    const change = player.change(p), id = player.token(p), n = player.events.length;
+    const rows = [], history = player.history(p);
+    if (id !== words.mask && change) {
+      const event = player.events[change.event];
+      rows.push(["step", event.step + 1], ["order", `${change.event + 1} of ${n}`]);
+      if (event.t !== null && event.t !== undefined) rows.push(["time t", event.t.toFixed(3)]);
+    } else if (id === words.mask && settled) {
+      const next = history.find((later) => later.event >= player.at() && later.token !== words.mask);
+      if (next) rows.push(["comes in step", player.events[next.event].step + 1]);
+    }
+    rows.push(["position", `${p + 1} of ${player.length[player.at()]}`]);
+    const again = history.filter((past) => past.token === words.mask && past.event < player.at()).length;
+    if (again) rows.push(["masked again", again === 1 ? "once" : `${again} times`]);
+    return rows;
+  }
+
+  // What the card of a token says.
+  function fill(card, p) {
+    const id = player.token(p), change = player.change(p), masked = id === words.mask;
+    const kind = masked ? "mask" : player.given(p) ? "given" : change ? percent(change.prob) : "given";
+    const head = make("p", "head", make("span", masked ? "word blank" : "word", ...(masked ? ["\u2003\u2003"] : spell(id))), make("b", "", kind));
+    const list = make("ul");
+    if (change && !masked) {
+      const rows = [...(change.tops ?? [])].sort((a, b) => b[1] - a[1]);
+      if (!rows.some(([other]) => other === id)) rows.push([id, change.prob]);
+      for (const [other, prob] of rows) list.append(bar(other, prob, other === id));
+    }
+    const table = make("p", "facts", ...facts(p).map(([name, value]) => make("span", "", `${name} `, make("b", "", value))));
+    card.replaceChildren(head, ...(list.children.length ? [list] : []), table);
+  }
+
+  function describe(p) {
+    const id = player.token(p);
+    const kind = player.given(p) ? ["given"] : player.change(p) && id !== words.mask ? [`probability ${percent(player.change(p).prob)}`] : [];
+    return [id === words.mask ? "mask" : JSON.stringify(words.piece(id)), ...kind, ...facts(p).map((row) => row.join(" "))].join(", ");
+  }
+
+  return Object.assign(board, {
+    canvas, open, show, settle, fill, describe,
+    get player() { return player; },
+    element: (p) => tokens[p],
+    exists: (p) => p >= 0 && p < tokens.length && player.exists(p),
+    count: () => player.length[player.at()],
+  });
+}
+
+// -- the card that follows the pointer, a tap or the focus; `area` holds the canvases, `floor` is what it must not cover --
+
+function makeCard(card, area, floor, say) {
+  let pointed = null, pinned = null, lit = null; // tokens (elements)
+
+  const tokenAt = (event) => event.target.closest?.(".k[class]") ?? null;
+  const own = (element) => (element?.board && area.contains(element) ? element : null);
+  function point() {
+    const element = [pointed, pinned].find((one) => one && one.isConnected && one.board.exists(one.p)) ?? null;
+    lit?.classList.remove("a");
+    lit = element;
+    card.hidden = !element;
+    if (!element) return;
+    element.classList.add("a");
+    element.board.fill(card, element.p);
+    const box = element.getClientRects()[0] ?? element.getBoundingClientRect();
+    const { offsetWidth: width, offsetHeight: height } = card;
+    const top = floor.getBoundingClientRect().top, bottom = floor.hidden || !top ? innerHeight : top, below = box.bottom + 8;
+    const up = below + height < bottom || box.top - 8 - height < 0 ? below : box.top - 8 - height;
+    card.style.left = `${Math.max(8, Math.min(innerWidth - width - 8, box.left + box.width / 2 - width / 2))}px`;
+    card.style.top = `${Math.max(8, Math.min(up, bottom - height - 8))}px`;
+  }
+  const clear = () => { pointed = pinned = null; point(); };
+
+  area.addEventListener("pointerover", (event) => { if (event.pointerType === "mouse") { pointed = event.buttons ? null : own(tokenAt(event)); point(); } });
+  area.addEventListener("pointerleave", () => { pointed = null; point(); });
+  area.addEventListener("mousedown", (event) => { if (own(tokenAt(event)) && event.detail > 1) event.preventDefault(); });
+  document.addEventListener("click", (event) => {
+    if (card.contains(event.target) || floor.contains(event.target)) return;
+    if (getSelection()?.isCollapsed === false) return; // the end of a selection, not a click
+    const element = own(tokenAt(event));
+    pinned = element === pinned ? null : element;
+    point();
+  });
+  addEventListener("scroll", point, { passive: true });
+  addEventListener("resize", point);
+  area.addEventListener("focusin", (event) => {
+    const element = own(tokenAt(event));
+    if (!element || !event.target.matches(":focus-visible")) return;
+    pointed = element;
+    point();
+    say(element.board.describe(element.p));
+  });
+  area.addEventListener("focusout", () => { pointed = null; point(); });
+
+  // Arrow keys walk from token to token while one of them has the focus; Escape leaves.
+  function walk(event) {
+    const element = own(document.activeElement?.closest?.(".k"));
+    const steps = { ArrowLeft: -1, ArrowRight: 1, Home: -Infinity, End: Infinity };
+    if (!element || !(event.key in steps)) return false;
+    const board = element.board, p = Math.max(0, Math.min(board.count() - 1, element.p + steps[event.key]));
+    for (const other of board.canvas.querySelectorAll("[tabindex]")) other.removeAttribute("tabindex");
+    board.element(p).tabIndex = 0;
+    board.element(p).focus();
+    return true;
+  }
+  function leave() {
+    if (area.contains(document.activeElement)) document.activeElement.blur();
+    clear();
+  }
+  return { point, clear, walk, leave, shown: () => lit };
+}
+
+// -- the timeline: masks left after each event, in the colours of the tokens ----------------------------------------------
+
+function makeChart(chart) {
+  let columns = 0, n = 0;
+  function draw(player, events = player.events.length) {
+    const most = Math.max(1, ...player.left);
+    n = events;
+    columns = Math.min(n, 240);
+    const bars = document.createElementNS(SVG, "g");
+    for (let i = 0; i < columns; i++) {
+      const k = Math.floor((i * n) / columns), bar = document.createElementNS(SVG, "rect");
+      if (k >= player.events.length) break;
+      const height = Math.max(0.02, player.left[k] / most);
+      for (const [name, value] of Object.entries({ x: i, y: 1 - height, width: columns > 120 ? 1 : 0.86, height }))
+        bar.setAttribute(name, value);
+      const sure = player.confidence(k);
+      bar.setAttribute("class", `o${orderBin(k, n)}${sure === null ? "" : ` c${confidenceBin(sure)}`}`);
+      bars.append(bar);
+    }
+    const past = bars.cloneNode(true), clip = document.createElementNS(SVG, "clipPath");
+    const window = document.createElementNS(SVG, "rect");
+    for (const [name, value] of Object.entries({ x: 0, y: 0, width: 0, height: 1 })) window.setAttribute(name, value);
+    clip.id = "past";
+    clip.append(window);
+    bars.setAttribute("class", "future");
+    past.setAttribute("clip-path", "url(#past)");
+    chart.setAttribute("viewBox", `0 0 ${Math.max(1, columns)} 1`);
+    chart.replaceChildren(bars, past, clip);
+  }
+  const at = (k) => chart.lastChild?.firstChild?.setAttribute("width", columns ? (k / Math.max(1, n)) * columns : 0);
+  return { draw, at };
+}
+
+// -- the wordmark is uncovered as the text is; what the colours mean -------------------------------------------------------
+
+function uncover(written) {
+  document.querySelectorAll(".mark b").forEach((letter, i) => letter.classList.toggle("m", written < (i + 1) / 4));
+}
+
+const ENDS = { order: ["first", "last"], confidence: ["unsure", "sure"] };
+function legendOf(view) {
+  const keys = [make("span", "k m", make("span", "", "\u2003")), make("span", "k g", make("span", "", "given"))];
+  const parts = [make("span", "item", keys[0], "mask"), make("span", "item", keys[1])];
+  if (view in ENDS) {
+    const scale = Array.from({ length: 6 }, (_, i) => make("span", `k o${i} c${i}`, make("span", "", "\u2002\u2002")));
+    parts.push(make("span", "item scale", ENDS[view][0], ...scale, ENDS[view][1]));
+  }
+  return parts;
+}

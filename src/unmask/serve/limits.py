@@ -1,0 +1,58 @@
+"""What one request, and all requests together, may ask for; and how a request is refused."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from ..errors import UserError
+
+
+class Refusal(Exception):
+    """An answer that is no result: a status, one sentence, and what OpenAI's clients know errors by."""
+
+    def __init__(
+        self, status: int, message: str, kind: str = "invalid_request_error", param: str | None = None,
+        code: str | None = None, retry_after: int | None = None, allow: str | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(message)
+        self.status, self.message, self.kind, self.param, self.code = status, message, kind, param, code
+        self.retry_after, self.allow = retry_after, allow
+
+    def body(self) -> dict[str, object]:
+        """As JSON."""
+        error = {"message": one_sentence(self.message), "type": self.kind, "param": self.param, "code": self.code}
+        return {"error": error}
+
+
+def one_sentence(text: str, most: int = 400) -> str:
+    """A message on one line and not too long: it may quote what somebody sent."""
+    line = " ".join(text.split()).encode("utf-8", "replace").decode()
+    return line if len(line) <= most else line[: most - 1] + "…"
+
+
+@dataclass(frozen=True)
+class Limits:
+    """All limits of a server."""
+
+    batch: int = 32  # sequences a network call
+    queue: int = 256  # sequences that wait, of all requests together
+    tokens: int = 262_144  # of all sequences that wait or are under way
+    length: int = 4096  # tokens of one sequence
+    steps: int = 4096
+    n: int = 64  # samples of one request
+    texts: int = 64  # texts of one score
+    body: int = 1_048_576  # bytes
+    header: int = 32_768  # bytes of all header lines of a request
+    timeout: float = 300.0  # seconds from a request to its last token
+    read_timeout: float = 10.0  # seconds for the header lines, and again for the body
+    grace: float = 20.0  # seconds that a stopping server gives to what runs
+    connections: int = 1024  # at a time
+    buffer: int = 256  # events that wait for a slow reader before they are merged
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value, least = getattr(self, field.name), 0 if field.name in ("queue", "grace") else 1
+            if field.type == "float" and field.name != "grace":
+                least = 0.01  # type: ignore[assignment]
+            if not least <= value < 2**40:
+                raise UserError(f"the limit {field.name}={value} must be at least {least}")

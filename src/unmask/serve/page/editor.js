@@ -1,0 +1,100 @@
+// The infill editor: a text area whose gaps, {{3}}, are drawn as masks by a copy of the text behind it.
+
+const GAP = /\{\{\s*(\d+)\s*(?:-\s*(\d+)\s*)?\}\}/g;
+export const hasGap = (text) => text.search(GAP) >= 0;
+
+// How many tokens a piece of text may be: letters of DNA and bytes are counted, words are guessed.
+export function tokensIn(text, kind) {
+  if (kind === "dna") return Math.max(1, text.replace(/\s/g, "").length);
+  if (kind === "bytes") return Math.max(1, new TextEncoder().encode(text.trim()).length);
+  if (kind === "chars") return Math.max(1, [...text.trim()].length);
+  const words = text.match(/[\p{L}\p{M}\p{N}]+|[^\s\p{L}\p{M}\p{N}]/gu) ?? [];
+  return Math.max(1, words.reduce((sum, word) => sum + Math.max(1, Math.round(word.length / 7)), 0));
+}
+
+// The selection, widened to whole words and without the spaces around it; without one, the word at the cursor.
+export function wordsAt(text, start, end, letters) {
+  if (letters) return start < end ? [start, end] : [Math.max(0, start - 1), start];
+  const word = (c) => c !== undefined && /[\p{L}\p{M}\p{N}'’]/u.test(c);
+  if (start < end) while (start < end && /\s/.test(text[start])) start++;
+  if (start < end) while (start < end && /\s/.test(text[end - 1])) end--;
+  while (start > 0 && word(text[start - 1]) && (word(text[start]) || start === end)) start--;
+  while (end < text.length && word(text[end]) && (end === start || word(text[end - 1]))) end++;
+  return [start, end];
+}
+
+// The gap around the cursor: [start, end, low, high], or null.
+export function gapAt(text, at) {
+  for (const found of text.matchAll(GAP)) {
+    const end = found.index + found[0].length;
+    if (found.index <= at && at <= end) return [found.index, end, Number(found[1]), found[2] && Number(found[2])];
+  }
+  return null;
+}
+
+export function makeEditor(area, backdrop, { kind, say, changed }) {
+  // Through the browser's own editing, so that undo works.
+  function replace(start, end, text) {
+    area.focus();
+    area.setSelectionRange(start, end);
+    if (!document.execCommand?.("insertText", false, text)) area.setRangeText(text, start, end, "end");
+    draw();
+    changed();
+  }
+
+  function gap() {
+    const { value, selectionStart: from, selectionEnd: to } = area;
+    if (from === to && gapAt(value, from)) return;
+    const letters = ["dna", "bytes", "chars"].includes(kind());
+    const [start, end] = wordsAt(value, from, to, letters && from < to);
+    const chosen = value.slice(start, end);
+    if (!chosen.trim() && from === to && value.trim()) {
+      replace(from, to, "{{3}}");
+      return say("a gap of 3 tokens");
+    }
+    if (!chosen) return say("select words first");
+    const inside = [...chosen.matchAll(GAP)].reduce((sum, found) => sum + Number(found[2] ?? found[1]), 0);
+    const plain = chosen.replace(GAP, " ");
+    const n = inside + (plain.trim() ? tokensIn(plain, kind()) : 0);
+    replace(start, end, `{{${n}}}`);
+    say(`gap of ${n} token${n === 1 ? "" : "s"} instead of ${chosen}`);
+  }
+
+  function resize(by) {
+    const found = gapAt(area.value, area.selectionStart);
+    if (!found) return false;
+    const [start, end, low, high] = found, size = Math.max(1, (high ?? low) + by);
+    const text = high === undefined ? `{{${size}}}` : `{{${Math.min(low, size)}-${size}}}`;
+    replace(start, end, text);
+    area.setSelectionRange(start + 2, start + text.length - 2);
+    say(text.slice(2, -2) + " tokens");
+    return true;
+  }
+
+  function draw() {
+    const nodes = [];
+    let last = 0;
+    for (const found of area.value.matchAll(GAP)) {
+      nodes.push(area.value.slice(last, found.index), make("mark", "gap", make("i", "", "{{"), make("b", "", found[0].slice(2, -2)), make("i", "", "}}")));
+      last = found.index + found[0].length;
+    }
+    backdrop.replaceChildren(...nodes, area.value.slice(last) + "\u200b");
+    fit(area);
+    backdrop.scrollTop = area.scrollTop;
+  }
+
+  area.addEventListener("input", () => { draw(); changed(); });
+  area.addEventListener("scroll", () => { backdrop.scrollTop = area.scrollTop; });
+  area.addEventListener("keydown", (event) => {
+    const m = event.code === "KeyM" || event.key.toLowerCase() === "m";
+    if (m && (event.ctrlKey || event.altKey) && !event.shiftKey) { event.preventDefault(); gap(); }
+    if (event.altKey && ["ArrowUp", "ArrowDown"].includes(event.key) && resize(event.key === "ArrowUp" ? 1 : -1)) event.preventDefault();
+  });
+  return { gap, draw, set: (text) => { area.value = text; draw(); changed(); } };
+}
+
+// As high as its text.
+export function fit(area) {
+  area.style.height = "auto";
+  if (area.scrollHeight) area.style.height = `${Math.min(320, area.scrollHeight + 2)}px`;
+}

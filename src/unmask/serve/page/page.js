@@ -1,0 +1,361 @@
+// The live page: a form, a stage, a player. Everything that a model wrote enters the page as text, never as HTML.
+import { fit, hasGap, makeEditor } from "./editor.js";
+import { fillShell, save, traceOf } from "./export.js";
+import { readScore, showScore } from "./score.js";
+import { fromHash, Side, toHash } from "./settings.js";
+import { Run, Stage } from "./stage.js";
+import { getJson, postEvents, postJson, useKey } from "./stream.js";
+
+const $ = (id) => document.getElementById(id);
+const say = (text) => { $("live").textContent = text; };
+const chosen = (name) => document.querySelector(`[name=${name}]:checked`).value;
+const TOPS = 5;
+const FIELD = { write: "prompt", fill: "gaps", score: "scored" };
+const VERB = { write: "Write", fill: "Fill", score: "Score" };
+
+let models = [], sides = [], stopper = null, generation = 0;
+
+const card = makeCard($("card"), $("main"), $("player"), say);
+const stage = new Stage($("stage"), {
+  card, say, uncover,
+  chart: makeChart($("chart")),
+  place: (...how) => transport.place(...how),
+});
+const transport = makeTransport({
+  say, ready: () => stage.ready() && !$("player").hidden, at: stage.at, count: stage.count, growing: stage.growing, show: stage.show, rate: stage.rate,
+  sentence: stage.sentence, leave: () => { card.leave(); hideRewrite(); },
+  keys: (event) => card.walk(event) || rewriteKey(event),
+});
+const editor = makeEditor($("gaps"), $("backdrop"), { kind: () => sides[0]?.facts.kind, say, changed: () => {} });
+
+// -- modes and views ----------------------------------------------------------------------------------------------------
+
+function mode(name) {
+  document.body.dataset.mode = name;
+  document.querySelector(`[name=mode][value=${name}]`).checked = true;
+  for (const box of document.querySelectorAll("[data-for]")) box.hidden = box.dataset.for !== name;
+  $("run").firstElementChild.textContent = VERB[name];
+  const scoring = name === "score";
+  $("scores").hidden = !scoring;
+  $("stage").hidden = $("views").hidden = $("compareBox").hidden = $("dice").hidden = scoring;
+  $("legend").hidden = scoring;
+  if (scoring) uncover(1);
+  $("player").hidden = scoring || !stage.ready();
+  $("keep").hidden = scoring ? true : !stage.ready();
+  for (const side of sides) side.box.classList.toggle("filling", name === "fill");
+  $("sides").classList.toggle("scoring", scoring);
+  if (name === "fill") editor.draw();
+  for (const area of document.querySelectorAll("textarea")) if (area.offsetParent) fit(area);
+  card.clear();
+  examples();
+}
+
+function view(name) {
+  document.body.dataset.view = name;
+  document.querySelector(`[name=view][value=${name}]`).checked = true;
+  const parts = legendOf(name);
+  if (name === "bases") parts.push(...[..."ACGT"].map((base) => make("span", `k b${base}`, base)));
+  $("legend").replaceChildren(...parts);
+}
+
+function compare(on) {
+  $("compare").checked = on;
+  sides[1].box.hidden = !on;
+  $("sides").classList.toggle("two", on);
+}
+
+const active = () => ($("compare").checked ? sides : sides.slice(0, 1));
+
+// -- running --------------------------------------------------------------------------------------------------------------
+
+function fail(error) {
+  $("error").hidden = !error;
+  $("error").textContent = error ? error.message ?? String(error) : "";
+  if (error?.status === 401) { $("keyBox").hidden = false; $("settings").open = true; $("key").focus(); }
+}
+
+function busy(on) {
+  $("halt").hidden = !on;
+  document.body.classList.toggle("busy", on);
+}
+
+function content() {
+  if (chosen("mode") === "fill") return { text: $("gaps").value };
+  const body = {};
+  if ($("prompt").value) body.prompt = $("prompt").value;
+  if ($("suffix").value) body.suffix = $("suffix").value;
+  return body;
+}
+
+async function run() {
+  fail(null);
+  hideRewrite();
+  if (!sides.length) return begin();
+  if (!active().every((side) => side.valid())) return;
+  if (chosen("mode") === "score") return score();
+  if (chosen("mode") === "fill" && !hasGap($("gaps").value)) {
+    $("gaps").focus();
+    return fail("There is no gap yet: select words and press Ctrl+M, or write {{3}}.");
+  }
+  stopper?.abort();
+  const stop = (stopper = new AbortController()), own = ++generation;
+  const what = content(), n = Number(sides[0].inputs.n.value) || 1;
+  const runs = active().map((side) => {
+    const body = { ...side.request(), n, ...what, tops: TOPS };
+    if (what.text !== undefined) delete body.length; // the text and its gaps say how long it is
+    const { tops, ...protocol } = body;
+    const label = $("compare").checked ? side.name : "";
+    return Object.assign(new Run(label, side.summary(), protocol, { dna: side.dna, n }), { request: body });
+  });
+  if (sides.some((side) => side.dna) !== !$("basesBox").hidden) offerBases();
+  history.replaceState(null, "", link());
+  stage.open(runs);
+  $("player").hidden = false;
+  $("keep").hidden = false;
+  busy(true);
+  say("writing");
+  const results = await Promise.allSettled(runs.map((one) => stream(one, stop, own)));
+  if (own !== generation) return;
+  busy(false);
+  const wrong = results.find((result) => result.status === "rejected" && result.reason.name !== "AbortError");
+  if (wrong) fail(wrong.reason);
+  if (!stage.ready()) { $("player").hidden = $("keep").hidden = true; if (wrong) stage.open([]); return; }
+  stage.changed();
+  if (stage.at() < 0.15 * stage.count() || stage.at() >= stage.count()) stage.settle();
+  if (!wrong) say(`done, ${stage.sequences.map(({ text }) => text).join(" — ").slice(0, 400)}`);
+}
+
+// The first canvas is there: on a small screen it is brought into view.
+function begun() {
+  transport.play();
+  if ($("stage").getBoundingClientRect().top > 0.6 * innerHeight) document.querySelector(".look").scrollIntoView({ block: "start" });
+}
+
+async function stream(one, stop, own) {
+  try {
+    await postEvents("/v1/diffusion", one.request, (event, data) => {
+      if (own !== generation) return;
+      if (event === "start") {
+        one.start(data, data.steps ?? one.request.steps);
+        if (!transport.playing()) begun();
+      } else if (event === "step") one.step(data);
+      else if (event === "done") one.done(data);
+      stage.changed();
+    }, stop.signal);
+    one.finish();
+  } catch (error) {
+    one.finish(error.name === "AbortError" ? "stopped" : "failed");
+    throw error;
+  }
+}
+
+async function score() {
+  const text = $("scored").value;
+  if (!text.trim()) { $("scored").focus(); return fail("Paste a text to score first."); }
+  stopper?.abort();
+  stopper = new AbortController();
+  busy(true);
+  history.replaceState(null, "", link());
+  try {
+    const side = sides[0], found = readScore(await postJson("/v1/score", { model: side.model?.id, text }, stopper.signal));
+    showScore($("scores"), found, { dna: side.dna }, side.facts.usual_sampler === "left-to-right");
+    say(`perplexity ${Math.exp(found.nats / Math.max(1, found.count)).toFixed(2)}, ${plural(found.count, "token")}`);
+  } catch (error) {
+    if (error.name !== "AbortError") fail(error);
+  } finally {
+    busy(false);
+  }
+}
+
+// -- rewriting a part of what was written -----------------------------------------------------------------------------------
+
+let part = null; // {sequence, run, from, to}
+
+function selectedPart() {
+  const selection = getSelection();
+  if (!selection || selection.isCollapsed || !selection.rangeCount) return null;
+  const ends = [selection.anchorNode, selection.focusNode].map((node) => (node.nodeType === 1 ? node : node.parentElement)?.closest(".k"));
+  if (!ends[0]?.board || ends[0].board !== ends[1]?.board) return null;
+  return partOf(ends[0].board, Math.min(ends[0].p, ends[1].p), Math.max(ends[0].p, ends[1].p));
+}
+
+function partOf(board, from, to) {
+  for (const one of stage.runs) {
+    const sequence = one.sequences.find((each) => each?.board === board);
+    if (sequence?.done) return { run: one, sequence, from, to };
+  }
+  return null;
+}
+
+function offerRewrite() {
+  part = selectedPart();
+  const button = $("rewrite");
+  button.hidden = !part;
+  if (!part) return;
+  button.textContent = `Rewrite ${plural(part.to - part.from + 1, "token")}`;
+  const box = getSelection().getRangeAt(0).getBoundingClientRect();
+  button.style.left = `${Math.max(8, Math.min(innerWidth - button.offsetWidth - 8, box.left + box.width / 2 - button.offsetWidth / 2))}px`;
+  button.style.top = `${Math.max(8, box.top - button.offsetHeight - 8)}px`;
+}
+const hideRewrite = () => { $("rewrite").hidden = true; part = null; };
+
+// The text with a gap where the tokens were: pieces are pasted as they are, the ends of texts are left out.
+function rewrite({ run: one, sequence, from, to }) {
+  const { words } = one, { player } = sequence;
+  const piece = (p) => { const id = player.finally(p); return words.special.has(id) ? "" : words.piece(id); };
+  const join = (start, end) => Array.from({ length: Math.max(0, end - start) }, (_, i) => piece(start + i)).join("");
+  const before = join(0, from), after = join(to + 1, player.size);
+  getSelection()?.removeAllRanges();
+  hideRewrite();
+  mode("fill");
+  editor.set(`${before}{{${to - from + 1}}}${after}`.trimStart());
+  sides[0].inputs.seed.value = Number(sides[0].inputs.seed.value) + 1;
+  run();
+}
+
+function rewriteKey(event) {
+  const token = card.shown();
+  if (event.key !== "r" || !token || event.target.matches("textarea, input, select")) return false;
+  const found = partOf(token.board, token.p, token.p);
+  if (found) rewrite(found);
+  return Boolean(found);
+}
+
+// -- links, files, examples ---------------------------------------------------------------------------------------------------
+
+function link() {
+  const name = chosen("mode"), texts = name === "write" ? { text: $("prompt").value, suffix: $("suffix").value } : { text: $(FIELD[name]).value };
+  return toHash({ mode: name, texts, a: sides[0].values(), b: $("compare").checked ? sides[1].values() : null, view: chosen("view") });
+}
+
+function follow(hash) {
+  const { a, b, rest, empty } = fromHash(hash);
+  if (empty) return;
+  const name = rest.mode in FIELD ? rest.mode : "write";
+  sides[0].set(a);
+  sides[1].set(b);
+  compare(rest.compare === "1");
+  offerBases();
+  if (rest.text !== undefined) $(FIELD[name]).value = rest.text;
+  if (rest.suffix) { $("suffix").value = rest.suffix; $("suffix").closest("details").open = true; }
+  if ([...document.querySelectorAll("[name=view]")].some((radio) => radio.value === rest.view)) view(rest.view);
+  mode(name);
+}
+
+async function copy(text, button) {
+  const said = button.textContent;
+  try {
+    await navigator.clipboard.writeText(text);
+    button.textContent = "Copied";
+  } catch { // without https the clipboard is closed
+    const area = make("textarea", "away", text);
+    document.body.append(area);
+    area.select();
+    button.textContent = document.execCommand("copy") ? "Copied" : "Not allowed here";
+    area.remove();
+    button.focus();
+  }
+  say(button.textContent);
+  setTimeout(() => { button.textContent = said; }, 1500);
+}
+
+const TRY = [
+  { on: ["text"], name: "From nothing", mode: "write", prompt: "" },
+  { on: ["text"], name: "Fill a story", mode: "fill", gaps: 'One day, a little girl named {{1}} went to the {{1}}. She saw a {{2}} and wanted to {{3}}. Her {{1}} said, "{{6}}." The {{1}} was very {{1}}.', set: { temperature: "0.6", seed: "3" } },
+  { on: ["text"], name: "8 against 64 steps", mode: "write", prompt: "Once upon a time, there was", set: { steps: "8", temperature: "0.8" }, b: { steps: "64" } },
+  { on: ["text"], name: "Against left to right", mode: "write", prompt: "", b: { sampler: "left-to-right" } },
+  { on: ["text"], name: "Score", mode: "score", scored: "The cat sat on the refrigerator and sang." },
+  { on: ["dna"], name: "From nothing", mode: "write", prompt: "" },
+  { on: ["dna"], name: "Fill a motif", mode: "fill", gaps: "ACGT{{8}}TATAAA{{12}}ACGT" },
+];
+function examples() {
+  const kind = sides[0]?.dna ? "dna" : "text", known = sides[0]?.facts.samplers ?? [];
+  const fitting = TRY.filter((one) => one.on.includes(kind) && (!one.b?.sampler || known.includes(one.b.sampler)));
+  $("examples").replaceChildren(...fitting.map((one) => {
+    const button = make("button", "chip", one.name);
+    button.type = "button";
+    button.onclick = () => {
+      if (one.prompt !== undefined) { $("prompt").value = one.prompt; $("suffix").value = ""; }
+      if (one.gaps !== undefined) $("gaps").value = one.gaps;
+      if (one.scored !== undefined) $("scored").value = one.scored;
+      sides[0].set({ sampler: "", steps: "32", temperature: "1", top_p: "1", ...one.set });
+      if (one.b) sides[1].set({ ...sides[0].values(), ...one.b });
+      compare(Boolean(one.b));
+      mode(one.mode);
+      run();
+    };
+    return button;
+  }));
+}
+
+function offerBases() {
+  const dna = sides.some((side) => side.dna);
+  $("basesBox").hidden = !dna;
+  if (dna && chosen("view") === "order") view("bases");
+  if (!dna && chosen("view") === "bases") view("order");
+}
+
+function about() {
+  const { method, parameters, length, kind, usual_sampler: usual } = sides[0].facts;
+  const size = parameters >= 1e6 ? `${(parameters / 1e6).toFixed(parameters < 1e7 ? 1 : 0)}M parameters` : parameters ? `${(parameters / 1e3).toFixed(0)}k parameters` : "";
+  $("about").textContent = [sides[0].model?.id, usual === "left-to-right" ? "writes left to right" : method && method.toUpperCase(), size, length && `${length} ${kind === "dna" ? "bases" : "tokens"}`].filter(Boolean).join(" · ");
+}
+
+// -- wiring -----------------------------------------------------------------------------------------------------------------
+
+$("form").addEventListener("submit", (event) => { event.preventDefault(); run(); });
+for (const area of document.querySelectorAll("textarea")) {
+  area.addEventListener("keydown", (event) => {
+    if (event.key === "Enter" && !event.shiftKey && !event.isComposing) { event.preventDefault(); run(); }
+  });
+  area.addEventListener("input", () => fit(area));
+}
+$("halt").onclick = () => stopper?.abort();
+$("dice").onclick = () => { sides[0].inputs.seed.value = Math.floor(Math.random() * 1e6); sides[1].inputs.seed.value = sides[0].inputs.seed.value; run(); };
+$("makeGap").onmousedown = (event) => event.preventDefault(); // the selection stays
+$("makeGap").onclick = () => editor.gap();
+$("compare").onchange = () => { if ($("compare").checked) sides[1].set(sides[0].values()); compare($("compare").checked); };
+for (const radio of document.querySelectorAll("[name=mode]")) radio.onchange = () => mode(radio.value);
+for (const radio of document.querySelectorAll("[name=view]")) radio.onchange = () => view(radio.value);
+$("key").addEventListener("input", () => useKey($("key").value));
+$("rewrite").onmousedown = (event) => event.preventDefault();
+$("rewrite").onclick = () => part && rewrite(part);
+document.addEventListener("selectionchange", () => { if (!document.body.classList.contains("busy")) offerRewrite(); });
+addEventListener("scroll", () => { if (part) offerRewrite(); }, { passive: true });
+addEventListener("hashchange", () => follow(location.hash));
+document.addEventListener("keydown", (event) => {
+  if (event.key !== "/" || event.target.matches("textarea, input, select") || event.ctrlKey || event.metaKey || event.altKey) return;
+  event.preventDefault();
+  $(FIELD[chosen("mode")]).focus();
+});
+$("permalink").onclick = () => { history.replaceState(null, "", link()); copy(location.href, $("permalink")); };
+$("copyText").onclick = () => copy(stage.sequences.map(({ text }) => text).join("\n\n"), $("copyText"));
+$("saveJson").onclick = () => save("trace.json", `${JSON.stringify(traceOf(stage.runs))}\n`, "application/json");
+$("saveHtml").onclick = async () => {
+  try {
+    const answer = await fetch("/page/replay.txt");
+    if (!answer.ok) throw new Error("The server does not give the replay.");
+    save("replay.html", fillShell(await answer.text(), traceOf(stage.runs)), "text/html");
+  } catch (error) { fail(error); }
+};
+
+async function begin() {
+  try {
+    models = (await getJson("/v1/models")).data;
+  } catch (error) {
+    return fail(error);
+  }
+  sides = ["A", "B"].map((name) => new Side(name, models, (field) => { if (field === "model") { offerBases(); about(); examples(); } }));
+  $("sides").replaceChildren(...sides.map((side) => side.box));
+  if (matchMedia("(max-width: 34rem)").matches) $("settings").open = false;
+  compare(false);
+  view("order");
+  offerBases();
+  mode("write");
+  follow(location.hash);
+  about();
+  fail(null);
+  document.body.classList.add("ready");
+}
+
+begin();

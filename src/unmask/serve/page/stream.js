@@ -1,0 +1,74 @@
+// Talking to the server: JSON, and events as they come. Pure but for fetch; tests run the parser with node.
+
+// Cuts a text/event-stream into events, however the chunks fall: feed(text) gives [{event, data}].
+export function eventParser() {
+  let rest = "", lines = [];
+  function line(text, found) {
+    if (text) return void lines.push(text);
+    let event = "message";
+    const data = [];
+    for (const one of lines) {
+      const colon = one.indexOf(":");
+      if (!colon) continue; // a comment: the server says that it is alive
+      const name = colon < 0 ? one : one.slice(0, colon), value = colon < 0 ? "" : one.slice(colon + 1).replace(/^ /, "");
+      if (name === "event") event = value;
+      else if (name === "data") data.push(value);
+    }
+    lines = [];
+    if (data.length) found.push({ event, data: data.join("\n") });
+  }
+  return function feed(text) {
+    const found = [];
+    rest += text;
+    for (let cut; (cut = /\r\n|\n|\r(?!$)/.exec(rest)); ) {
+      line(rest.slice(0, cut.index), found);
+      rest = rest.slice(cut.index + cut[0].length);
+    }
+    return found;
+  };
+}
+
+export class Refused extends Error {
+  constructor(message, status) {
+    super(message);
+    this.status = status;
+  }
+}
+
+let key = "";
+export const useKey = (text) => { key = text.trim(); };
+
+async function ask(path, body, signal) {
+  const headers = { ...(body ? { "Content-Type": "application/json" } : {}), ...(key ? { Authorization: `Bearer ${key}` } : {}) };
+  let answer;
+  try {
+    answer = await fetch(path, { method: body ? "POST" : "GET", headers, body: body && JSON.stringify(body), signal });
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new Refused("The server does not answer. Is it still running?", 0);
+  }
+  if (answer.ok) return answer;
+  let said = "";
+  try { said = (await answer.json())?.error?.message ?? ""; } catch { /* no JSON */ }
+  const wait = answer.headers.get("Retry-After");
+  if (answer.status === 429) said ||= `The server is busy${wait ? `; try again in ${wait} s` : ""}.`;
+  throw new Refused(said || `The server refused (${answer.status}).`, answer.status);
+}
+
+export const getJson = async (path) => (await ask(path)).json();
+export const postJson = async (path, body, signal) => (await ask(path, body, signal)).json();
+
+// POST, and `take(event, data)` for each event of the answer.
+export async function postEvents(path, body, take, signal) {
+  const answer = await ask(path, body, signal);
+  const reader = answer.body.getReader(), decoder = new TextDecoder(), feed = eventParser();
+  for (;;) {
+    const { value, done } = await reader.read();
+    for (const { event, data } of feed(done ? "\n\n" : decoder.decode(value, { stream: true }))) {
+      const known = JSON.parse(data);
+      if (event === "error") throw new Refused(known.error?.message ?? "The server stopped.", 500);
+      take(event, known);
+    }
+    if (done) return;
+  }
+}

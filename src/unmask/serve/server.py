@@ -1,0 +1,146 @@
+"""A running server: uvicorn with our limits, and an end that lets finish what runs."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import sys
+from collections.abc import Callable
+from http import HTTPStatus
+from typing import Any
+
+import h11
+import uvicorn
+from starlette.applications import Starlette
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from ..errors import UserError
+from .engine import Engine
+from .http import refused
+from .limits import Limits, Refusal
+
+log = logging.getLogger("unmask.serve")
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A listening place, or one sentence."""
+    try:
+        kind, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        sock = socket.socket(kind, socket.SOCK_STREAM)
+    except (OSError, OverflowError, UnicodeError):
+        raise UserError(f"there is no address {host} to listen on; give --host 127.0.0.1") from None
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        sock.bind(address)
+        sock.listen(2048)
+    except OSError as error:
+        sock.close()
+        why = (error.strerror or "it cannot be used").lower()
+        raise UserError(f"cannot listen on {host}:{port} ({why}); give another --port") from None
+    sock.setblocking(False)
+    return sock
+
+
+def protocol(limits: Limits) -> type[H11Protocol]:
+    """HTTP with a deadline for the header lines, and an answer also for what is no HTTP.
+
+    A client that sends header lines one by one does not keep its place. One that still sends when it is refused gets
+    the refusal: what comes is thrown away for a second, since closing at once would throw away the answer.
+    """
+
+    class Timed(H11Protocol):
+        _patience: asyncio.TimerHandle | None = None
+        _refused = False
+
+        def connection_made(self, transport: Any) -> None:
+            super().connection_made(transport)
+            self._wait()
+
+        def data_received(self, data: bytes) -> None:
+            if self._refused:
+                return
+            if self.conn.their_state is h11.IDLE and self._patience is None:
+                self._wait()
+            super().data_received(data)
+            if self.conn.their_state is not h11.IDLE:
+                self._calm()
+
+        def send_400_response(self, msg: str) -> None:
+            self._calm()
+            if self._refused or self.transport.is_closing():
+                return
+            if self.cycle is not None and not self.cycle.response_complete:  # an answer is under way already
+                self.transport.close()
+                return
+            status = getattr(sys.exc_info()[1], "error_status_hint", 400)
+            self._refused = True
+            self.transport.write(_refusal(431 if status == 431 else 400, limits))
+            if self.transport.can_write_eof():
+                self.transport.write_eof()
+            self._patience = self.loop.call_later(1.0, self._give_up)
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self._calm()
+            super().connection_lost(exc)
+
+        def _wait(self) -> None:
+            self._patience = self.loop.call_later(limits.read_timeout, self._give_up)
+
+        def _calm(self) -> None:
+            if self._patience is not None:
+                self._patience.cancel()
+                self._patience = None
+
+        def _give_up(self) -> None:
+            self._patience = None
+            if self.transport is not None and not self.transport.is_closing():
+                self.transport.close()
+
+    return Timed
+
+
+def _refusal(status: int, limits: Limits) -> bytes:
+    """The whole answer to what cannot be read as a request."""
+    said = "this is no HTTP request"
+    if status == 431:
+        said = f"the header lines are longer than the {limits.header} bytes that this server takes"
+    response = refused(Refusal(status, said))
+    lines = [f"HTTP/1.1 {status} {HTTPStatus(status).phrase}", "connection: close", "x-content-type-options: nosniff"]
+    own = {name.decode(): value.decode() for name, value in response.raw_headers if name != b"connection"}
+    lines += [f"{name}: {value}" for name, value in own.items()]
+    return "\r\n".join([*lines, "", ""]).encode() + bytes(response.body)
+
+
+class Server(uvicorn.Server):
+    """When it is asked to stop it takes no more requests, and ends what is not finished in time."""
+
+    def __init__(self, app: Starlette, engine: Engine) -> None:
+        limits = engine.limits
+        config = uvicorn.Config(
+            app, http=protocol(limits), ws="none", lifespan="on", log_config=None, access_log=False,
+            server_header=False, proxy_headers=False, h11_max_incomplete_event_size=limits.header,
+            limit_concurrency=limits.connections, timeout_keep_alive=15,
+            timeout_graceful_shutdown=int(limits.grace) + 5,
+        )  # fmt: skip
+        super().__init__(config)
+        self.engine = engine
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Let go."""
+        self.engine.draining = True
+        loop = asyncio.get_running_loop()
+        end = loop.call_later(
+            self.engine.limits.grace, self.engine.fail, "the server is shutting down; ask another one for this text"
+        )
+        try:
+            await super().shutdown(sockets)
+        finally:
+            end.cancel()
+
+
+def serve(app: Starlette, engine: Engine, sock: socket.socket, ready: Callable[[], object] = lambda: None) -> None:
+    """Serve until a signal comes."""
+    server = Server(app, engine)
+    ready()
+    server.run([sock])
