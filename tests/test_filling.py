@@ -136,8 +136,10 @@ def test_on_a_terminal(lm, tmp_path):
             assert lm.infill("The {{3}} house.", steps=4)[0].split(".")[0].strip() in shown
             os.write(master, b":nonsense\r")
             until("there is no command")
+            asked = shown.rindex("there is no command")
+            until("fill> ", shown[:asked].count("fill> ") + 1)  # a Ctrl-D before it listens again would be lost
             os.write(master, b"\x04")  # Ctrl-D
-            assert process.wait(30) == 0
+            assert process.wait(60) == 0
         finally:
             process.kill()
             os.close(master)
