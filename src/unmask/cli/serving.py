@@ -51,6 +51,7 @@ def serve(
         from ..serve.limits import Limits
         from ..serve.server import bind
         from ..serve.server import serve as run
+        from ..serve.threads import briefly
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in ("starlette", "uvicorn", "h11", "anyio"):
             raise
@@ -69,7 +70,7 @@ def serve(
     sock = bind(host, port)  # before minutes of loading
     with contextlib.closing(sock):
         named = _names(models)
-        lms = {name: load_lm(path, which, weights, device) for name, path in named.items()}
+        lms = {name: briefly(load_lm, path, which, weights, device) for name, path in named.items()}
         logging.basicConfig(
             level=logging.INFO if log_requests or log_prompts else logging.WARNING, format="%(asctime)s %(message)s"
         )

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -27,6 +28,7 @@ from .engine import Engine
 from .http import EventStream, answer, read_body, refused, send_whole, while_there
 from .limits import Limits, Refusal
 from .preparing import prepare, prepare_completion, sentence
+from .threads import briefly, use_cores
 from .tickets import Ticket
 
 B = TypeVar("B", bound=Body)
@@ -44,7 +46,7 @@ class Service:
         self.engine, self.limits, self.log_prompts = engine, engine.limits, log_prompts
         self.begun = int(time.time())
         self.models = [_card(name, lm, self.limits, self.begun) for name, lm in engine.lms.items()]
-        self._prepare = ThreadPoolExecutor(2, "unmask-prepare")
+        self._prepare = ThreadPoolExecutor(2, "unmask-prepare", use_cores, (1,))
         self._read = ThreadPoolExecutor(1, "unmask-read")
         self._reading = 0
 
@@ -91,7 +93,7 @@ class Service:
             )  # fmt: skip
         self._reading += 1
         try:
-            return await self._off(self._read, call, *given)
+            return await self._off(self._read, partial(briefly, threads=self.engine.threads), call, *given)
         finally:
             self._reading -= 1
 

@@ -14,12 +14,15 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+import torch
+
 from ..lm import LM
 from ..samplers import Desk, Queue
 from ..trace import changes_of
 from ..types import State
 from .limits import Limits, Refusal
 from .metrics import Metrics
+from .threads import use_cores
 from .tickets import Done, Failed, Step, Ticket
 
 SHARE = {"cpu": 32, "cuda": 2048}  # tokens that cost next to nothing beside the call itself
@@ -43,6 +46,7 @@ class Engine:
     def __init__(self, lms: Mapping[str, LM], limits: Limits | None = None, metrics: Metrics | None = None) -> None:
         self.limits, self.metrics = limits or Limits(), metrics or Metrics()
         self.lms = dict(lms)
+        self.threads = torch.get_num_threads()
         for lm in lms.values():
             lm.model.eval()
         self._lines = {name: _Line(name, lm, self._desk(lm), [], {}) for name, lm in lms.items()}
@@ -130,6 +134,7 @@ class Engine:
     # -- in the thread of the engine ---------------------------------------------------------------------------------
 
     def _work(self) -> None:
+        use_cores(self.threads)
         while True:
             with self._wake:
                 while not self._new and not self._stopping and not any(map(self._due, self._lines.values())):
