@@ -2,7 +2,9 @@
 
 A network of about 5M random weights (6 x 256, bytes) is served by `unmask serve` in a process of its own; clients talk
 HTTP from this one. The same requests, of mixed lengths and steps, are also written by the library in one batch, and by
-a server that takes one sequence at a time. All of them in turns, --repeats times; ratios are of the same turn.
+a server that takes one sequence at a time. All of them in turns, --repeats times. The machine's speed drifts, so every
+run of a server stands between two of the offline batch, and is compared with their mean; ± is the standard error over
+the turns.
 
     throughput   written tokens a second; latency of whole requests, p50 and p99
     long         p50 of short requests of 8 clients, without and with one long request after the other beside them
@@ -11,7 +13,7 @@ a server that takes one sequence at a time. All of them in turns, --repeats time
 Targets: with 32 clients 0.9 of the offline batch; the long request costs short ones at most a factor of 1.5; memory
 stays as it is.
 
-    python benchmarks/serve.py                                       a quarter of an hour on 2 cores
+    python benchmarks/serve.py                                       twenty minutes on 2 cores
     python benchmarks/serve.py --requests 16 --repeats 1 --tiny 200  a look
 """
 
@@ -195,29 +197,39 @@ def serving(folder: Path, threads: int, *options: str) -> Iterator[int]:
 def throughput(args: argparse.Namespace, lm: LM, port: int, single: int) -> dict[str, Any]:
     """Every number of clients against the offline batch and the server of one at a time."""
     bodies = mixed(args.requests, args.length)
-    runs: dict[str, list[tuple[float, Run | None]]] = {}
     tokens = sum(body["length"] for body in bodies)
+    batch: list[float] = []  # rates of the offline batch, one before each run and one after the last
+    runs: dict[str, list[Run]] = {}
+    shares: dict[str, list[float]] = {}
     offline(lm, bodies[: args.batch], args.batch)  # warm up
     asyncio.run(load(port, bodies[: args.batch], args.batch))
+    kinds = [(str(clients), port, clients) for clients in args.clients] + [("one at a time", single, args.batch)]
     for _ in range(args.repeats):
-        runs.setdefault("offline", []).append((tokens / offline(lm, bodies, args.batch), None))
-        for clients in args.clients:
-            run = asyncio.run(load(port, bodies, clients))
-            runs.setdefault(str(clients), []).append((run.rate, run))
-        run = asyncio.run(load(single, bodies, args.batch))
-        runs.setdefault("one at a time", []).append((run.rate, run))
-    table = {}
+        batch.append(tokens / offline(lm, bodies, args.batch))
+        for name, where, clients in kinds:
+            run = asyncio.run(load(where, bodies, clients))
+            batch.append(tokens / offline(lm, bodies, args.batch))
+            runs.setdefault(name, []).append(run)
+            shares.setdefault(name, []).append(2 * run.rate / (batch[-2] + batch[-1]))
+    table: dict[str, Any] = {"offline": {"tokens_per_second": statistics.mean(batch), "of_offline": (1.0, 0.0)}}
     for name, found in runs.items():
-        shares = [rate / base for (rate, _), (base, _) in zip(found, runs["offline"], strict=True)]
-        gains = [rate / base for (rate, _), (base, _) in zip(found, runs["one at a time"], strict=True)]
-        seen = [run for _, run in found if run is not None]
         table[name] = {
-            "tokens_per_second": statistics.median(rate for rate, _ in found),
-            "of_offline": statistics.median(shares), "of_one_at_a_time": statistics.median(gains),
-            "p50": statistics.median(run.at(0.5) for run in seen) if seen else None,
-            "p99": statistics.median(run.at(0.99) for run in seen) if seen else None,
-        }  # fmt: skip
+            "tokens_per_second": statistics.mean(run.rate for run in found),
+            "of_offline": mean_and_error(shares[name]),
+            "p50": statistics.median(run.at(0.5) for run in found),
+            "p99": statistics.median(run.at(0.99) for run in found),
+        }
+    base = shares["one at a time"]
+    for name, row in table.items():
+        own = shares.get(name, [1.0] * len(base))
+        row["of_one_at_a_time"] = mean_and_error([a / b for a, b in zip(own, base, strict=True)])
     return table
+
+
+def mean_and_error(values: Sequence[float]) -> tuple[float, float]:
+    """The mean, and its standard error."""
+    error = statistics.stdev(values) / len(values) ** 0.5 if len(values) > 1 else float("nan")
+    return statistics.mean(values), error
 
 
 def long_among_short(args: argparse.Namespace, port: int) -> dict[str, float]:
@@ -268,11 +280,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         fill = asyncio.run(figure(port, "unmask_batch_rows_sum")) / asyncio.run(figure(port, "unmask_batch_rows_count"))
         long = long_among_short(args, port)
         used = memory(args, port)
-    print(f"\n{'clients':>14} {'tokens/s':>9} {'of offline':>11} {'of one at a time':>17} {'p50 s':>8} {'p99 s':>8}")
+    print(f"\n{'clients':>14} {'tokens/s':>9} {'of offline':>13} {'of one at a time':>17} {'p50 s':>8} {'p99 s':>8}")
     for name, row in table.items():
-        late = "".join(f"{row[key]:9.3f}" if row[key] is not None else " " * 9 for key in ("p50", "p99"))
-        rates = f"{row['tokens_per_second']:9.0f} {row['of_offline']:11.2f} {row['of_one_at_a_time']:17.2f}"
-        print(f"{name:>14} {rates}{late}")
+        late = "".join(f"{row[key]:9.3f}" if key in row else " " * 9 for key in ("p50", "p99"))
+        ratios = [f"{row[key][0]:.2f} ± {row[key][1]:.2f}" for key in ("of_offline", "of_one_at_a_time")]
+        print(f"{name:>14} {row['tokens_per_second']:9.0f} {ratios[0]:>13} {ratios[1]:>17}{late}")
     print(f"\nsequences a network call: {fill:.1f}")
     print(f"p50 of short requests: {long['alone']:.3f} s alone, {long['beside']:.3f} s beside a long one, "
           f"ratio {long['ratio']:.2f} (at most 1.5)")  # fmt: skip

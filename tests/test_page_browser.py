@@ -18,10 +18,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import unmask
 from dna_models import dna_lm
-from helpers import random_lm
+from helpers import random_lm, tiny_config
+from unmask import build
+from unmask.lm import LM
 from unmask.trace import Trace
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: the page is not opened")
@@ -41,7 +44,11 @@ HTML = '<img src=x onerror="window.hacked=1"><b>bold</b> <script>window.hacked=1
 def lms() -> dict[str, Any]:
     tiny = unmask.load("tiny-en")
     ar = random_lm(tiny.tokenizer, "model.method=ar", "data.length=24")
-    return {"tiny-en": tiny, "left": ar, "bases": dna_lm(length=120)}
+    config, generator = tiny_config("data.length=16", "data.layout=pad", "data.label=kind"), torch.Generator()
+    labelled = LM(build.model(config, tiny.tokenizer.vocab, 2).eval(), tiny.tokenizer, config, labels=["a", "b"])
+    for weight in labelled.model.parameters():
+        torch.nn.init.normal_(weight, std=0.2, generator=generator)
+    return {"tiny-en": tiny, "left": ar, "bases": dna_lm(length=120), "labelled": labelled}
 
 
 @contextmanager
@@ -236,6 +243,79 @@ def test_infill_by_selecting_words(open_page, lms, artefacts):
     finish(page)
     assert masks(page) == 0 and shown(page).startswith("The") and shown(page).endswith(" house.")
     assert page.input_value("#gaps").count("{{1}}") == 1
+
+
+def test_a_gap_has_the_tokens_that_stood_there(open_page, lms):
+    page = open_page()
+    choose(page, "mode", "fill")
+    text = "The extraordinarily unbelievable hippopotamus {{2}} sang."
+    page.fill("#gaps", text)
+    start, end = text.index("extra"), text.index(" {{2}}")
+    page.locator("#gaps").evaluate(f"a => a.setSelectionRange({start}, {end})")
+    page.press("#gaps", "Control+m")
+    encode = lms["tiny-en"].encode
+    size = len(encode(text[:end])) - len(encode("The"))
+    assert size > 4
+    until(page, f"document.getElementById('gaps').value === 'The {{{{{size}}}}} {{{{2}}}} sang.'")
+    page.keyboard.type("!")  # the cursor stands behind the gap
+    assert page.input_value("#gaps") == f"The {{{{{size}}}}}! {{{{2}}}} sang."
+
+
+def test_more_settings(open_page, lms, address, artefacts):
+    page = open_page()
+    names = ("top_k", "min_p", "k", "threshold", "eta", "stride", "label", "guidance")
+
+    def seen() -> list[str]:
+        return [name for name in names if page.locator(f"#a-{name}").is_visible()]
+
+    assert seen() == []
+    page.click("#sides .more summary >> nth=0")
+    assert seen() == ["top_k", "min_p", "stride"]
+    page.select_option("#a-sampler", "remask-cap")
+    assert seen() == ["top_k", "min_p", "eta", "stride"]
+    page.select_option("#a-sampler", "confidence")
+    assert seen() == ["top_k", "min_p", "k", "threshold", "stride"]
+    page.fill("#a-k", "3")
+    page.press("#a-k", "Tab")
+    assert page.is_disabled("#a-steps") and page.is_disabled("#a-threshold")  # one of the three
+    page.fill("#a-top_k", "7")
+    page.fill("#a-min_p", "0.01")
+    page.fill("#a-length", "21")
+    page.fill("#a-seed", "5")
+    page.click("#run")
+    finish(page)
+    how = {"sampler": "confidence", "k": 3, "top_k": 7, "min_p": 0.01}
+    (sample,) = lms["tiny-en"].write_samples(1, length=21, seed=5, **how)
+    assert shown(page) == sample.text and "7 calls" in page.locator("#status").inner_text()
+    assert "top-k 7" in page.locator(".run .summary").inner_text()
+    other = open_page(page.url[len(address) :])  # the link holds them, and shows them
+    assert other.input_value("#a-k") == "3" and other.locator("#a-min_p").is_visible()
+    other.click("#run")
+    finish(other)
+    assert shown(other) == sample.text
+    page.screenshot(path=artefacts / "more.png")
+    page.fill("#a-top_k", "0.5")  # what is wrong is shown, also where it was folded away
+    page.click("#sides .more summary >> nth=0")
+    page.click("#run")
+    assert page.locator("#a-top_k").is_visible() and page.evaluate("document.activeElement.id") == "a-top_k"
+
+
+def test_labels_and_windows(open_page, lms):
+    page = open_page("#model=labelled&label=b&guidance=2&steps=8&seed=3")
+    assert page.locator("#a-label").is_visible() and page.input_value("#a-label") == "b"
+    page.click("#run")
+    finish(page)
+    (sample,) = lms["labelled"].write_samples(1, length=16, steps=8, seed=3, label="b", guidance=2)
+    assert shown(page) == sample.text
+    page.select_option("#a-label", "")
+    assert page.is_disabled("#a-guidance")
+    page = open_page("#model=tiny-en&stride=64&length=200&steps=16&seed=1")
+    assert page.get_attribute("#a-length", "max") == "4096"
+    page.click("#run")
+    finish(page)
+    assert page.locator("#stage .k").count() == 200
+    (sample,) = lms["tiny-en"].write_samples(1, length=200, steps=16, seed=1, stride=64)
+    assert shown(page) == sample.text
 
 
 def test_rewrite_what_the_mouse_selects(open_page):

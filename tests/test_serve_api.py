@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+import re
+import shutil
+import subprocess
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
@@ -127,6 +131,63 @@ def test_infill_tells_of_tokens_if_asked(server: Running):
     (sample,) = server.post("/v1/infill", body).json["samples"]
     assert [token["given"] for token in sample["tokens"]] == [True, False, False, False, True]
     assert all(0 < token["prob"] <= 1 for token in sample["tokens"] if not token["given"])
+
+
+def test_tokens_are_those_a_model_is_given(server: Running):
+    found = server.post("/v1/tokenize", {"text": "añ {{2}}."}).json
+    ids = diffusion_lm().encode("añ ")
+    assert [token["id"] for token in found["tokens"]] == [*ids, None, None, *diffusion_lm().encode(".")]
+    assert found["count"] == 7 and found["tokens"][0]["piece"] == "a" and found["tokens"][-2]["piece"] is None
+    assert server.post("/v1/tokenize", {"text": ""}).json["count"] == 0
+    long = server.post("/v1/tokenize", {"text": "a" * 4096}).json  # more than the model's length
+    assert long["count"] == 4096
+    for wrong in ("a" * 4097, "{{5000}}", "{{x}}"):
+        answer = server.post("/v1/tokenize", {"text": wrong})
+        assert answer.status == 400 and answer.error["message"]
+
+
+# -- curl ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
+def test_the_commands_of_the_docs(server: Running):
+    page = (Path(__file__).parent.parent / "docs" / "serving.md").read_text()
+    commands = re.findall(r"^curl (?:.*\\\n)*.*", page, re.MULTILINE)
+    assert len(commands) >= 4
+    answers = {}
+    for command in commands:
+        command = command.replace("localhost:8000", f"localhost:{server.port}")
+        told = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60)
+        assert told.returncode == 0, told.stderr
+        answers[re.search(r"/v1/(\w+)", command)[1]] = told.stdout
+    samples = json.loads(answers["infill"])["samples"]
+    expected = diffusion_lm().infill("The {{2}} sat on the {{3}}.", n=2, seed=1)
+    assert [one["text"] for one in samples] == expected
+    events = parse_events(answers["diffusion"])
+    assert events[0][0] == "start" and events[-1][0] == "end"
+    text = next(data["text"] for name, data in events if name == "done")
+    assert text.startswith("Once upon a time")
+    assert json.loads(answers["score"])["total"]["tokens"] == len("The cat sat on the mat.")
+    assert json.loads(answers["completions"])["choices"][0]["text"]
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
+def test_curl_sees_clean_errors(server: Running):
+    def curl(*words: str) -> tuple[int, str]:
+        told = subprocess.run(
+            ["curl", "-s", "-w", "\n%{http_code}", *words], capture_output=True, text=True, timeout=60
+        )
+        body, _, status = told.stdout.rpartition("\n")
+        return int(status), body
+
+    address, kind = f"localhost:{server.port}/v1/infill", ("-H", "Content-Type: application/json")
+    for words, status in (
+        (("-d", "{}"), 415), ((*kind, "-d", "{"), 400), ((*kind, "-d", '{"lenght": 3}'), 400),
+        ((*kind, "-d", '{"prompt": "", "steps": -1}'), 400), (("-X", "PUT"), 405), ((), 405),
+    ):  # fmt: skip
+        found, body = curl(address, *words)
+        assert found == status and json.loads(body)["error"]["message"], (words, body)
+    assert curl(address.replace("infill", "nothing"))[0] == 404
 
 
 # -- OpenAI's completions --------------------------------------------------------------------------------------------

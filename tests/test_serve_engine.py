@@ -320,6 +320,19 @@ def test_a_text_whose_gaps_have_ranges_is_that_of_the_library():
         assert found["text"] == sample.text and found["gaps"] == sample.gaps
 
 
+def test_choosing_the_length_of_a_gap_ends_with_its_client():
+    lm = slow_lm(0.05)
+    with running({"tiny": lm}) as server:
+        service = server.server.config.loaded_app.state.service
+        with server.connect() as client:
+            client.sendall(post_head({"text": "a{{1-12}}b{{1-12}}"}))  # 144 lengths, 7 s
+            wait_for(lambda: service._reading == 1)
+            time.sleep(0.1)
+        begun = time.monotonic()
+        assert server.post("/v1/score", {"text": "ab", "draws": 1}).status == 200  # waits for the same thread
+        assert time.monotonic() - begun < 5
+
+
 # -- the end ---------------------------------------------------------------------------------------------------------
 
 
@@ -373,20 +386,9 @@ def test_the_command_prints_its_address_and_ends_at_a_signal():
 def test_the_benchmark_runs(tmp_path):
     root = Path(__file__).parents[1]
     words = [
-        "--network",
-        "toy",
-        "--length",
-        "32",
-        "--requests",
-        "8",
-        "--repeats",
-        "1",
-        "--tiny",
-        "20",
-        "--threads",
-        "1",
-    ]
-    words += ["--threads", "1", "--clients", "1", "4", "--batch", "4", "--json", str(tmp_path / "figures.json")]
+        "--network", "toy", "--length", "32", "--requests", "8", "--repeats", "2", "--tiny", "20", "--threads", "1",
+        "--clients", "1", "4", "--batch", "4", "--json", str(tmp_path / "figures.json"),
+    ]  # fmt: skip
     ran = subprocess.run(
         [sys.executable, str(root / "benchmarks" / "serve.py"), *words], capture_output=True, text=True, check=False
     )

@@ -177,6 +177,19 @@ def test_a_connection_that_is_kept_open_is_used_again(server: Running):
             time.sleep(0.8)  # longer than header lines may take
 
 
+def test_too_many_connections_are_told_so():
+    with running({"tiny": diffusion_lm()}, Limits(connections=3, grace=1.0)) as server:
+        held = [server.connect() for _ in range(3)]
+        wait_for(lambda: len(server.server.server_state.connections) == 3)
+        answer = server.get("/health")
+        assert answer.status == 503 and "connections" in answer.error["message"] and answer.headers["retry-after"]
+        assert answer.headers["connection"] == "close" and "content-security-policy" in answer.headers
+        for one in held:
+            one.close()
+        wait_for(lambda: not server.server.server_state.connections)
+        assert server.get("/health").status == 200
+
+
 def test_large_header_lines_are_refused(server: Running):
     lines = b"GET /health HTTP/1.1\r\nHost: localhost\r\nX-Large: " + b"x" * 200_000
     assert talk(server, lines).startswith(b"HTTP/1.1 431")

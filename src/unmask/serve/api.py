@@ -23,11 +23,23 @@ from ..scoring import usual_method
 from ..types import Likelihood, UserError
 from ..writing import Options
 from .answers import Completion, all_done, diffusion_events, samples_answer, score_answer
-from .asking import SAMPLERS, Body, CompletionBody, DiffusionBody, Gapped, InfillBody, ScoreBody, read
+from .asking import (
+    PLANS,
+    SAMPLERS,
+    Body,
+    CompletionBody,
+    DiffusionBody,
+    Gapped,
+    InfillBody,
+    ScoreBody,
+    TokenizeBody,
+    Writing,
+    read,
+)
 from .engine import Engine
 from .http import EventStream, answer, read_body, refused, send_whole, while_there
 from .limits import Limits, Refusal
-from .preparing import prepare, prepare_completion, sentence
+from .preparing import prepare, prepare_completion, sentence, tokens
 from .threads import briefly, use_cores
 from .tickets import Ticket
 
@@ -97,16 +109,29 @@ class Service:
         finally:
             self._reading -= 1
 
+    async def _watched(self, receive: Receive, call: Callable[..., T], *given: Any) -> T:
+        """Long work that tells how far it is, and is ended when nobody waits for it any more."""
+        stop, deadline = threading.Event(), time.monotonic() + self.limits.timeout
+
+        def going_on(_done: int, _all: int) -> None:
+            if self.engine.ended:
+                raise Refusal(503, "the server is shutting down; try another one", "server_error", code="shutdown")
+            if stop.is_set() or time.monotonic() > deadline:
+                raise Refusal(408, "the request took longer than the server allows; ask for less", "timeout_error")
+
+        try:
+            return await while_there(receive, self._long(call, *given, going_on))
+        finally:
+            stop.set()
+
     async def _submit(
         self, receive: Receive, name: str, works: Callable[..., list[Work]], asked: Body, steps: bool
     ) -> Ticket:
         lm = self.engine.lms[name]
-        ranged = isinstance(asked, Gapped) and asked.text is not None and RANGE.search(asked.text) is not None
-        made = await while_there(
-            receive,
-            self._long(works, lm, asked, self.limits) if ranged
-            else self._off(self._prepare, works, lm, asked, self.limits),
-        )  # fmt: skip
+        if isinstance(asked, Gapped) and asked.text is not None and RANGE.search(asked.text):
+            made = await self._watched(receive, works, lm, asked, self.limits)
+        else:
+            made = await while_there(receive, self._off(self._prepare, works, lm, asked, self.limits))
         ticket = Ticket(name, made, timeout=self.limits.timeout, steps=steps, buffer=self.limits.buffer)
         self.engine.submit(ticket)
         return ticket
@@ -154,19 +179,17 @@ class Service:
             raise Refusal(400, f"{len(texts)} texts are more than {self.limits.texts} at a time", param="texts")
         if asked.spans is not None and len(texts) != 1:
             raise Refusal(400, "spans are for one text", param="spans")
-        stop, deadline = threading.Event(), time.monotonic() + self.limits.timeout
-
-        def going_on(_done: int, _all: int) -> None:
-            if self.engine.ended:
-                raise Refusal(503, "the server is shutting down; try another one", "server_error", code="shutdown")
-            if stop.is_set() or time.monotonic() > deadline:
-                raise Refusal(408, "the request took longer than the server allows; ask for less", "timeout_error")
-
-        try:
-            found = await while_there(receive, self._long(_score, lm, asked, texts, going_on, self.limits))
-        finally:
-            stop.set()
+        found = await self._watched(receive, _score, lm, asked, texts, self.limits)
         await answer(score_answer(name, found))(scope, receive, send)
+
+    async def tokenize(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """POST /v1/tokenize: the tokens of a text, null where it has gaps."""
+        asked = await self._asked(TokenizeBody, scope, receive)
+        name, lm = self._lm(asked.model)
+        ids = await self._off(self._prepare, tokens, lm, asked, self.limits)
+        mask, piece = lm.tokenizer.vocab.mask, lm.tokenizer.piece
+        shown = [{"id": None, "piece": None} if i == mask else {"id": i, "piece": piece(i)} for i in ids]
+        await answer({"object": "tokens", "model": name, "count": len(ids), "tokens": shown})(scope, receive, send)
 
     def list_models(self) -> dict[str, Any]:
         """GET /v1/models."""
@@ -210,7 +233,7 @@ def endpoint(call: Answer) -> Answer:
 
 
 def _score(
-    lm: LM, asked: ScoreBody, texts: list[str], going_on: Callable[[int, int], None], limits: Limits
+    lm: LM, asked: ScoreBody, texts: list[str], limits: Limits, going_on: Callable[[int, int], None]
 ) -> Likelihood:
     going_on(0, 1)  # it may have waited for long
     tokens = sum(len(lm.encode(text)) for text in texts)
@@ -236,6 +259,8 @@ def _card(name: str, lm: LM, limits: Limits, created: int) -> dict[str, Any]:
             "kind": {"dna": "dna", "bytes": "bytes"}.get(tokenizer.kind, "text"), "vocab_size": tokenizer.vocab.size,
             "mask_piece": tokenizer.piece(tokenizer.vocab.mask),
             "samplers": [sampler for sampler in SAMPLERS if _can(lm, sampler)], "usual_sampler": model.usual_sampler,
+            "takes": {sampler: [name for name in PLANS[sampler].takes if name in Writing.model_fields]
+                      for sampler in SAMPLERS},
             "time_conditioned": bool(getattr(model, "time_conditioned", False)), "any_length": model.any_length,
             "infills": not model.exact, "likelihood": model.likelihood, "max_steps": limits.steps,
             "max_length": longest, "max_n": limits.n, "labels": list(lm.labels),

@@ -108,7 +108,7 @@ def make_app(
         Route("/v1/models", models, methods=["GET"]),
         Route("/v1/models/{name:path}", model, methods=["GET"]),
         *(Route(f"/v1/{name}", _Raw(endpoint(getattr(service, name))), methods=["POST"])
-          for name in ("diffusion", "infill", "completions", "score")),
+          for name in ("diffusion", "infill", "completions", "score", "tokenize")),
     ]  # fmt: skip
     engine.metrics.watch("process_resident_memory_bytes", "Memory of this process.", memory)
     middleware = [Middleware(Gate, engine=engine, api_key=api_key, hosts=hosts)]
@@ -137,7 +137,7 @@ class Gate:
     """What holds for every request: who may ask, what every answer carries, that no error tells of the server."""
 
     def __init__(self, app: ASGIApp, engine: Engine, api_key: str | None, hosts: Sequence[str] | None) -> None:
-        self.app, self.metrics = app, engine.metrics
+        self.app, self.metrics, self.most = app, engine.metrics, engine.limits.connections
         self.key = None if api_key is None else _digest(api_key.encode())
         self.hosts = None if hosts is None else {host.lower() for host in hosts}
 
@@ -200,6 +200,8 @@ class Gate:
             await refused(held)(scope, receive, send)
 
     def _refusal(self, scope: Scope) -> Refusal | None:
+        if len(getattr(scope["app"].state, "connections", ())) > self.most:
+            return Refusal(503, "the server has too many connections; try again later", "server_error", retry_after=1)
         if self.hosts is not None:
             host = header(scope, b"host").lower()
             name = host.rpartition(":")[0] if host.rpartition(":")[2].isdecimal() else host
@@ -229,7 +231,7 @@ def _known(scope: Scope) -> str:
         return "/page"
     if path.startswith("/v1/models"):
         return "/v1/models"
-    known = (*OPEN, "/metrics", "/v1/diffusion", "/v1/infill", "/v1/completions", "/v1/score")
+    known = (*OPEN, "/metrics", "/v1/diffusion", "/v1/infill", "/v1/completions", "/v1/score", "/v1/tokenize")
     return path if path in known else "other"
 
 

@@ -150,6 +150,12 @@ class ScoreBody(Body):
     )
 
 
+class TokenizeBody(Body):
+    """POST /v1/tokenize."""
+
+    text: Text = Field(description="A text; gaps, as {{3}}, are so many masked tokens.")
+
+
 def read(kind: type[Model], body: bytes) -> Model:
     """A body as a model, or one sentence on why it is none."""
     try:

@@ -48,8 +48,8 @@ def refused(refusal: Refusal) -> Response:
         headers["Allow"] = refusal.allow
     if refusal.status == 401:
         headers["WWW-Authenticate"] = "Bearer"
-    if refusal.status in (408, 413, 421, 431):
-        headers["Connection"] = "close"  # what is left of the body is not read
+    if refusal.status in (408, 413, 421, 431, 503):
+        headers["Connection"] = "close"  # what is left of the body is not read, and nothing more is taken
     return answer(refusal.body(), refusal.status, headers)
 
 

@@ -9,7 +9,7 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from ..version import __version__
-from .asking import CompletionBody, DiffusionBody, InfillBody, ScoreBody
+from .asking import CompletionBody, DiffusionBody, InfillBody, ScoreBody, TokenizeBody
 from .limits import Limits
 
 ERRORS = {
@@ -21,7 +21,7 @@ ERRORS = {
     415: "The body must be JSON.",
     421: "The server is not known under this host name.",
     429: "The queue is full; Retry-After says when to try again.",
-    503: "The server is shutting down.",
+    503: "The server is shutting down, or has too many connections.",
 }
 POSTS: dict[str, tuple[type[BaseModel], str, str, str]] = {
     "/v1/diffusion": (
@@ -34,6 +34,7 @@ POSTS: dict[str, tuple[type[BaseModel], str, str, str]] = {
         "A completion; with stream, events of chunks that are never taken back.",
     ),
     "/v1/score": (ScoreBody, "How likely texts are, token by token.", "application/json", "Likelihoods."),
+    "/v1/tokenize": (TokenizeBody, "The tokens of a text.", "application/json", "Ids and pieces."),
 }  # fmt: skip
 GETS = {
     "/health": ("Whether the server works.", "application/json"),

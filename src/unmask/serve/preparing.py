@@ -5,24 +5,24 @@ from __future__ import annotations
 import secrets
 from dataclasses import replace
 
-from ..canvas import Canvas, Gap, parse_gaps
+from ..canvas import GAP, Canvas, Gap, parse_gaps
 from ..evaluate import check_seed
 from ..lm import LM, Job, Work
-from ..types import UserError
 from ..writing import Options
-from .asking import CompletionBody, DiffusionBody, Gapped, InfillBody, Writing
+from ..types import Progress, UserError
+from .asking import CompletionBody, DiffusionBody, Gapped, InfillBody, TokenizeBody, Writing
 from .limits import Limits, Refusal
 
 USUAL_TOKENS = 16  # what OpenAI's clients get where they say nothing
 
 
-def prepare(lm: LM, asked: DiffusionBody | InfillBody, limits: Limits) -> list[Work]:
-    """The sequences of /v1/diffusion and /v1/infill."""
+def prepare(lm: LM, asked: DiffusionBody | InfillBody, limits: Limits, progress: Progress | None = None) -> list[Work]:
+    """The sequences of /v1/diffusion and /v1/infill; `progress` is told while lengths of ranged gaps are compared."""
     _within(asked, limits)
     options = asked.options(_seed(asked), stop_at_eos=asked.stop_at_eos)
     if asked.text is not None and (asked.prompt is not None or asked.suffix is not None or asked.length is not None):
         raise Refusal(400, "give either a text with gaps, or a prompt, suffix and length", param="text")
-    canvas = _gaps(lm, asked, limits) if asked.text is not None else _prompt(lm, asked, limits)
+    canvas = _gaps(lm, asked, limits, progress) if asked.text is not None else _prompt(lm, asked, limits)
     return _works(lm, [canvas] * asked.n, options, limits, getattr(asked, "tops", 0))
 
 
@@ -57,6 +57,16 @@ def prepare_completion(lm: LM, asked: CompletionBody, limits: Limits) -> list[Wo
     return _works(lm, canvases, options, limits, asked.logprobs or 0)
 
 
+def tokens(lm: LM, asked: TokenizeBody, limits: Limits) -> list[int]:
+    """The ids of a text as a model would be given it; a ranged gap is as short as it may be."""
+    parts: list[str | Gap] = [asked.text]
+    if GAP.search(asked.text):
+        parts = _parts(asked.text, limits)
+    ids: list[int] = lm.painter.gaps(parts, windowed=True).ids.tolist()
+    _fits(len(ids), limits)
+    return ids
+
+
 def _within(asked: Writing, limits: Limits) -> None:
     for name, most in (("n", limits.n), ("steps", limits.steps)):
         value = getattr(asked, name)
@@ -74,12 +84,17 @@ def _prompt(lm: LM, asked: Gapped, limits: Limits) -> Canvas:
     return lm.prompt_canvas(asked.prompt or "", length, asked.suffix or "", asked.stride is not None)
 
 
-def _gaps(lm: LM, asked: Gapped, limits: Limits) -> Canvas:
+def _gaps(lm: LM, asked: Gapped, limits: Limits, progress: Progress | None) -> Canvas:
     assert asked.text is not None
-    parts = parse_gaps(asked.text)
+    _parts(asked.text, limits)
+    return lm.gap_canvas(asked.text, windowed=asked.stride is not None, progress=progress)
+
+
+def _parts(text: str, limits: Limits) -> list[str | Gap]:
+    parts = parse_gaps(text)
     _fits(sum(part.low for part in parts if isinstance(part, Gap)), limits)
     _fits(sum(len(part) for part in parts if isinstance(part, str)) // 64, limits)  # before it is read into tokens
-    return lm.gap_canvas(asked.text, windowed=asked.stride is not None)
+    return parts
 
 
 def _fits(length: int, limits: Limits) -> None:

@@ -120,11 +120,12 @@ class Server(uvicorn.Server):
         config = uvicorn.Config(
             app, http=protocol(limits), ws="none", lifespan="on", log_config=None, access_log=False,
             server_header=False, proxy_headers=False, h11_max_incomplete_event_size=limits.header,
-            limit_concurrency=limits.connections, timeout_keep_alive=15,
+            timeout_keep_alive=15,
             timeout_graceful_shutdown=int(limits.grace) + 5,
         )  # fmt: skip
         super().__init__(config)
         self.engine = engine
+        app.state.connections = self.server_state.connections  # the gate counts them
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Let go."""

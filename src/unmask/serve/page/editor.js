@@ -3,7 +3,7 @@
 const GAP = /\{\{\s*(\d+)\s*(?:-\s*(\d+)\s*)?\}\}/g;
 export const hasGap = (text) => text.search(GAP) >= 0;
 
-// How many tokens a piece of text may be: letters of DNA and bytes are counted, words are guessed.
+// How many tokens a piece of text may be: letters of DNA and bytes are counted, words are guessed until the server says.
 export function tokensIn(text, kind) {
   if (kind === "dna") return Math.max(1, text.replace(/\s/g, "").length);
   if (kind === "bytes") return Math.max(1, new TextEncoder().encode(text.trim()).length);
@@ -32,7 +32,13 @@ export function gapAt(text, at) {
   return null;
 }
 
-export function makeEditor(area, backdrop, { kind, say, changed }) {
+// How many tokens stand where a gap of one is in `holed`: `count` asks the server for the tokens of a text.
+export async function tokensThere(whole, holed, count) {
+  const [all, rest] = await Promise.all([count(whole), count(holed)]);
+  return Math.max(1, all - rest + 1);
+}
+
+export function makeEditor(area, backdrop, { kind, say, changed, count }) {
   // Through the browser's own editing, so that undo works.
   function replace(start, end, text) {
     area.focus();
@@ -45,8 +51,8 @@ export function makeEditor(area, backdrop, { kind, say, changed }) {
   function gap() {
     const { value, selectionStart: from, selectionEnd: to } = area;
     if (from === to && gapAt(value, from)) return;
-    const letters = ["dna", "bytes", "chars"].includes(kind());
-    const [start, end] = wordsAt(value, from, to, letters && from < to);
+    const counted = ["dna", "bytes", "chars"].includes(kind()); // a letter is a token
+    const [start, end] = wordsAt(value, from, to, counted && from < to);
     const chosen = value.slice(start, end);
     if (!chosen.trim() && from === to && value.trim()) {
       replace(from, to, "{{3}}");
@@ -57,7 +63,14 @@ export function makeEditor(area, backdrop, { kind, say, changed }) {
     const plain = chosen.replace(GAP, " ");
     const n = inside + (plain.trim() ? tokensIn(plain, kind()) : 0);
     replace(start, end, `{{${n}}}`);
-    say(`gap of ${n} token${n === 1 ? "" : "s"} instead of ${chosen}`);
+    const tell = (size) => say(`gap of ${size} token${size === 1 ? "" : "s"} instead of ${chosen}`);
+    if (counted || inside) return tell(n);
+    const guessed = area.value;
+    tokensThere(value, `${value.slice(0, start)}{{1}}${value.slice(end)}`, count).then((size) => {
+      if (area.value !== guessed) return; // somebody has gone on writing
+      if (size !== n) replace(start, start + `{{${n}}}`.length, `{{${size}}}`);
+      tell(size);
+    }, () => tell(n)); // without an answer the guess stands
   }
 
   function resize(by) {

@@ -2,7 +2,7 @@
 import { fit, hasGap, makeEditor } from "./editor.js";
 import { fillShell, save, traceOf } from "./export.js";
 import { readScore, showScore } from "./score.js";
-import { fromHash, Side, toHash } from "./settings.js";
+import { fromHash, Side, toHash, USUAL } from "./settings.js";
 import { Run, Stage } from "./stage.js";
 import { getJson, postEvents, postJson, useKey } from "./stream.js";
 
@@ -26,7 +26,10 @@ const transport = makeTransport({
   sentence: stage.sentence, leave: () => { card.leave(); hideRewrite(); },
   keys: (event) => card.walk(event) || rewriteKey(event),
 });
-const editor = makeEditor($("gaps"), $("backdrop"), { kind: () => sides[0]?.facts.kind, say, changed: () => {} });
+const editor = makeEditor($("gaps"), $("backdrop"), {
+  kind: () => sides[0]?.facts.kind, say, changed: () => {},
+  count: async (text) => (await postJson("/v1/tokenize", { model: sides[0]?.model?.id, text })).count,
+});
 
 // -- modes and views ----------------------------------------------------------------------------------------------------
 
@@ -278,7 +281,7 @@ function examples() {
       if (one.prompt !== undefined) { $("prompt").value = one.prompt; $("suffix").value = ""; }
       if (one.gaps !== undefined) $("gaps").value = one.gaps;
       if (one.scored !== undefined) $("scored").value = one.scored;
-      sides[0].set({ sampler: "", steps: "32", temperature: "1", top_p: "1", ...one.set });
+      sides[0].set({ ...USUAL, ...one.set });
       if (one.b) sides[1].set({ ...sides[0].values(), ...one.b });
       compare(Boolean(one.b));
       mode(one.mode);

@@ -1,6 +1,5 @@
 // The controls of one side (A, or B when two are compared), and the link that holds them.
 
-const STEPLESS = new Set(["first-hitting", "left-to-right"]); // their steps follow from the length
 const HIDDEN = new Set(["order"]); // needs an order, which is for the API
 const FIELDS = [ // name, label, kind, usual value, attributes
   ["model", "Model", "select", "", {}],
@@ -12,7 +11,19 @@ const FIELDS = [ // name, label, kind, usual value, attributes
   ["seed", "Seed", "number", "0", { min: 0, step: 1 }],
   ["n", "Samples", "number", "1", { min: 1, max: 16, step: 1 }],
 ];
-const WHOLE = new Set(["length", "steps", "seed", "n"]);
+const MORE = [
+  ["top_k", "Top-k", "number", "", { min: 1, step: 1, placeholder: "all" }],
+  ["min_p", "Min-p", "number", "", { min: 0, max: 1, step: 0.01, placeholder: "0" }],
+  ["k", "Tokens a step", "number", "", { min: 1, step: 1, placeholder: "auto" }],
+  ["threshold", "Threshold", "number", "", { min: 0, step: 0.01, placeholder: "none" }],
+  ["eta", "Remasking η", "number", "", { min: 0, max: 1, step: 0.01, placeholder: "auto" }],
+  ["stride", "Window stride", "number", "", { min: 1, step: 1, placeholder: "none" }],
+  ["label", "Label", "select", "", {}],
+  ["guidance", "Guidance", "number", "", { min: 0, max: 100, step: 0.1, placeholder: "1" }],
+];
+const ALL = [...FIELDS, ...MORE];
+const WHOLE = new Set(["length", "steps", "seed", "n", "top_k", "k", "stride"]);
+const TEXT = new Set(["model", "sampler", "label"]);
 const SHARED = new Set(["n"]); // both sides have as many samples
 
 export class Side {
@@ -22,17 +33,21 @@ export class Side {
     this.inputs = {};
     this.box = make("fieldset", "side");
     this.box.append(make("legend", "", `Settings ${name}`));
-    for (const [field, label, kind, usual, attributes] of FIELDS) {
+    this.more = make("details", "more", make("summary", "", "More settings"));
+    const rest = make("div", "side");
+    this.more.append(rest);
+    for (const [field, label, kind, usual, attributes] of ALL) {
       const input = document.createElement(kind === "select" ? "select" : "input");
       input.id = `${name.toLowerCase()}-${field}`;
       if (kind !== "select") { input.type = kind; input.value = usual; input.inputMode = WHOLE.has(field) ? "numeric" : "decimal"; }
       for (const [key, value] of Object.entries(attributes)) input.setAttribute(key, value);
       this.inputs[field] = input;
-      input.addEventListener("change", () => { if (field === "model") this.adapt(); if (field === "sampler") this.enable(); changed(field); });
+      input.addEventListener("change", () => { if (field === "model") this.adapt(); else this.enable(); changed(field); });
       const box = make("label", `field field-${field}`, make("span", "", label), input);
       if (SHARED.has(field) && name !== "A") box.hidden = true;
-      this.box.append(box);
+      (MORE.some(([more]) => more === field) ? rest : this.box).append(box);
     }
+    this.box.append(this.more);
     for (const model of models) this.inputs.model.append(new Option(model.id, model.id));
     this.adapt();
   }
@@ -43,29 +58,45 @@ export class Side {
 
   // What this model can do.
   adapt() {
-    const { samplers = [], usual_sampler: usual, length, max_length: most, max_steps: steps } = this.facts, box = this.inputs.sampler;
+    const { samplers = [], usual_sampler: usual, length, labels = [], max_steps: steps } = this.facts, box = this.inputs.sampler;
     const kept = box.value, names = samplers.filter((name) => !HIDDEN.has(name));
     box.replaceChildren(new Option(usual ? `auto (${usual})` : "auto", ""), ...names.map((name) => new Option(name, name)));
     box.value = names.includes(kept) ? kept : "";
-    const longest = this.facts.any_length || !length ? most ?? length : Math.min(length, most ?? length);
+    const label = this.inputs.label, named = label.value;
+    label.replaceChildren(new Option("none", ""), ...labels.map((name) => new Option(name, name)));
+    label.value = labels.includes(named) ? named : "";
     this.inputs.length.placeholder = length ?? "";
-    if (longest) this.inputs.length.max = longest;
-    if (longest && Number(this.inputs.length.value) > longest) this.inputs.length.value = longest;
     if (steps) this.inputs.steps.max = steps;
     this.enable();
+    const longest = Number(this.inputs.length.max);
+    if (longest && Number(this.inputs.length.value) > longest) this.inputs.length.value = longest;
   }
 
+  // What goes together: fields that sampler and model have no use for are not shown, and one may rule out another.
   enable() {
-    this.inputs.steps.disabled = STEPLESS.has(this.inputs.sampler.value || this.facts.usual_sampler);
+    const { inputs, facts } = this, { length, max_length: most, labels = [] } = facts;
+    const takes = facts.takes?.[inputs.sampler.value || facts.usual_sampler] ?? ["steps"];
+    const useful = { k: takes.includes("k"), threshold: takes.includes("threshold"), eta: takes.includes("eta"),
+      label: labels.length > 0, guidance: labels.length > 0, stride: !facts.any_length && most > length };
+    for (const [field, there] of Object.entries(useful)) {
+      inputs[field].disabled = !there;
+      inputs[field].parentElement.hidden = !there;
+    }
+    const given = (field) => !inputs[field].disabled && inputs[field].value !== "";
+    if (given("k")) inputs.threshold.disabled = true;
+    if (!given("label")) inputs.guidance.disabled = true;
+    inputs.steps.disabled = !takes.includes("steps") || given("k") || given("threshold");
+    const longest = facts.any_length || given("stride") || !length ? most ?? length : Math.min(length, most ?? length);
+    if (longest) inputs.length.max = longest;
   }
 
   // What goes to the server: only what was said.
   request() {
     const body = {};
-    for (const [field, , , usual] of FIELDS) {
+    for (const [field, , , usual] of ALL) {
       const { value, disabled } = this.inputs[field];
       if (value === "" || disabled) continue;
-      if (field === "model" || field === "sampler") body[field] = value;
+      if (TEXT.has(field)) body[field] = value;
       else if (["steps", "seed", "n"].includes(field) || value !== usual) body[field] = Number(value);
     }
     return body;
@@ -77,27 +108,40 @@ export class Side {
     if (!steps.disabled) parts.push(`${steps.value} steps`);
     if (temperature.value !== "1") parts.push(`temperature ${temperature.value}`);
     if (p.value !== "1" && p.value !== "") parts.push(`top-p ${p.value}`);
+    for (const [field, label] of MORE) {
+      const { value, disabled } = this.inputs[field];
+      if (value !== "" && !disabled) parts.push(`${label.toLowerCase()} ${value}`);
+    }
     parts.push(`seed ${seed.value}`);
     return parts.filter(Boolean).join(" · ");
   }
 
-  valid() { return Object.values(this.inputs).every((input) => input.disabled || input.closest("[hidden]") || input.reportValidity()); }
+  // A field that is folded away is shown first: the browser points at what is wrong.
+  valid() {
+    const wrong = Object.values(this.inputs).find((input) => !input.disabled && !input.closest("[hidden]") && !input.checkValidity());
+    for (let box = wrong?.closest("details"); box; box = box.parentElement.closest("details")) box.open = true;
+    return wrong === undefined || wrong.reportValidity();
+  }
 
-  values() { return Object.fromEntries(FIELDS.map(([field]) => [field, this.inputs[field].value])); }
+  values() { return Object.fromEntries(ALL.map(([field]) => [field, this.inputs[field].value])); }
 
   // Only values that the control can hold: a link is text from anywhere.
   set(values) {
     if (values.model && this.models.some((model) => model.id === values.model)) { this.inputs.model.value = values.model; this.adapt(); }
-    for (const [field, , kind] of FIELDS) {
+    for (const [field, , kind] of ALL) {
       const value = values[field];
       if (value === undefined || field === "model") continue;
       if (kind === "number" && value !== "" && !Number.isFinite(Number(value))) continue;
       if (kind === "select" && ![...this.inputs[field].options].some((option) => option.value === value)) continue;
       this.inputs[field].value = value;
     }
+    if (MORE.some(([field]) => this.inputs[field].value !== "")) this.more.open = true;
     this.enable();
   }
 }
+
+// What the examples begin with.
+export const USUAL = Object.fromEntries(ALL.filter(([field]) => !["model", "length", "seed", "n"].includes(field)).map(([field, , , usual]) => [field, usual]));
 
 // #mode=fill&text=...&steps=32&seed=3&b.steps=128
 export function toHash(page) {
@@ -113,7 +157,7 @@ export function toHash(page) {
 
 export function fromHash(hash) {
   const link = new URLSearchParams(hash.slice(1)), a = {}, b = {}, rest = {};
-  const known = new Set(FIELDS.map(([field]) => field));
+  const known = new Set(ALL.map(([field]) => field));
   for (const [name, value] of link) {
     if (known.has(name)) a[name] = value;
     else if (name.startsWith("b.") && known.has(name.slice(2))) b[name.slice(2)] = value;
