@@ -76,11 +76,53 @@ def test_events_however_the_chunks_fall(folder):
         ("naïve café", 2, 2, "naïve"),
         ("don't go", 2, 2, "don't"),
         ("a, b", 1, 2, ","),
+        ("中文句子很好", 2, 4, "句子"),  # a script without spaces
+        ("a {{3}} b", 2, 5, "{{3}}"),  # gaps are not cut
+        ("a {{3}} b c", 5, 9, "{{3}} b"),
     ],
 )
 def test_words_become_gaps(folder, text, start, end, gap):
     code = "const [a, b] = own.wordsAt(...given, false); console.log(JSON.stringify(given[0].slice(a, b)));"
     assert in_node(folder, "editor.js", code, [text, start, end]) == gap
+
+
+def test_a_part_becomes_a_gap_and_the_rest_stays(folder):
+    apple = ["⟨f0 9f⟩", "⟨8d⟩", "⟨8e⟩"]
+    given = [
+        [["I", " like", " ", *apple, "."], 1, 1],
+        [["I", " like", " ", *apple, "."], 6, 6],
+        [["I", " like", " ", *apple, "."], 4, 4],  # inside a character: all of it
+        [["a", "⟨8e⟩", "b"], 0, 0],  # which is no character whatever is done
+    ]
+    code = """console.log(JSON.stringify(given.map(([pieces, from, to]) => {
+        const { before, after, size } = own.withGap(pieces, from, to);
+        return [before, size, after];
+    })));"""
+    assert in_node(folder, "rewriting.js", code, given) == [
+        ["I", 1, " 🍎."], ["I like 🍎", 1, ""], ["I like ", 3, "."], ["", 2, "b"],
+    ]  # fmt: skip
+
+
+def test_a_stream_that_breaks_off_is_an_error(folder):
+    code = """
+    const tries = [];
+    for (const text of given) {
+        globalThis.fetch = async () => new Response(new Blob([text]).stream());
+        const seen = [];
+        await own.postEvents("/", {}, (event) => seen.push(event)).then(() => tries.push([seen, ""]), (error) => tries.push([seen, error.message]));
+    }
+    globalThis.fetch = async () => new Response(new ReadableStream({ pull() { throw new TypeError("network error"); } }));
+    await own.postEvents("/", {}, () => 0).catch((error) => tries.push([[], error.message]));
+    console.log(JSON.stringify(tries));
+    """  # noqa: E501
+    start, end, wrong = (
+        "event: start\ndata: {}\n\n",
+        "event: end\ndata: {}\n\n",
+        "The connection to the server broke off",
+    )
+    found = in_node(folder, "stream.js", code, [start + end, start, ""])
+    assert found[0] == [["start", "end"], ""] and found[1][0] == ["start"]
+    assert all(said.startswith(wrong) for _, said in found[1:]) and len(found) == 4
 
 
 def test_gaps_are_found_as_python_finds_them(folder):

@@ -9,7 +9,7 @@ from ...page import SCRIPTS, asset, shell
 
 OWN = (
     "index.html", "page.css", "page.js", "stream.js", "settings.js", "editor.js", "stage.js", "score.js", "export.js",
-    "icon.svg",
+    "rewriting.js", "icon.svg",
 )  # fmt: skip
 MEDIA = {
     "html": "text/html; charset=utf-8",

@@ -3,7 +3,7 @@
 const GAP = /\{\{\s*(\d+)\s*(?:-\s*(\d+)\s*)?\}\}/g;
 export const hasGap = (text) => text.search(GAP) >= 0;
 
-// How many tokens a piece of text may be: letters of DNA and bytes are counted, words are guessed until the server says.
+// How many tokens a piece of text may be: letters of DNA and bytes are counted, words are guessed.
 export function tokensIn(text, kind) {
   if (kind === "dna") return Math.max(1, text.replace(/\s/g, "").length);
   if (kind === "bytes") return Math.max(1, new TextEncoder().encode(text.trim()).length);
@@ -12,14 +12,23 @@ export function tokensIn(text, kind) {
   return Math.max(1, words.reduce((sum, word) => sum + Math.max(1, Math.round(word.length / 7)), 0));
 }
 
-// The selection, widened to whole words and without the spaces around it; without one, the word at the cursor.
+// The selection, widened to whole words and gaps and without the spaces around it; without one, the word at the cursor.
 export function wordsAt(text, start, end, letters) {
+  for (const found of text.matchAll(GAP)) {
+    const [from, to] = [found.index, found.index + found[0].length];
+    if (start < end && from < start && start < to) start = from;
+    if (start < end && from < end && end < to) end = to;
+  }
   if (letters) return start < end ? [start, end] : [Math.max(0, start - 1), start];
-  const word = (c) => c !== undefined && /[\p{L}\p{M}\p{N}'’]/u.test(c);
-  if (start < end) while (start < end && /\s/.test(text[start])) start++;
-  if (start < end) while (start < end && /\s/.test(text[end - 1])) end--;
-  while (start > 0 && word(text[start - 1]) && (word(text[start]) || start === end)) start--;
-  while (end < text.length && word(text[end]) && (end === start || word(text[end - 1]))) end++;
+  while (start < end && /\s/.test(text[start])) start++;
+  while (start < end && /\s/.test(text[end - 1])) end--;
+  const words = [...new Intl.Segmenter(undefined, { granularity: "word" }).segment(text)]
+    .filter(({ isWordLike }) => isWordLike).map(({ index, segment }) => [index, index + segment.length]);
+  if (start === end) return words.findLast(([from, to]) => from <= start && start <= to) ?? [start, end];
+  for (const [from, to] of words) {
+    if (from < start && start < to) start = from;
+    if (from < end && end < to) end = to;
+  }
   return [start, end];
 }
 
@@ -32,10 +41,13 @@ export function gapAt(text, at) {
   return null;
 }
 
-// How many tokens stand where a gap of one is in `holed`: `count` asks the server for the tokens of a text.
-export async function tokensThere(whole, holed, count) {
-  const [all, rest] = await Promise.all([count(whole), count(holed)]);
-  return Math.max(1, all - rest + 1);
+const PATIENCE = 300; // milliseconds that a gap waits for the server to count its tokens
+
+// How many tokens stand where `holed` has a gap of one: `count` asks the server for the tokens of a text. A server that
+// does not answer at once is not waited for.
+export async function tokensThere(whole, holed, count, guess) {
+  const counted = Promise.all([count(whole), count(holed)]).then(([all, rest]) => Math.max(1, all - rest + 1));
+  return Promise.race([counted, new Promise((late) => setTimeout(() => late(guess), PATIENCE))]).catch(() => guess);
 }
 
 export function makeEditor(area, backdrop, { kind, say, changed, count }) {
@@ -48,7 +60,10 @@ export function makeEditor(area, backdrop, { kind, say, changed, count }) {
     changed();
   }
 
-  function gap() {
+  let pending = Promise.resolve();
+  const gap = () => { pending = makeGap(); return pending; };
+
+  async function makeGap() {
     const { value, selectionStart: from, selectionEnd: to } = area;
     if (from === to && gapAt(value, from)) return;
     const counted = ["dna", "bytes", "chars"].includes(kind()); // a letter is a token
@@ -61,16 +76,11 @@ export function makeEditor(area, backdrop, { kind, say, changed, count }) {
     if (!chosen) return say("select words first");
     const inside = [...chosen.matchAll(GAP)].reduce((sum, found) => sum + Number(found[2] ?? found[1]), 0);
     const plain = chosen.replace(GAP, " ");
-    const n = inside + (plain.trim() ? tokensIn(plain, kind()) : 0);
+    let n = inside + (plain.trim() ? tokensIn(plain, kind()) : 0);
+    if (!counted && !inside) n = await tokensThere(value, `${value.slice(0, start)}{{1}}${value.slice(end)}`, count, n);
+    if (area.value !== value) return; // somebody has gone on writing
     replace(start, end, `{{${n}}}`);
-    const tell = (size) => say(`gap of ${size} token${size === 1 ? "" : "s"} instead of ${chosen}`);
-    if (counted || inside) return tell(n);
-    const guessed = area.value;
-    tokensThere(value, `${value.slice(0, start)}{{1}}${value.slice(end)}`, count).then((size) => {
-      if (area.value !== guessed) return; // somebody has gone on writing
-      if (size !== n) replace(start, start + `{{${n}}}`.length, `{{${size}}}`);
-      tell(size);
-    }, () => tell(n)); // without an answer the guess stands
+    say(`gap of ${n} token${n === 1 ? "" : "s"} instead of ${chosen}`);
   }
 
   function resize(by) {
@@ -103,7 +113,8 @@ export function makeEditor(area, backdrop, { kind, say, changed, count }) {
     if (m && (event.ctrlKey || event.altKey) && !event.shiftKey) { event.preventDefault(); gap(); }
     if (event.altKey && ["ArrowUp", "ArrowDown"].includes(event.key) && resize(event.key === "ArrowUp" ? 1 : -1)) event.preventDefault();
   });
-  return { gap, draw, set: (text) => { area.value = text; draw(); changed(); } };
+  addEventListener("resize", draw);
+  return { gap, draw, settled: () => pending, set: (text) => { area.value = text; draw(); changed(); } };
 }
 
 // As high as its text.

@@ -1,14 +1,16 @@
 // The live page: a form, a stage, a player. Everything that a model wrote enters the page as text, never as HTML.
 import { fit, hasGap, makeEditor } from "./editor.js";
 import { fillShell, save, traceOf } from "./export.js";
+import { whole, withGap } from "./rewriting.js";
 import { readScore, showScore } from "./score.js";
 import { fromHash, Side, toHash, USUAL } from "./settings.js";
 import { Run, Stage } from "./stage.js";
-import { getJson, postEvents, postJson, useKey } from "./stream.js";
+import { getJson, getText, postEvents, postJson, useKey } from "./stream.js";
 
 const $ = (id) => document.getElementById(id);
 const say = (text) => { $("live").textContent = text; };
 const chosen = (name) => document.querySelector(`[name=${name}]:checked`).value;
+const anySeed = () => Math.floor(Math.random() * 1e6);
 const TOPS = 5;
 const FIELD = { write: "prompt", fill: "gaps", score: "scored" };
 const VERB = { write: "Write", fill: "Fill", score: "Score" };
@@ -46,6 +48,7 @@ function mode(name) {
   $("player").hidden = scoring || !stage.ready();
   $("keep").hidden = scoring ? true : !stage.ready();
   for (const side of sides) side.box.classList.toggle("filling", name === "fill");
+  compare($("compare").checked);
   $("sides").classList.toggle("scoring", scoring);
   if (name === "fill") editor.draw();
   for (const area of document.querySelectorAll("textarea")) if (area.offsetParent) fit(area);
@@ -63,8 +66,10 @@ function view(name) {
 
 function compare(on) {
   $("compare").checked = on;
-  sides[1].box.hidden = !on;
-  $("sides").classList.toggle("two", on);
+  const two = on && chosen("mode") !== "score";
+  sides[1].box.hidden = !two;
+  $("sides").classList.toggle("two", two);
+  offerBases();
 }
 
 const active = () => ($("compare").checked ? sides : sides.slice(0, 1));
@@ -78,6 +83,7 @@ function fail(error) {
 }
 
 function busy(on) {
+  if (!on && document.activeElement === $("halt")) $("run").focus();
   $("halt").hidden = !on;
   document.body.classList.toggle("busy", on);
 }
@@ -94,7 +100,8 @@ async function run() {
   fail(null);
   hideRewrite();
   if (!sides.length) return begin();
-  if (!active().every((side) => side.valid())) return;
+  await editor.settled(); // a gap may still be counted
+  if (!active().every((side) => side.valid(chosen("mode")))) return;
   if (chosen("mode") === "score") return score();
   if (chosen("mode") === "fill" && !hasGap($("gaps").value)) {
     $("gaps").focus();
@@ -102,6 +109,7 @@ async function run() {
   }
   stopper?.abort();
   const stop = (stopper = new AbortController()), own = ++generation;
+  for (const { inputs } of active()) if (inputs.seed.value === "") inputs.seed.value = anySeed(); // so that the link holds it
   const what = content(), n = Number(sides[0].inputs.n.value) || 1;
   const runs = active().map((side) => {
     const body = { ...side.request(), n, ...what, tops: TOPS };
@@ -110,26 +118,29 @@ async function run() {
     const label = $("compare").checked ? side.name : "";
     return Object.assign(new Run(label, side.summary(), protocol, { dna: side.dna, n }), { request: body });
   });
-  if (sides.some((side) => side.dna) !== !$("basesBox").hidden) offerBases();
   history.replaceState(null, "", link());
   stage.open(runs);
+  offerBases();
   $("player").hidden = false;
-  $("keep").hidden = false;
+  $("keep").hidden = true; // until there is something
   busy(true);
   say("writing");
   const results = await Promise.allSettled(runs.map((one) => stream(one, stop, own)));
   if (own !== generation) return;
   busy(false);
-  const wrong = results.find((result) => result.status === "rejected" && result.reason.name !== "AbortError");
-  if (wrong) fail(wrong.reason);
-  if (!stage.ready()) { $("player").hidden = $("keep").hidden = true; if (wrong) stage.open([]); return; }
+  const ends = results.filter((result) => result.status === "rejected").map((result) => result.reason);
+  const wrong = ends.find((reason) => reason.name !== "AbortError");
+  if (wrong) fail(wrong);
+  else if (ends.length) say("stopped");
+  if (!stage.ready()) { $("player").hidden = $("keep").hidden = true; stage.open([]); return; }
   stage.changed();
   if (stage.at() < 0.15 * stage.count() || stage.at() >= stage.count()) stage.settle();
-  if (!wrong) say(`done, ${stage.sequences.map(({ text }) => text).join(" — ").slice(0, 400)}`);
+  if (!ends.length) say(`done, ${stage.sequences.map(({ text }) => text).join(" — ").slice(0, 400)}`);
 }
 
 // The first canvas is there: on a small screen it is brought into view.
 function begun() {
+  $("keep").hidden = false;
   transport.play();
   if ($("stage").getBoundingClientRect().top > 0.6 * innerHeight) document.querySelector(".look").scrollIntoView({ block: "start" });
 }
@@ -140,7 +151,7 @@ async function stream(one, stop, own) {
       if (own !== generation) return;
       if (event === "start") {
         one.start(data, data.steps ?? one.request.steps);
-        if (!transport.playing()) begun();
+        if ($("keep").hidden) begun();
       } else if (event === "step") one.step(data);
       else if (event === "done") one.done(data);
       stage.changed();
@@ -156,17 +167,17 @@ async function score() {
   const text = $("scored").value;
   if (!text.trim()) { $("scored").focus(); return fail("Paste a text to score first."); }
   stopper?.abort();
-  stopper = new AbortController();
+  const stop = (stopper = new AbortController());
   busy(true);
   history.replaceState(null, "", link());
   try {
-    const side = sides[0], found = readScore(await postJson("/v1/score", { model: side.model?.id, text }, stopper.signal));
+    const side = sides[0], found = readScore(await postJson("/v1/score", { model: side.model?.id, text }, stop.signal));
     showScore($("scores"), found, { dna: side.dna }, side.facts.usual_sampler === "left-to-right");
     say(`perplexity ${Math.exp(found.nats / Math.max(1, found.count)).toFixed(2)}, ${plural(found.count, "token")}`);
   } catch (error) {
     if (error.name !== "AbortError") fail(error);
   } finally {
-    busy(false);
+    if (stopper === stop) busy(false);
   }
 }
 
@@ -202,23 +213,25 @@ function offerRewrite() {
 }
 const hideRewrite = () => { $("rewrite").hidden = true; part = null; };
 
-// The text with a gap where the tokens were: pieces are pasted as they are, the ends of texts are left out.
+// The text with a gap where the tokens were; the ends of texts are left out.
 function rewrite({ run: one, sequence, from, to }) {
   const { words } = one, { player } = sequence;
-  const piece = (p) => { const id = player.finally(p); return words.special.has(id) ? "" : words.piece(id); };
-  const join = (start, end) => Array.from({ length: Math.max(0, end - start) }, (_, i) => piece(start + i)).join("");
-  const before = join(0, from), after = join(to + 1, player.size);
+  const pieces = Array.from({ length: player.size }, (_, p) => { const id = player.finally(p); return words.special.has(id) ? "" : words.piece(id); });
+  const { before, after, size } = withGap(pieces, from, to);
   getSelection()?.removeAllRanges();
   hideRewrite();
+  if (hasGap(before) || hasGap(after)) return fail("The text itself has {{…}} in it, which would be read as a gap.");
+  const text = `${before}{{${size}}}${after}`;
   mode("fill");
-  editor.set(`${before}{{${to - from + 1}}}${after}`.trimStart());
-  sides[0].inputs.seed.value = Number(sides[0].inputs.seed.value) + 1;
+  editor.set(/^\s/.test(sequence.text) ? text : text.trimStart()); // some tokenizers begin every text with a space
+  for (const { inputs } of sides) inputs.seed.value = Number(inputs.seed.value) + 1;
+  $("gaps").focus();
   run();
 }
 
 function rewriteKey(event) {
   const token = card.shown();
-  if (event.key !== "r" || !token || event.target.matches("textarea, input, select")) return false;
+  if (event.key.toLowerCase() !== "r" || !token || event.target.matches("textarea, input, select")) return false;
   const found = partOf(token.board, token.p, token.p);
   if (found) rewrite(found);
   return Boolean(found);
@@ -234,15 +247,17 @@ function link() {
 function follow(hash) {
   const { a, b, rest, empty } = fromHash(hash);
   if (empty) return;
-  const name = rest.mode in FIELD ? rest.mode : "write";
-  sides[0].set(a);
-  sides[1].set(b);
-  compare(rest.compare === "1");
-  offerBases();
-  if (rest.text !== undefined) $(FIELD[name]).value = rest.text;
-  if (rest.suffix) { $("suffix").value = rest.suffix; $("suffix").closest("details").open = true; }
+  const name = Object.hasOwn(FIELD, rest.mode ?? "") ? rest.mode : "write";
+  const usual = { ...USUAL, model: models[0]?.id, length: "", seed: "0", n: "1" }; // nothing of what stood here before
+  sides[0].set({ ...usual, ...a });
+  sides[1].set({ ...usual, ...b });
+  $("compare").checked = rest.compare === "1";
+  $(FIELD[name]).value = rest.text ?? "";
+  $("suffix").value = rest.suffix ?? "";
+  if (rest.suffix) $("suffix").closest("details").open = true;
   if ([...document.querySelectorAll("[name=view]")].some((radio) => radio.value === rest.view)) view(rest.view);
   mode(name);
+  about();
 }
 
 async function copy(text, button) {
@@ -283,7 +298,7 @@ function examples() {
       if (one.scored !== undefined) $("scored").value = one.scored;
       sides[0].set({ ...USUAL, ...one.set });
       if (one.b) sides[1].set({ ...sides[0].values(), ...one.b });
-      compare(Boolean(one.b));
+      $("compare").checked = Boolean(one.b);
       mode(one.mode);
       run();
     };
@@ -291,8 +306,9 @@ function examples() {
   }));
 }
 
+// Bases are for DNA: what is on the stage, or what will be.
 function offerBases() {
-  const dna = sides.some((side) => side.dna);
+  const dna = (stage.runs.length ? stage.runs : active()).some((one) => one.dna);
   $("basesBox").hidden = !dna;
   if (dna && chosen("view") === "order") view("bases");
   if (!dna && chosen("view") === "bases") view("order");
@@ -314,7 +330,8 @@ for (const area of document.querySelectorAll("textarea")) {
   area.addEventListener("input", () => fit(area));
 }
 $("halt").onclick = () => stopper?.abort();
-$("dice").onclick = () => { sides[0].inputs.seed.value = Math.floor(Math.random() * 1e6); sides[1].inputs.seed.value = sides[0].inputs.seed.value; run(); };
+$("dice").onclick = () => { const seed = anySeed(); for (const { inputs } of sides) inputs.seed.value = seed; run(); };
+document.querySelector(".skip").onclick = (event) => { event.preventDefault(); $("stage").focus(); }; // the address holds the settings
 $("makeGap").onmousedown = (event) => event.preventDefault(); // the selection stays
 $("makeGap").onclick = () => editor.gap();
 $("compare").onchange = () => { if ($("compare").checked) sides[1].set(sides[0].values()); compare($("compare").checked); };
@@ -332,13 +349,12 @@ document.addEventListener("keydown", (event) => {
   $(FIELD[chosen("mode")]).focus();
 });
 $("permalink").onclick = () => { history.replaceState(null, "", link()); copy(location.href, $("permalink")); };
-$("copyText").onclick = () => copy(stage.sequences.map(({ text }) => text).join("\n\n"), $("copyText"));
-$("saveJson").onclick = () => save("trace.json", `${JSON.stringify(traceOf(stage.runs))}\n`, "application/json");
+const begunRuns = () => stage.runs.filter(({ words }) => words);
+$("copyText").onclick = () => copy(begunRuns().flatMap((one) => one.texts().map(whole)).join("\n\n"), $("copyText"));
+$("saveJson").onclick = () => save("trace.json", `${JSON.stringify(traceOf(begunRuns()))}\n`, "application/json");
 $("saveHtml").onclick = async () => {
   try {
-    const answer = await fetch("/page/replay.txt");
-    if (!answer.ok) throw new Error("The server does not give the replay.");
-    save("replay.html", fillShell(await answer.text(), traceOf(stage.runs)), "text/html");
+    save("replay.html", fillShell(await getText("/page/replay.txt"), traceOf(begunRuns())), "text/html");
   } catch (error) { fail(error); }
 };
 

@@ -4,15 +4,10 @@ const EDGES = [0.5, 2, 4, 6, 9]; // bits: where one bin ends and the next begins
 const heat = (bits) => EDGES.filter((edge) => bits >= edge).length; // 0: expected, 5: a surprise
 const number = (value, digits) => (Number.isFinite(value) ? value.toFixed(digits) : "∞");
 
-// [[piece, nats or null]] and the totals, from what /v1/score answers.
-export function readScore(answer) {
-  const one = answer.texts?.[0] ?? answer.data?.[0] ?? answer;
-  const tokens = (one.tokens instanceof Array ? one.tokens : (one.pieces ?? []).map((piece, i) => [piece, one.token_nats?.[i] ?? null]))
-    .map((token) => (token instanceof Array ? token : [token.piece, token.nats ?? null]));
-  const counted = tokens.filter(([, nats]) => nats !== null);
-  const count = typeof one.tokens === "number" ? one.tokens : counted.length;
-  const nats = one.nats ?? counted.reduce((sum, [, value]) => sum + value, 0);
-  return { tokens, nats, count, perByte: one.bits_per_byte ?? null, error: one.stderr_nats ?? null, protocol: one.protocol ?? answer.protocol ?? {} };
+// [[piece, nats or null]] and the totals, from what /v1/score answers for one text.
+export function readScore({ texts: [one] }) {
+  const tokens = one.pieces.map((piece, i) => [piece, one.token_nats[i] ?? null]);
+  return { tokens, nats: one.nats, count: one.tokens, perByte: one.bits_per_byte ?? null, error: one.stderr_nats ?? null };
 }
 
 export function showScore(section, score, words, exact) {

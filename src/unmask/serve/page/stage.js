@@ -86,8 +86,14 @@ export class Run {
 
   get events() { return Math.max(0, ...this.sequences.map(({ player }) => player.events.length)); }
 
+  // What stands there: of a sequence that was stopped with its masks.
+  texts() {
+    return this.sequences.map(({ player, text, done }) => (done ? text : Array.from({ length: player.size }, (_, p) => this.words.piece(player.finally(p))).join("")));
+  }
+
   finish(why) {
     this.over = true;
+    if (!this.words) this.body.replaceChildren(); // nothing ever came
     const calls = Math.max(0, ...this.sequences.map(({ player }) => player.events.at(-1)?.calls ?? 0));
     this.note.textContent = why ?? plural(calls, "network call");
   }

@@ -56,19 +56,25 @@ async function ask(path, body, signal) {
 }
 
 export const getJson = async (path) => (await ask(path)).json();
+export const getText = async (path) => (await ask(path)).text();
 export const postJson = async (path, body, signal) => (await ask(path, body, signal)).json();
 
-// POST, and `take(event, data)` for each event of the answer.
+// POST, and `take(event, data)` for each event of the answer. Whatever breaks off before its end is an error.
 export async function postEvents(path, body, take, signal) {
   const answer = await ask(path, body, signal);
   const reader = answer.body.getReader(), decoder = new TextDecoder(), feed = eventParser();
-  for (;;) {
-    const { value, done } = await reader.read();
+  const broken = (error) => {
+    if (error?.name === "AbortError") throw error;
+    throw new Refused("The connection to the server broke off; what came is kept.", 0);
+  };
+  for (let ended = false; ; ) {
+    const { value, done } = await reader.read().catch(broken);
     for (const { event, data } of feed(done ? "\n\n" : decoder.decode(value, { stream: true }))) {
       const known = JSON.parse(data);
       if (event === "error") throw new Refused(known.error?.message ?? "The server stopped.", 500);
       take(event, known);
+      ended ||= event === "end";
     }
-    if (done) return;
+    if (done) return ended ? undefined : broken();
   }
 }
