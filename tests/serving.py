@@ -136,10 +136,14 @@ def wait_for(what: Callable[[], Any], seconds: float = 20.0) -> Any:
 
 
 @contextlib.contextmanager
-def running(lms: dict[str, LM] | None = None, limits: Limits | None = None, **more: Any) -> Iterator[Running]:
+def running(
+    lms: dict[str, LM] | None = None, limits: Limits | None = None, send_buffer: int | None = None, **more: Any
+) -> Iterator[Running]:
     """A server with these models, until the end of the block; no sequence may be left in it then."""
     engine = Engine(lms or {"tiny": diffusion_lm(), "ar": ar_lm()}, limits or Limits(grace=1.0))
     sock = bind("127.0.0.1", 0)
+    if send_buffer is not None:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)  # its connections inherit it
     server = Server(make_app(engine, **more), engine)
     thread = threading.Thread(target=server.run, args=([sock],), daemon=True)
     thread.start()

@@ -98,6 +98,22 @@ def test_a_wrong_setting_changes_nothing(lm):
     assert loop.line(":quit", print) is None
 
 
+def test_seeds_and_numbers(lm):
+    loop = Loop(lm, "tiny-en", {"steps": 2}, n=3)
+    seeds = [[sample.seed for sample in loop.line(line, print)] for line in ("a {{1}}", "", "")]
+    assert seeds == [[0, 1, 2], [3, 4, 5], [6, 7, 8]]
+    for line, name, value in (
+        (":seed 010", "seed", 10),
+        (":temperature 1e-1", "temperature", 0.1),
+        (":k -", "k", None),
+    ):
+        loop.line(line, print)
+        assert loop.how.get(name) == value
+    for line in (":seed 1:30", ":seed 1.5", ":temperature warm", ":steps yes"):
+        with pytest.raises(UserError, match="number"):
+            loop.line(line, print)
+
+
 def test_what_is_saved_is_the_trace_of_what_was_seen(lm, tmp_path):
     loop = Loop(lm, "tiny-en", {"steps": 6, "seed": 3}, n=2)
     samples = loop.line("The {{5}} end.", print)

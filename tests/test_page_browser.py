@@ -360,6 +360,16 @@ def test_score_is_the_bound_of_the_library(open_page, lms, artefacts):
     heat = page.locator("#scores .canvas .k").evaluate_all("all => all.map(k => Number(/h(\\d)/.exec(k.className)[1]))")
     assert heat[worst] == max(heat) and heat[best] == min(heat) and len(set(heat)) > 1
     page.screenshot(path=artefacts / "score.png")
+    page.keyboard.press("Shift+Tab")  # and by keyboard: the skip link goes there, arrows walk, Escape leaves
+    page.locator(".skip").focus()
+    page.keyboard.press("Enter")
+    page.keyboard.press("Tab")
+    for _ in range(3):
+        page.keyboard.press("ArrowRight")
+    assert page.evaluate("document.activeElement.p") == 3
+    assert f"{found.token_nats[3] / math.log(2):.2f}" in page.locator("#card").inner_text()
+    page.keyboard.press("Escape")
+    assert not page.locator("#card").is_visible()
 
 
 def test_two_settings_side_by_side_and_the_link(open_page, browser, lms, artefacts):

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+import unmask
 from serving import Running, ar_lm, diffusion_lm, parse_events, running
 from unmask.scoring import usual_method
 
@@ -141,7 +142,7 @@ def test_tokens_are_those_a_model_is_given(server: Running):
     assert server.post("/v1/tokenize", {"text": ""}).json["count"] == 0
     long = server.post("/v1/tokenize", {"text": "a" * 4096}).json  # more than the model's length
     assert long["count"] == 4096
-    for wrong in ("a" * 4097, "{{5000}}", "{{x}}"):
+    for wrong in ("a" * 4097, "{{5000}}", "{{x}}", "{{" * 400_000):  # the last one: in linear time
         answer = server.post("/v1/tokenize", {"text": wrong})
         assert answer.status == 400 and answer.error["message"]
 
@@ -247,6 +248,32 @@ def test_openai_suffix_stop_and_echo(client):
     cut = client.completions.create(model="tiny", prompt="abc", max_tokens=40, seed=3, stop=[letter]).choices[0]
     assert cut.finish_reason == "stop"
     assert cut.text == whole.text[3:].partition(letter)[0]
+
+
+STOPS = [
+    {"stop": "."}, {"stop": ["the", ", "]}, {"stop": " and ", "sampler": "confidence", "steps": 8},
+    {"stop": "e", "sampler": "remask-cap", "steps": 16}, {"stop": "\n"}, {}, {"stop": ".", "logprobs": 2},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("how", STOPS, ids=lambda how: "-".join(map(str, how.values())) or "eos")
+def test_a_stream_ends_where_the_text_does(how):
+    lm = unmask.load("tiny-en")
+    with running({"tiny-en": lm}) as server:
+        for seed in range(4):
+            body = {"prompt": "Once upon a time", "max_tokens": 40, "seed": seed, **how}
+            plain = server.post("/v1/completions", body).json["choices"][0]
+            events = server.post("/v1/completions", {**body, "stream": True}).events[:-1]
+            streamed = [event["choices"][0] for _, event in events]
+            assert "".join(choice["text"] for choice in streamed) == plain["text"]
+            assert streamed[-1]["finish_reason"] == plain["finish_reason"]
+            options = {"sampler": how.get("sampler"), "steps": how.get("steps")}
+            (sample,) = lm.write(
+                [lm.prompt_canvas("Once upon a time", 40 + len(lm.encode("Once upon a time")))], seed=seed,
+                stop=[how["stop"]] if isinstance(how.get("stop"), str) else how.get("stop", []), stop_at_eos=True,
+                **{name: value for name, value in options.items() if value is not None},
+            )  # fmt: skip
+            assert sample.text == "Once upon a time" + plain["text"]
 
 
 def test_openai_prompts_and_logprobs(client):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -133,21 +134,30 @@ def test_a_full_box_merges_steps_and_keeps_what_they_say():
 
 
 def test_a_reader_that_does_not_read_holds_up_nobody():
-    with running({"tiny": diffusion_lm()}, Limits(grace=1.0, buffer=8, batch=4)) as server:
+    lm, body = diffusion_lm(), {**LONG, "n": 16, "tops": 10}
+    with running({"tiny": lm}, Limits(grace=1.0, buffer=8, batch=4), send_buffer=4096) as server:
         slow = socket.socket()
         slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
         slow.connect(("127.0.0.1", server.port))
-        slow.sendall(post_head({**LONG, "n": 8, "tops": 10}))
+        slow.sendall(post_head(body))
         slow.settimeout(30)
-        wait_for(lambda: server.metric('unmask_sequences_total{end="done"}') >= 8)  # all of it, and it has read nothing
+        wait_for(lambda: server.metric('unmask_sequences_total{end="done"}') >= 16)  # and it has read nothing
         assert server.post("/v1/infill", {"prompt": "a", "length": 9}).status == 200
         data = b""
-        while b"event: end" not in data:
+        while not data.endswith(b"\r\n0\r\n\r\n"):
             data += (got := slow.recv(65536))
             assert got
         slow.close()
-    text = b"".join(part.partition(b"\r\n")[2] for part in [data.partition(b"\r\n\r\n")[2]]).decode(errors="ignore")
-    assert text.count("event: done") == 8
+    chunks = re.sub(rb"\r\n[0-9a-f]+\r\n", b"", b"\r\n" + data.partition(b"\r\n\r\n")[2])
+    events = parse_events(chunks.removesuffix(b"\r\n").decode())
+    assert sum(name == "step" for name, _ in events) < 16 * 48  # some of them were merged
+    canvases = [[None] * 48 for _ in range(16)]
+    for name, event in events:
+        for position, token, *_ in event["changes"] if name == "step" else ():
+            canvases[event["index"]][position] = token
+    samples = lm.write_samples(16, length=48, sampler="first-hitting", seed=1)
+    assert canvases == [sample.ids for sample in samples]
+    assert [event["text"] for name, event in events if name == "done"] == [sample.text for sample in samples]
 
 
 # -- places ----------------------------------------------------------------------------------------------------------
@@ -155,7 +165,7 @@ def test_a_reader_that_does_not_read_holds_up_nobody():
 
 def test_a_client_that_goes_away_frees_its_places_at_once():
     limits = Limits(batch=2, queue=2, grace=1.0)
-    with running({"tiny": slow_lm()}, limits) as server:
+    with running({"tiny": slow_lm(0.05)}, limits) as server:
         for path, body in (("/v1/diffusion", {**LONG, "n": 4}), ("/v1/infill", {**LONG, "prompt": "a", "n": 4}),
                            ("/v1/completions", {"prompt": "a", "max_tokens": 47, "n": 4, "stream": True,
                                                 "sampler": "first-hitting"})):  # fmt: skip
@@ -167,9 +177,15 @@ def test_a_client_that_goes_away_frees_its_places_at_once():
             sock.close()
             begun = time.monotonic()
             wait_for(lambda: server.engine.rows == 0)
-            assert time.monotonic() - begun < 0.6  # 48 calls of 20 ms twice would take two seconds
+            assert time.monotonic() - begun < 2.4  # 48 calls of 50 ms twice would take 4.8 seconds
             assert server.metric('unmask_sequences_total{end="cancelled"}') - before == 4
             assert server.post("/v1/infill", {"prompt": "a", "length": 4}).status == 200
+
+
+def test_what_can_never_fit_is_not_told_to_come_again():
+    with running({"tiny": diffusion_lm()}, Limits(batch=1, queue=4, grace=1.0)) as server:
+        answer = server.post("/v1/infill", {"prompt": "a", "length": 9, "n": 8})
+        assert answer.status == 400 and answer.error["param"] == "n"
 
 
 def test_a_full_queue_says_when_to_come_again():

@@ -250,21 +250,29 @@ def test_one_origin_may_be_let_in():
         good = server.ask("OPTIONS", "/v1/infill", headers={**ask, "Origin": "https://good.example"})
         assert good.status == 200 and good.headers["access-control-allow-origin"] == "https://good.example"
         evil = server.ask("OPTIONS", "/v1/infill", headers={**ask, "Origin": "https://evil.example"})
-        assert evil.status == 400 and "access-control-allow-origin" not in evil.headers
+        assert evil.status == 400 and "access-control-allow-origin" not in evil.headers and evil.error
+        made_up = server.ask("OPTIONS", "/v1/infill", headers={**ask, "Host": "evil.example"})
+        assert made_up.status == 421
+        for answer in (good, evil, made_up):
+            assert "default-src 'none'" in answer.headers["content-security-policy"]
+        assert server.ask("OPTIONS", "/v1/infill").status == 401  # without such a question it needs the key
 
 
 def test_a_key_is_needed_where_one_is_set():
-    with running({"tiny": diffusion_lm()}, api_key="sécret") as server:
+    with running({"tiny": diffusion_lm()}, api_key="se;cret~!") as server:
         for path in ("/", "/health", "/openapi.json", "/page/page.js"):
             assert server.get(path).status == 200
-        wrong = [None, "Bearer", "Bearer ", "Bearer wrong", "Bearer secret", "Basic sécret", "Bearer sécret2", "sécret"]
+        wrong = [
+            None, "Bearer", "Bearer ", "Bearer wrong", "Bearer secret", "Basic se;cret~!", "Bearer se;cret~!2",
+            "se;cret~!", "Bearer se;cret~!\u00a0",
+        ]  # fmt: skip
         for given in wrong:
             headers = {} if given is None else {"Authorization": given.encode().decode("latin-1")}
             for answer in (server.get("/v1/models", headers=headers), server.get("/metrics", headers=headers),
                            server.post("/v1/infill", GOOD, headers=headers)):  # fmt: skip
                 assert answer.status == 401 and answer.error["code"] == "invalid_api_key"
                 assert answer.headers["www-authenticate"] == "Bearer"
-        headers = {"Authorization": "Bearer sécret".encode().decode("latin-1")}
+        headers = {"Authorization": "Bearer se;cret~!"}
         assert server.post("/v1/infill", GOOD, headers=headers).status == 200
         assert server.get("/metrics", headers=headers).status == 200
 
@@ -314,9 +322,11 @@ def test_a_port_that_is_taken_is_a_sentence():
 def test_wrong_settings_of_the_command_are_sentences(tmp_path):
     empty = tmp_path / "key"
     empty.write_text("\n")
+    (odd := tmp_path / "odd").write_text("voilà")
     for words, said in (
         (["--api-key-file", str(tmp_path / "nothing")], "cannot read the API key"),
         (["--api-key-file", str(empty)], "is empty"),
+        (["--api-key-file", str(odd)], "must be of ASCII"),
         (["--batch-size", "0"], "batch=0"),
         (["--host", "no.such.host.invalid"], "no address"),
         (["--timeout", "nan"], "timeout=nan"),

@@ -18,7 +18,6 @@ from .data.dna.bases import UNK
 from .data.tokenizers import Tokenizer
 from .types import UserError
 
-GAP = re.compile(r"\{\{(.*?)\}\}", re.DOTALL)
 MOST_LENGTHS = 256  # combinations of lengths of ranged gaps that are compared
 LONGEST = 2**22  # tokens of a text that is written in windows
 LENGTHS = re.compile(r"\s*0*([1-9][0-9]{0,8})\s*(?:-\s*0*([1-9][0-9]{0,8})\s*)?")
@@ -48,10 +47,19 @@ class Canvas:
         return isinstance(filled[-1], slice)
 
 
+def split_gaps(text: str) -> list[str]:
+    """What stands outside and inside of {{ and }}, in turns: an odd number of strings, in linear time."""
+    parts, at = [], 0
+    while (start := text.find("{{", at)) >= 0 and (end := text.find("}}", start + 2)) >= 0:
+        parts += [text[at:start], text[start + 2 : end]]
+        at = end + 2
+    return [*parts, text[at:]]
+
+
 def parse_gaps(text: str) -> list[str | Gap]:
     """Given strings and gaps in turn: {{3}} is a gap of 3 tokens, {{2-6}} one of 2 to 6."""
     parts: list[str | Gap] = []
-    for i, piece in enumerate(GAP.split(text)):
+    for i, piece in enumerate(split_gaps(text)):
         if i % 2 == 0:
             parts.append(piece)
             continue

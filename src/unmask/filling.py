@@ -12,10 +12,9 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import yaml
 from rich.console import Console
 
-from .canvas import GAP
+from .canvas import split_gaps
 from .config import nearest
 from .lm import LM, Job
 from .page import write_html
@@ -60,7 +59,7 @@ class Loop:
             if not self.text:
                 say("type a text with a gap, for example: The cat {{3}} the house.   (:help says more)")
                 return []
-            self.how["seed"] = self.how.get("seed", 0) + 1
+            self.how["seed"] = self.how.get("seed", 0) + self.n  # n samples have n seeds
             return self.fill(self.text)
         samples = self.fill(gaps(line))
         self.text = gaps(line)
@@ -115,10 +114,7 @@ class Loop:
     def _set(self, name: str, value: str) -> None:
         changed = {key: own for key, own in self.how.items() if key != name}
         if value not in ("", "-"):
-            try:
-                changed[name] = value if name in ("sampler", "label") else yaml.safe_load(value)
-            except yaml.YAMLError:
-                changed[name] = value
+            changed[name] = value if name in ("sampler", "label") else _number(name, value)
         replace(self, how=changed).check()  # what is wrong is said now, and changes nothing
         self.how = changed
 
@@ -136,7 +132,7 @@ class Loop:
 
 def gaps(text: str) -> str:
     """Blanks as gaps: ___ is {{3}}; what stands in braces already stays."""
-    parts = GAP.split(text)
+    parts = split_gaps(text)
     for i, part in enumerate(parts):
         parts[i] = f"{{{{{part}}}}}" if i % 2 else BLANKS.sub(lambda run: f"{{{{{len(run[0])}}}}}", part)
     return "".join(parts)
@@ -145,6 +141,14 @@ def gaps(text: str) -> str:
 def _each(takes: Sequence[Callable[[State], None]], state: State) -> None:
     for take in takes:
         take(state)
+
+
+def _number(name: str, value: str) -> int | float:
+    whole = name in ("seed", "steps", "top_k", "k", "stride")
+    try:
+        return int(value) if whole else float(value)
+    except ValueError:
+        raise UserError(f":{name} {value} must be a {'whole ' if whole else ''}number") from None
 
 
 def _count(value: str) -> int:

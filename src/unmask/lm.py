@@ -237,17 +237,25 @@ class Work:
             options.control(job.canvas, lm.painter), options.label_id(lm.labels), options.guidance, tops,
         )  # fmt: skip
         self.record = _Record(job.canvas.ids, lm.tokenizer)
+        self._end: tuple[Tensor, tuple[str, str, int] | None] | None = None  # of the last canvas that was looked at
 
     def ended(self, state: State) -> bool:
         """Whether the text has ended before its last step."""
-        return self.stop is not None and self.stop(state)
+        return self._stopped(state) is not None
+
+    def _stopped(self, state: State) -> tuple[str, str, int] | None:
+        if self.stop is None:
+            return None
+        if self._end is None or self._end[0] is not state.canvas:
+            self._end = (state.canvas, self.stop.end(state))
+        return self._end[1]
 
     def take(self, state: State) -> Sample | None:
         """One more state; the sample if it is the last."""
         self.record.add(state)
         if not state.done:
             return None
-        end = self.stop.end(state) if self.stop else None
+        end = self._stopped(state)
         text, why, count = end or (self.painter.text(self.canvas, state.canvas), "length", len(state.canvas))
         return Sample(
             state.canvas[:count].tolist(), text, self.options.seed, state.calls, state.row, self.record.tokens(count),

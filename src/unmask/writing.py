@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from numbers import Integral, Real
@@ -266,10 +267,6 @@ class Stop:
             raise UserError("stop_at_eos needs a tokenizer with an end-of-text token, and this model's has none")
         return Stop(canvas, options, painter)
 
-    def __call__(self, state: State) -> bool:
-        """Whether the text has ended."""
-        return self.end(state) is not None
-
     def end(self, state: State) -> tuple[str, str, int] | None:
         """(text up to the end, why it ended, tokens that count), or None while it goes on."""
         gap = next(part for part in reversed(self.canvas.parts) if isinstance(part, slice))
@@ -291,8 +288,12 @@ class Stop:
         if not places:
             return text, why, tokens
         at, end = min(places)
-        seen = (count for count in range(start, tokens) if self._reads(state, count)[:end] == text[:end])
-        return text[:at], "stop", next(seen, tokens)  # no token after the one that completed the stop string
+
+        def complete(count: int) -> bool:
+            return self._reads(state, count)[:end] == text[:end]
+
+        # No token after the one that completed the stop string.
+        return text[:at], "stop", bisect_left(range(tokens), True, lo=start, key=complete)
 
     def _reads(self, state: State, tokens: int) -> str:
         return self.painter.text(self.canvas, state.canvas, tokens)

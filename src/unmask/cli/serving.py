@@ -104,15 +104,17 @@ def _names(models: list[str]) -> dict[str, str]:
 
 def _key(file: str | None) -> str | None:
     """The API key: of a file, or of the environment; never of the command line, which others can read."""
-    if file is None:
-        key = os.environ.get("UNMASK_API_KEY")
-        if key is not None and not key.strip():
-            raise UserError("UNMASK_API_KEY is empty; set it to the key, or unset it")
-        return None if key is None else key.strip()
-    try:
-        key = Path(file).read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError):
-        raise UserError(f"cannot read the API key from {file}") from None
+    key, where = os.environ.get("UNMASK_API_KEY"), "UNMASK_API_KEY"
+    if file is not None:
+        try:
+            key, where = Path(file).read_text(encoding="utf-8"), file
+        except (OSError, UnicodeDecodeError):
+            raise UserError(f"cannot read the API key from {file}") from None
+    if key is None:
+        return None
+    key = key.strip()
     if not key:
-        raise UserError(f"{file} is empty; write the API key into it")
+        raise UserError(f"the API key in {where} is empty; write the key there")
+    if not key.isascii() or not key.isprintable() or " " in key:
+        raise UserError(f"the API key in {where} must be of ASCII letters, digits and signs, as it is sent in a header")
     return key

@@ -51,14 +51,15 @@ function makeTransport(deck) {
     " ": () => (playing ? pause() : play()),
     ArrowUp: () => faster(1),
     ArrowDown: () => faster(-1),
-    Escape: () => deck.leave(),
   };
   document.addEventListener("keydown", (event) => {
-    if (!deck.ready() || event.ctrlKey || event.metaKey || event.altKey || event.defaultPrevented) return;
+    if (event.ctrlKey || event.metaKey || event.altKey || event.defaultPrevented) return;
     if (deck.keys(event)) return event.preventDefault();
+    if (event.key === "Escape") return deck.leave();
+    if (!deck.ready()) return;
     // Controls keep the keys that are theirs: a button its space, a select and a radio their arrows, a field all.
     if (event.target.matches("textarea, input:not([type=range], [type=radio], [type=checkbox])")) return;
-    if (event.target.matches("select, summary, pre, a, input[type=radio], input[type=checkbox], [role=tab]") && event.key !== "Escape") return;
+    if (event.target.matches("select, summary, pre, a, input[type=radio], input[type=checkbox], [role=tab]")) return;
     if (event.target.matches("button") && event.key === " ") return;
     if (!(event.key in COMMANDS)) return;
     event.preventDefault();

@@ -13,7 +13,7 @@ from ..lm import LM, Pieces, Work
 from ..trace import Change
 from ..types import Likelihood, Sample, State
 from .asking import CompletionBody
-from .http import QUIET, event
+from .http import QUIET, dumps, event
 from .limits import Refusal
 from .tickets import Done, Event, Failed, Step, Ticket
 
@@ -38,6 +38,7 @@ async def events_of(ticket: Ticket) -> AsyncIterator[Event | None]:
         for one in found:
             left -= isinstance(one, Done)
             yield one
+            await asyncio.sleep(0)  # a full box does not hold up other requests
             if isinstance(one, Failed):
                 return
 
@@ -72,7 +73,7 @@ def usage(works: list[Work], samples: list[Sample]) -> dict[str, int]:
 
 async def diffusion_events(name: str, lm: LM, ticket: Ticket) -> AsyncIterator[str]:
     """The stream of /v1/diffusion."""
-    yield event(_start(name, lm, ticket.works), "start")
+    yield _start(name, lm, ticket.works)
     samples: list[Sample] = []
     lengths = [len(work.canvas.ids) for work in ticket.works]
     async for one in events_of(ticket):
@@ -97,27 +98,29 @@ async def diffusion_events(name: str, lm: LM, ticket: Ticket) -> AsyncIterator[s
     yield event({"usage": usage(ticket.works, samples) | {"network_calls": calls}}, "end")
 
 
-def _start(name: str, lm: LM, works: list[Work]) -> dict[str, Any]:
+def _start(name: str, lm: LM, works: list[Work]) -> str:
+    """The first event. It may be large: a canvas that many samples share is put into JSON once."""
     vocab, options = lm.tokenizer.vocab, works[0].options
     special = {token for token in (vocab.pad, vocab.bos, vocab.eos) if token is not None}
-    told: dict[int, list[dict[str, Any]]] = {}
+    told: dict[int, str] = {}
     samples = []
     for index, work in enumerate(works):
         if id(work.canvas) not in told:
             ids = work.canvas.ids.tolist()
-            told[id(work.canvas)] = [
+            told[id(work.canvas)] = dumps([
                 {"id": None, "piece": None, "given": False} if token == vocab.mask
                 else {"id": token, "piece": piece, "given": True} | ({"special": True} if token in special else {})
                 for token, piece in zip(ids, lm.tokenizer.pieces(ids), strict=True)
-            ]  # fmt: skip
-        samples.append({"index": index, "seed": work.options.seed, "tokens": told[id(work.canvas)]})
-    return {
-        "id": new_id("diff"), "object": "diffusion", "created": int(time.time()), "model": name, "samples": samples,
+            ])  # fmt: skip
+        samples.append(f'{{"index":{index},"seed":{work.options.seed},"tokens":{told[id(work.canvas)]}}}')
+    head = {
+        "id": new_id("diff"), "object": "diffusion", "created": int(time.time()), "model": name,
         "steps": getattr(works[0].task.plan, "steps", None),
         "mask": {"id": vocab.mask, "piece": _shown(lm, vocab.mask)},
         "special": {str(token): _shown(lm, token) for token in sorted(special)},
         "settings": options.describe(),
     }  # fmt: skip
+    return event(f'{dumps(head)[:-1]},"samples":[{",".join(samples)}]}}', "start")
 
 
 def _step(lm: LM, one: Step, lengths: list[int]) -> dict[str, Any]:

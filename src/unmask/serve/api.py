@@ -127,12 +127,13 @@ class Service:
     async def _submit(
         self, receive: Receive, name: str, works: Callable[..., list[Work]], asked: Body, steps: bool
     ) -> Ticket:
-        lm = self.engine.lms[name]
+        lm, deadline = self.engine.lms[name], time.monotonic() + self.limits.timeout
         if isinstance(asked, Gapped) and asked.text is not None and RANGE.search(asked.text):
             made = await self._watched(receive, works, lm, asked, self.limits)
         else:
             made = await while_there(receive, self._off(self._prepare, works, lm, asked, self.limits))
-        ticket = Ticket(name, made, timeout=self.limits.timeout, steps=steps, buffer=self.limits.buffer)
+        left = deadline - time.monotonic()
+        ticket = Ticket(name, made, timeout=left, steps=steps, buffer=self.limits.buffer)
         self.engine.submit(ticket)
         return ticket
 
@@ -153,7 +154,8 @@ class Service:
         name, _ = self._lm(asked.model)
         ticket = await self._submit(receive, name, prepare, asked, False)
         done = await self._wait(receive, ticket, all_done(ticket))
-        await answer(samples_answer(name, ticket, done, asked.tokens))(scope, receive, send)
+        response = await self._off(self._prepare, lambda: answer(samples_answer(name, ticket, done, asked.tokens)))
+        await response(scope, receive, send)
 
     async def completions(self, scope: Scope, receive: Receive, send: Send) -> None:
         """POST /v1/completions: as OpenAI's."""

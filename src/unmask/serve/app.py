@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from starlette.applications import Starlette
+from starlette.datastructures import Headers
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
@@ -113,8 +114,8 @@ def make_app(
     engine.metrics.watch("process_resident_memory_bytes", "Memory of this process.", memory)
     middleware = [Middleware(Gate, engine=engine, api_key=api_key, hosts=hosts)]
     if cors:
-        middleware.insert(0, Middleware(
-            CORSMiddleware, allow_origins=list(cors), allow_methods=["GET", "POST"],
+        middleware.append(Middleware(
+            _Cors, allow_origins=list(cors), allow_methods=["GET", "POST"],
             allow_headers=["Authorization", "Content-Type"],
         ))  # fmt: skip
     app = Starlette(routes=routes, middleware=middleware, lifespan=lifespan)
@@ -208,15 +209,30 @@ class Gate:
             if name not in self.hosts:
                 return Refusal(421, "this server is not known under that host name; see --allow-host")
         path = scope["path"]
-        if self.key is None or path in OPEN or path.startswith("/page/"):
+        if self.key is None or path in OPEN or path.startswith("/page/") or _preflight(scope):
             return None
         scheme, _, given = header(scope, b"authorization").partition(" ")
-        if scheme.lower() == "bearer" and hmac.compare_digest(_digest(given.strip().encode("latin-1")), self.key):
+        if scheme.lower() == "bearer" and hmac.compare_digest(_digest(given.strip(" \t").encode("latin-1")), self.key):
             return None
         return Refusal(
             401, "a valid API key is needed: send the header Authorization: Bearer KEY", "authentication_error",
             code="invalid_api_key",
         )  # fmt: skip
+
+
+def _preflight(scope: Scope) -> bool:
+    """Whether a browser asks if another page may ask: it sends no key with that, and gets nothing but the answer."""
+    return scope["method"] == "OPTIONS" and header(scope, b"access-control-request-method") != ""
+
+
+class _Cors(CORSMiddleware):
+    """Whose refusals are like all others."""
+
+    def preflight_response(self, request_headers: Headers) -> Response:
+        response = super().preflight_response(request_headers)
+        if response.status_code == 200:
+            return response
+        return refused(Refusal(400, "pages of this origin may not ask in this way; see --cors"))
 
 
 def _digest(key: bytes) -> bytes:

@@ -245,7 +245,8 @@ class Engine:
             self.metrics.first.observe(ticket.first - ticket.begun)
         if ticket.wants_steps:
             changes = tuple(changes_of(state, work.painter.vocab.mask))
-            ticket.put(Step(index, state.step, state.t, state.calls, changes, state.canvas, state.fixed))
+            fixed = state.fixed if sample is None else 0  # where the text ends, only `Done` says
+            ticket.put(Step(index, state.step, state.t, state.calls, changes, state.canvas, fixed))
         if sample is None:
             return
         del line.rows[state.row]

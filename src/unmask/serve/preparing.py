@@ -5,11 +5,11 @@ from __future__ import annotations
 import secrets
 from dataclasses import replace
 
-from ..canvas import GAP, Canvas, Gap, parse_gaps
+from ..canvas import Canvas, Gap, parse_gaps, split_gaps
 from ..evaluate import check_seed
 from ..lm import LM, Job, Work
-from ..writing import Options
 from ..types import Progress, UserError
+from ..writing import Options
 from .asking import CompletionBody, DiffusionBody, Gapped, InfillBody, TokenizeBody, Writing
 from .limits import Limits, Refusal
 
@@ -60,7 +60,7 @@ def prepare_completion(lm: LM, asked: CompletionBody, limits: Limits) -> list[Wo
 def tokens(lm: LM, asked: TokenizeBody, limits: Limits) -> list[int]:
     """The ids of a text as a model would be given it; a ranged gap is as short as it may be."""
     parts: list[str | Gap] = [asked.text]
-    if GAP.search(asked.text):
+    if len(split_gaps(asked.text)) > 1:
         parts = _parts(asked.text, limits)
     ids: list[int] = lm.painter.gaps(parts, windowed=True).ids.tolist()
     _fits(len(ids), limits)
@@ -111,6 +111,8 @@ def _works(lm: LM, canvases: list[Canvas], options: Options, limits: Limits, top
         raise Refusal(
             400, f"{total} tokens in all are more than the {limits.tokens} that this server allows", param="n"
         )
+    if len(canvases) > limits.queue + limits.batch:
+        raise Refusal(400, f"{len(canvases)} samples are more than this server holds at a time", param="n")
     check_seed(options.seed + len(canvases))
     works, jobs = [], [Job(canvas, replace(options, seed=options.seed + i)) for i, canvas in enumerate(canvases)]
     for i, job in enumerate(jobs):

@@ -7,7 +7,6 @@ export const hasGap = (text) => text.search(GAP) >= 0;
 export function tokensIn(text, kind) {
   if (kind === "dna") return Math.max(1, text.replace(/\s/g, "").length);
   if (kind === "bytes") return Math.max(1, new TextEncoder().encode(text.trim()).length);
-  if (kind === "chars") return Math.max(1, [...text.trim()].length);
   const words = text.match(/[\p{L}\p{M}\p{N}]+|[^\s\p{L}\p{M}\p{N}]/gu) ?? [];
   return Math.max(1, words.reduce((sum, word) => sum + Math.max(1, Math.round(word.length / 7)), 0));
 }
@@ -19,7 +18,7 @@ export function wordsAt(text, start, end, letters) {
     if (start < end && from < start && start < to) start = from;
     if (start < end && from < end && end < to) end = to;
   }
-  if (letters) return start < end ? [start, end] : [Math.max(0, start - 1), start];
+  if (letters) return [start, end];
   while (start < end && /\s/.test(text[start])) start++;
   while (start < end && /\s/.test(text[end - 1])) end--;
   const words = [...new Intl.Segmenter(undefined, { granularity: "word" }).segment(text)]
@@ -66,7 +65,7 @@ export function makeEditor(area, backdrop, { kind, say, changed, count }) {
   async function makeGap() {
     const { value, selectionStart: from, selectionEnd: to } = area;
     if (from === to && gapAt(value, from)) return;
-    const counted = ["dna", "bytes", "chars"].includes(kind()); // a letter is a token
+    const counted = ["dna", "bytes"].includes(kind()); // a letter is a token
     const [start, end] = wordsAt(value, from, to, counted && from < to);
     const chosen = value.slice(start, end);
     if (!chosen.trim() && from === to && value.trim()) {

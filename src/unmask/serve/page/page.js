@@ -297,6 +297,7 @@ function examples() {
       if (one.gaps !== undefined) $("gaps").value = one.gaps;
       if (one.scored !== undefined) $("scored").value = one.scored;
       sides[0].set({ ...USUAL, ...one.set });
+      sides[0].fit();
       if (one.b) sides[1].set({ ...sides[0].values(), ...one.b });
       $("compare").checked = Boolean(one.b);
       mode(one.mode);
@@ -331,7 +332,7 @@ for (const area of document.querySelectorAll("textarea")) {
 }
 $("halt").onclick = () => stopper?.abort();
 $("dice").onclick = () => { const seed = anySeed(); for (const { inputs } of sides) inputs.seed.value = seed; run(); };
-document.querySelector(".skip").onclick = (event) => { event.preventDefault(); $("stage").focus(); }; // the address holds the settings
+document.querySelector(".skip").onclick = (event) => { event.preventDefault(); $(chosen("mode") === "score" ? "scores" : "stage").focus(); }; // the address holds the settings
 $("makeGap").onmousedown = (event) => event.preventDefault(); // the selection stays
 $("makeGap").onclick = () => editor.gap();
 $("compare").onchange = () => { if ($("compare").checked) sides[1].set(sides[0].values()); compare($("compare").checked); };

@@ -42,7 +42,7 @@ export class Side {
       if (kind !== "select") { input.type = kind; input.value = usual; input.inputMode = WHOLE.has(field) ? "numeric" : "decimal"; }
       for (const [key, value] of Object.entries(attributes)) input.setAttribute(key, value);
       this.inputs[field] = input;
-      input.addEventListener("change", () => { if (field === "model") this.adapt(); else this.enable(); changed(field); });
+      input.addEventListener("change", () => { if (field === "model") this.adapt(); else this.enable(); if (field === "stride") this.fit(); changed(field); });
       const box = make("label", `field field-${field}`, make("span", "", label), input);
       if (SHARED.has(field) && name !== "A") box.hidden = true;
       (MORE.some(([more]) => more === field) ? rest : this.box).append(box);
@@ -68,8 +68,13 @@ export class Side {
     this.inputs.length.placeholder = length ?? "";
     if (steps) this.inputs.steps.max = steps;
     this.enable();
-    const longest = Number(this.inputs.length.max);
-    if (longest && Number(this.inputs.length.value) > longest) this.inputs.length.value = longest;
+    this.fit();
+  }
+
+  // No longer than the model can write.
+  fit() {
+    const { length } = this.inputs;
+    if (length.max && Number(length.value) > Number(length.max)) length.value = length.max;
   }
 
   // What goes together: fields that sampler and model have no use for are not shown, and one may rule out another.
@@ -158,7 +163,7 @@ export function toHash(page) {
   const link = new URLSearchParams();
   link.set("mode", page.mode);
   for (const [name, value] of Object.entries(page.texts)) if (value) link.set(name, value);
-  for (const [field, value] of Object.entries(page.a)) if (value !== "") link.set(field, value);
+  for (const [field, value] of Object.entries(page.a)) if (value !== "" || USUAL[field]) link.set(field, value);
   if (page.b) for (const [field, value] of Object.entries(page.b)) if (value !== page.a[field]) link.set(`b.${field}`, value);
   if (page.b) link.set("compare", "1");
   if (page.view !== "order") link.set("view", page.view);
