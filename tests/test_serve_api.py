@@ -260,7 +260,7 @@ STOPS = [
 def test_a_stream_ends_where_the_text_does(how):
     lm = unmask.load("tiny-en")
     with running({"tiny-en": lm}) as server:
-        for seed in range(4):
+        for seed in (0, 4):
             body = {"prompt": "Once upon a time", "max_tokens": 40, "seed": seed, **how}
             plain = server.post("/v1/completions", body).json["choices"][0]
             events = server.post("/v1/completions", {**body, "stream": True}).events[:-1]
@@ -287,7 +287,22 @@ def test_openai_prompts_and_logprobs(client):
         written = [token for token in sample.tokens if not token.given]
         assert choice.logprobs.tokens == [token.piece for token in written]
         assert choice.logprobs.token_logprobs == pytest.approx([math.log(token.prob) for token in written], rel=1e-4)
-        assert all(len(tops) == 2 for tops in choice.logprobs.top_logprobs)
+        for token, log, tops in zip(
+            choice.logprobs.tokens, choice.logprobs.token_logprobs, choice.logprobs.top_logprobs, strict=True
+        ):
+            assert 2 <= len(tops) <= 3 and tops[token] == pytest.approx(log, rel=1e-4)  # the best two, and the token
+
+
+def test_openai_echo_with_logprobs(client):
+    found = client.completions.create(model="tiny", prompt="ab", max_tokens=5, seed=1, logprobs=1, echo=True,
+                                      suffix="z", extra_body={"steps": 3})  # fmt: skip
+    logprobs = found.choices[0].logprobs
+    assert logprobs.tokens[:2] == ["a", "b"] and logprobs.token_logprobs[:2] == logprobs.top_logprobs[:2] == [
+        None,
+        None,
+    ]
+    assert len(logprobs.tokens) == 7 and None not in logprobs.token_logprobs[2:]  # and nothing of the suffix
+    assert logprobs.text_offset[:3] == [0, 1, 2]
 
 
 def test_openai_errors_are_those_of_its_client(client):

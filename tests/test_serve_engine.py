@@ -336,17 +336,33 @@ def test_a_text_whose_gaps_have_ranges_is_that_of_the_library():
         assert found["text"] == sample.text and found["gaps"] == sample.gaps
 
 
-def test_choosing_the_length_of_a_gap_ends_with_its_client():
-    lm = slow_lm(0.05)
-    with running({"tiny": lm}) as server:
+LONG_WORK = [
+    ("/v1/infill", {"text": "a{{1-12}}b{{1-12}}"}),  # 144 lengths
+    ("/v1/infill", {"text": "a{{" + " " * 60 + "1-12}}b{{" + "0" * 60 + "1-12}}"}),
+    ("/v1/score", {"text": "ab" * 24, "method": "strata", "draws": 256, "calls": 64}),
+    ("/v1/score", {"text": "ab" * 24, "method": "bound", "draws": 256}),
+    ("/v1/score", {"text": "ab" * 24, "method": "orders", "orders": 256}),
+    ("/v1/score", {"text": "ab" * 2400, "method": "pll"}),
+]
+
+
+@pytest.mark.parametrize(("path", "body"), LONG_WORK, ids=["gaps", "padded", "strata", "bound", "orders", "pll"])
+def test_work_beside_the_engine_ends_with_its_client(path, body):
+    with running({"tiny": slow_lm(0.05)}) as server:
         service = server.server.config.loaded_app.state.service
         with server.connect() as client:
-            client.sendall(post_head({"text": "a{{1-12}}b{{1-12}}"}))  # 144 lengths, 7 s
+            client.sendall(post_head(body, path))
             wait_for(lambda: service._reading == 1)
-            time.sleep(0.1)
-        begun = time.monotonic()
-        assert server.post("/v1/score", {"text": "ab", "draws": 1}).status == 200  # waits for the same thread
-        assert time.monotonic() - begun < 5
+        wait_for(lambda: not any(thread.name == "unmask-briefly" for thread in threading.enumerate()))
+        assert service._reading == 0
+
+
+def test_work_beside_the_engine_and_what_waits_for_it_have_a_deadline():
+    with running({"tiny": slow_lm(0.05)}, Limits(timeout=1.0, grace=1.0)) as server, ThreadPoolExecutor(3) as pool:
+        waiting = [pool.submit(server.post, *one) for one in (LONG_WORK[2], LONG_WORK[3], LONG_WORK[0])]
+        for one in waiting:
+            answer = one.result()
+            assert answer.status == 408 and answer.error["type"] == "timeout_error"
 
 
 # -- the end ---------------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import socket
@@ -177,6 +178,66 @@ def test_a_connection_that_is_kept_open_is_used_again(server: Running):
             time.sleep(0.8)  # longer than header lines may take
 
 
+@pytest.mark.parametrize(
+    "head", ["POST /nothing", "PUT /v1/infill", "POST /v1/infill", "GET /health"], ids=["404", "405", "415", "200"]
+)
+def test_a_body_that_nobody_reads_is_not_waited_for(head):
+    with running({"tiny": diffusion_lm()}, Limits(read_timeout=0.5, grace=1.0)) as server, server.connect() as sock:
+        sock.sendall(f"{head} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000000\r\n\r\n".encode())
+        assert sock.recv(65536).startswith(b"HTTP/1.1 ")
+        end = time.monotonic() + 20
+        with contextlib.suppress(OSError):
+            while time.monotonic() < end:
+                sock.sendall(b"x")
+                time.sleep(0.1)
+        assert time.monotonic() < end
+        wait_for(lambda: not server.server.server_state.connections)
+
+
+def test_a_body_that_comes_after_its_answer_is_no_harm():
+    with running({"tiny": diffusion_lm()}) as server, server.connect() as sock:
+        sock.sendall(b"POST /nothing HTTP/1.1\r\nHost: localhost\r\nContent-Length: 3\r\n\r\n")
+        data = b""
+        while not data.endswith(b"}}"):
+            data += sock.recv(65536)
+        assert data.startswith(b"HTTP/1.1 404")
+        sock.sendall(b"abcGET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")  # and the next request of this connection
+        assert sock.recv(65536).startswith(b"HTTP/1.1 200")
+
+
+def test_who_does_not_read_loses_the_connection():
+    limits = Limits(timeout=1.0, grace=1.0)
+    with running({"tiny": diffusion_lm()}, limits, send_buffer=4096) as server, server.connect() as sock:
+        for _ in range(400):  # of 20 kB each
+            sock.sendall(b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        wait_for(lambda: len(server.server.server_state.connections) == 1)
+        wait_for(lambda: not server.server.server_state.connections)
+
+
+def test_a_chunk_that_is_none_is_refused(server: Running):
+    head = b"POST /v1/infill HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    with server.connect() as sock:
+        sock.sendall(head + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n")
+        data = b""
+        while got := sock.recv(65536):
+            data += got
+    assert data.startswith(b"HTTP/1.1 400") and b"no HTTP request" in data
+
+
+def test_header_lines_that_come_at_once_are_measured_too(server: Running):
+    with server.connect() as sock:
+        sock.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\nX: " + b"a" * 60_000 + b"\r\n\r\n")
+        assert sock.recv(65536).startswith(b"HTTP/1.1 431")
+
+
+def test_of_a_field_of_several_kinds_the_right_one_is_told(server: Running):
+    for prompt, said in (([], "at least 1"), (["a"] * 65, "at most 64"), ([5], "string"), (5, "string")):
+        answer = server.post("/v1/completions", {"prompt": prompt})
+        assert answer.status == 400 and said in answer.error["message"], answer.error
+    assert server.post("/v1/completions", {"prompt": "a", "seed": 2**63 - 1, "max_tokens": 2}).status == 200
+    assert server.post("/v1/completions", {"prompt": "a", "seed": 2**63 - 1, "n": 2}).status == 400
+
+
 def test_too_many_connections_are_told_so():
     with running({"tiny": diffusion_lm()}, Limits(connections=3, grace=1.0)) as server:
         held = [server.connect() for _ in range(3)]
@@ -256,6 +317,9 @@ def test_one_origin_may_be_let_in():
         for answer in (good, evil, made_up):
             assert "default-src 'none'" in answer.headers["content-security-policy"]
         assert server.ask("OPTIONS", "/v1/infill").status == 401  # without such a question it needs the key
+        for path in ("/v1/models", "/nothing", "/v1/infill"):  # the page of that origin can read refusals, too
+            answer = server.get(path, headers={"Origin": "https://good.example"})
+            assert answer.status == 401 and answer.headers["access-control-allow-origin"] == "https://good.example"
 
 
 def test_a_key_is_needed_where_one_is_set():
@@ -327,9 +391,10 @@ def test_wrong_settings_of_the_command_are_sentences(tmp_path):
         (["--api-key-file", str(tmp_path / "nothing")], "cannot read the API key"),
         (["--api-key-file", str(empty)], "is empty"),
         (["--api-key-file", str(odd)], "must be of ASCII"),
-        (["--batch-size", "0"], "batch=0"),
+        (["--batch-size", "0"], "--batch-size"),
+        (["--timeout", "inf"], "--timeout"),
         (["--host", "no.such.host.invalid"], "no address"),
-        (["--timeout", "nan"], "timeout=nan"),
+        (["--timeout", "nan"], "--timeout"),
     ):
         ran = run("serve", "tiny-en", "--port", "0", *words)
         assert ran.code == 2 and said in ran.err.replace("\n", " "), ran.err

@@ -22,7 +22,7 @@ from .models.base import LanguageModel
 from .samplers import Task
 from .scoring.exact import time_of
 from .scoring.looks import diffusion, token_nll
-from .types import Batch, Likelihood, Progress, Sample, State, Token, UserError
+from .types import Batch, Likelihood, Sample, State, Token, UserError
 from .writing import Options, Stop
 
 Watch = Callable[[State], None]
@@ -147,9 +147,7 @@ class LM:
         """The prompt, masks, and the suffix: `length` tokens in all, with the BOS of rows that were trained with it."""
         return self.painter.prompt(prompt, suffix, length, windowed)
 
-    def gap_canvas(
-        self, text: str, *, windowed: bool = False, draws: int = 32, progress: Progress | None = None
-    ) -> Canvas:
+    def gap_canvas(self, text: str, *, windowed: bool = False, draws: int = 32) -> Canvas:
         """A text with gaps; the lengths of ranged gaps are those with the lowest bound on the given text.
 
         The bound is that of the given tokens with the gap masked throughout: -log p(given | lengths). The same tokens
@@ -163,12 +161,12 @@ class LM:
             raise UserError("the length of a gap is chosen by the bound of a whole row; it does not go with a stride")
         options = self.painter.candidates(parts)
         canvases = [self.painter.gaps(parts, lengths) for lengths in options]
-        nats = self._given_nats([canvas.ids for canvas in canvases], draws, progress)
+        nats = self._given_nats([canvas.ids for canvas in canvases], draws)
         best = int(np.argmin(nats))
         shown = {"+".join(map(str, lengths)): value for lengths, value in zip(options, nats, strict=True)}
         return replace(canvases[best], nats=shown)
 
-    def _given_nats(self, canvases: Sequence[Tensor], draws: int, progress: Progress | None = None) -> list[float]:
+    def _given_nats(self, canvases: Sequence[Tensor], draws: int) -> list[float]:
         """The bound on -log p of the given tokens of each canvas while its masks stay masks.
 
         With m tokens it is the sum over n = 1 .. m of E[mean nll of n hidden ones]: one token at a time, in random
@@ -187,11 +185,9 @@ class LM:
         weight = hidden / n[:, None].double()
         weight = weight / weight.sum(0).clamp(min=1e-9)  # each token counts once, whatever the draws hid more often
         t, look = time_of(net.schedule, n.double() / m), torch.zeros(draws, dtype=torch.int64)
-        nats: list[float] = []
+        nats = []
         with evaluating(self.model):
             for ids, given in zip(canvases, places, strict=True):
-                if progress is not None:
-                    progress(len(nats), len(canvases))
                 masked = torch.zeros(draws, len(ids), dtype=torch.bool)
                 masked[:, given] = hidden
                 nll = token_nll(net, Batch(ids[None], look[:1], 1), look, masked, masked, t, 32)

@@ -29,15 +29,19 @@ def serve(
     allow_host: Annotated[
         list[str] | None, typer.Option(help="A host name under which it may be reached (may be repeated).")
     ] = None,
-    batch_size: Annotated[int, typer.Option(help="Sequences a network call.")] = 32,
-    max_queue: Annotated[int, typer.Option(help="Sequences that may wait; beyond that the answer is 429.")] = 256,
-    max_tokens: Annotated[int, typer.Option(help="Tokens of all requests at a time.")] = 262_144,
-    max_length: Annotated[int, typer.Option(help="Tokens of one sequence.")] = 4096,
-    max_steps: Annotated[int, typer.Option(help="Denoising steps of one sequence.")] = 4096,
-    max_n: Annotated[int, typer.Option(help="Samples of one request.")] = 64,
-    max_body: Annotated[int, typer.Option(help="Bytes of the body of a request.")] = 1_048_576,
-    timeout: Annotated[float, typer.Option(help="Seconds that a request may take.")] = 300.0,
-    grace: Annotated[float, typer.Option(help="Seconds that a stopping server gives to what runs.")] = 20.0,
+    batch_size: Annotated[int, typer.Option(help="Sequences a network call.", min=1)] = 32,
+    max_queue: Annotated[
+        int, typer.Option(help="Sequences that may wait; beyond that the answer is 429.", min=0)
+    ] = 256,
+    max_tokens: Annotated[int, typer.Option(help="Tokens of all requests at a time.", min=1)] = 262_144,
+    max_length: Annotated[int, typer.Option(help="Tokens of one sequence.", min=1)] = 4096,
+    max_steps: Annotated[int, typer.Option(help="Denoising steps of one sequence.", min=1)] = 4096,
+    max_n: Annotated[int, typer.Option(help="Samples of one request.", min=1)] = 64,
+    max_body: Annotated[int, typer.Option(help="Bytes of the body of a request.", min=1)] = 1_048_576,
+    timeout: Annotated[float, typer.Option(help="Seconds that a request may take.", min=0.01, max=1e9)] = 300.0,
+    grace: Annotated[
+        float, typer.Option(help="Seconds that a stopping server gives to what runs.", min=0, max=1e9)
+    ] = 20.0,
     log_requests: Annotated[bool, typer.Option("--log-requests", help="A line a request.")] = False,
     log_prompts: Annotated[bool, typer.Option("--log-prompts", help="Also what is asked, with its text.")] = False,
     which: Which = "last",
@@ -95,7 +99,7 @@ def _names(models: list[str]) -> dict[str, str]:
         if not sep or Path(model).exists():
             name, path = Path(model.rstrip("/")).name if Path(model).exists() else model, model
         if not name:
-            raise UserError(f"{model} has no name; give one as NAME={model}")
+            raise UserError(f"{model} has no name; give one as NAME={path or 'MODEL'}")
         if name in found:
             raise UserError(f"two models are called {name}; give another name to one of them, as NAME={path}")
         found[name] = path

@@ -247,15 +247,21 @@ class Completion:
         if self.asked.logprobs is None:
             return None
         pieces, changes = self.ticket.works[one.index].painter.tokenizer.pieces, self.tops[one.index]
-        offset = len(self._prompt(one.index)) if self.asked.echo else 0
-        tokens, logs, tops, offsets = [], [], [], []
+        vocab = self.ticket.works[one.index].painter.vocab
+        special, offset, begun = (vocab.bos, vocab.eos, vocab.pad), 0, False
+        tokens: list[str] = []
+        logs: list[float | None] = []
+        tops: list[dict[str, float] | None] = []
+        offsets: list[int] = []
         for position, token in enumerate(one.sample.tokens):
-            if token.given:
-                continue
+            if token.given and (not self.asked.echo or begun or token.id in special):
+                continue  # of what was given only the prompt, and only if it is sent back
+            begun = not token.given
+            log, seen = None if token.given else _log(token.prob or 0.0), changes.get(position)
             tokens.append(token.piece)
-            logs.append(_log(token.prob or 0.0))
-            seen = changes.get(position)
-            tops.append({pieces([t])[0]: _log(p) for t, p in (seen.tops if seen else ())})
+            logs.append(log)
+            best = {pieces([t])[0]: _log(p) for t, p in (seen.tops if seen else ())}
+            tops.append(None if log is None else {**best, token.piece: log})
             offsets.append(offset)
             offset += len(token.piece)
         return {"tokens": tokens, "token_logprobs": logs, "top_logprobs": tops if self.asked.logprobs else None,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 import threading
 import time
 from collections.abc import Awaitable, Callable
@@ -39,7 +38,7 @@ from .asking import (
 from .engine import Engine
 from .http import EventStream, answer, read_body, refused, send_whole, while_there
 from .limits import Limits, Refusal
-from .preparing import prepare, prepare_completion, sentence, tokens
+from .preparing import prepare, prepare_completion, ranged, sentence, tokens
 from .threads import briefly, use_cores
 from .tickets import Ticket
 
@@ -48,7 +47,6 @@ T = TypeVar("T")
 Answer = Callable[[Scope, Receive, Send], Awaitable[None]]
 log = logging.getLogger("unmask.serve")
 QUEUED = 16  # scores, and texts whose gaps have no given length, that wait for the thread that reads
-RANGE = re.compile(r"\{\{[^{}]{0,40}-")  # a gap of one length or another, which the network chooses
 
 
 class Service:
@@ -94,8 +92,11 @@ class Service:
         except UserError as error:
             raise sentence(error) from None
 
-    async def _long(self, call: Callable[..., T], *given: Any) -> T:
-        """Work that asks a network itself, one at a time and beside the engine."""
+    async def _long(self, receive: Receive, call: Callable[..., T], *given: Any) -> T:
+        """Work that asks a network itself, one at a time and beside the engine.
+
+        It ends at its next network call when nobody waits for it any more, or when its time is over.
+        """
         if self.engine.draining:
             raise Refusal(503, "the server is shutting down; try another one", "server_error", retry_after=5)
         if self._reading >= QUEUED:
@@ -103,33 +104,31 @@ class Service:
                 429, "the server is busy and its queue is full; try again later", "rate_limit_error",
                 code="queue_full", retry_after=5,
             )  # fmt: skip
-        self._reading += 1
-        try:
-            return await self._off(self._read, partial(briefly, threads=self.engine.threads), call, *given)
-        finally:
-            self._reading -= 1
+        stop = threading.Event()
 
-    async def _watched(self, receive: Receive, call: Callable[..., T], *given: Any) -> T:
-        """Long work that tells how far it is, and is ended when nobody waits for it any more."""
-        stop, deadline = threading.Event(), time.monotonic() + self.limits.timeout
-
-        def going_on(_done: int, _all: int) -> None:
+        def check() -> None:
             if self.engine.ended:
                 raise Refusal(503, "the server is shutting down; try another one", "server_error", code="shutdown")
-            if stop.is_set() or time.monotonic() > deadline:
-                raise Refusal(408, "the request took longer than the server allows; ask for less", "timeout_error")
+            if stop.is_set():
+                raise _late()
 
+        work = partial(briefly, call, *given, threads=self.engine.threads, check=check)
+        self._reading += 1
         try:
-            return await while_there(receive, self._long(call, *given, going_on))
+            async with asyncio.timeout(self.limits.timeout):
+                return await while_there(receive, self._off(self._read, work))
+        except TimeoutError:
+            raise _late() from None
         finally:
+            self._reading -= 1
             stop.set()
 
     async def _submit(
         self, receive: Receive, name: str, works: Callable[..., list[Work]], asked: Body, steps: bool
     ) -> Ticket:
         lm, deadline = self.engine.lms[name], time.monotonic() + self.limits.timeout
-        if isinstance(asked, Gapped) and asked.text is not None and RANGE.search(asked.text):
-            made = await self._watched(receive, works, lm, asked, self.limits)
+        if isinstance(asked, Gapped) and asked.text is not None and ranged(asked.text):
+            made = await self._long(receive, works, lm, asked, self.limits)
         else:
             made = await while_there(receive, self._off(self._prepare, works, lm, asked, self.limits))
         left = deadline - time.monotonic()
@@ -181,7 +180,7 @@ class Service:
             raise Refusal(400, f"{len(texts)} texts are more than {self.limits.texts} at a time", param="texts")
         if asked.spans is not None and len(texts) != 1:
             raise Refusal(400, "spans are for one text", param="spans")
-        found = await self._watched(receive, _score, lm, asked, texts, self.limits)
+        found = await self._long(receive, _score, lm, asked, texts, self.limits)
         await answer(score_answer(name, found))(scope, receive, send)
 
     async def tokenize(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -234,10 +233,11 @@ def endpoint(call: Answer) -> Answer:
     return run
 
 
-def _score(
-    lm: LM, asked: ScoreBody, texts: list[str], limits: Limits, going_on: Callable[[int, int], None]
-) -> Likelihood:
-    going_on(0, 1)  # it may have waited for long
+def _late() -> Refusal:
+    return Refusal(408, "the request took longer than the server allows; ask for less", "timeout_error")
+
+
+def _score(lm: LM, asked: ScoreBody, texts: list[str], limits: Limits) -> Likelihood:
     tokens = sum(len(lm.encode(text)) for text in texts)
     if tokens > limits.length * 4:
         raise Refusal(400, f"{tokens} tokens are more than the {limits.length * 4} that are scored at once")
@@ -245,7 +245,7 @@ def _score(
     span = None if asked.spans is None else [(start, end) for start, end in asked.spans]
     return lm.score(
         texts[0] if asked.text is not None else texts, label=asked.label, method=asked.method or usual_method(lm.model),
-        span=span, seed=asked.seed, batch_size=max(1, min(32, 2048 // lm.length)), progress=going_on, **numbers,
+        span=span, seed=asked.seed, batch_size=max(1, min(32, 2048 // lm.length)), **numbers,
     )  # fmt: skip
 
 

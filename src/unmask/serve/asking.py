@@ -6,6 +6,7 @@ Unknown fields are refused: a setting that was misspelt must not be ignored. The
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictFloat, StrictInt, StrictStr, ValidationError
@@ -172,13 +173,19 @@ def read(kind: type[Model], body: bytes) -> Model:
     try:
         return kind.model_validate(data)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
+        first = _telling(error.errors(include_url=False, include_input=False))
         place = first["loc"][0] if first["loc"] else None
         name = str(place) if isinstance(place, str) else None
         if first["type"] == "extra_forbidden":
             raise Refusal(400, f"unknown field {str(name)[:60]!r}; see /openapi.json", param=str(name)[:60]) from None
         said = first["msg"][0].lower() + first["msg"][1:]
         raise Refusal(400, f"{name or 'the body'}: {said}", param=name) from None
+
+
+def _telling(errors: Sequence[Any]) -> Any:
+    """Of the errors of the first field the one that says most: a field of several kinds has one for each of them."""
+    own = [one for one in errors if one["loc"][:1] == errors[0]["loc"][:1]]
+    return next((one for one in own if not one["type"].endswith("_type")), own[0])
 
 
 def _no_number(name: str) -> float:

@@ -22,7 +22,7 @@ from ..trace import changes_of
 from ..types import State
 from .limits import Limits, Refusal
 from .metrics import Metrics
-from .threads import use_cores
+from .threads import interruptible, use_cores
 from .tickets import Done, Failed, Step, Ticket
 
 SHARE = {"cpu": 32, "cuda": 2048}  # tokens that cost next to nothing beside the call itself
@@ -49,6 +49,7 @@ class Engine:
         self.threads = torch.get_num_threads()
         for lm in lms.values():
             lm.model.eval()
+            interruptible(lm.model)
         self._lines = {name: _Line(name, lm, self._desk(lm), [], {}) for name, lm in lms.items()}
         self._wake = threading.Condition()
         self._new: list[Ticket] = []

@@ -55,4 +55,4 @@ class Limits:
             if field.type == "float" and field.name != "grace":
                 least = 0.01  # type: ignore[assignment]
             if not least <= value < 2**40:
-                raise UserError(f"the limit {field.name}={value} must be at least {least}")
+                raise UserError(f"the limit {field.name}={value} must be a number, and at least {least}")

@@ -8,7 +8,7 @@ from dataclasses import replace
 from ..canvas import Canvas, Gap, parse_gaps, split_gaps
 from ..evaluate import check_seed
 from ..lm import LM, Job, Work
-from ..types import Progress, UserError
+from ..types import UserError
 from ..writing import Options
 from .asking import CompletionBody, DiffusionBody, Gapped, InfillBody, TokenizeBody, Writing
 from .limits import Limits, Refusal
@@ -16,13 +16,18 @@ from .limits import Limits, Refusal
 USUAL_TOKENS = 16  # what OpenAI's clients get where they say nothing
 
 
-def prepare(lm: LM, asked: DiffusionBody | InfillBody, limits: Limits, progress: Progress | None = None) -> list[Work]:
-    """The sequences of /v1/diffusion and /v1/infill; `progress` is told while lengths of ranged gaps are compared."""
+def ranged(text: str) -> bool:
+    """Whether it has a gap of one length or another: which it is, the network says."""
+    return any("-" in inside for inside in split_gaps(text)[1::2])
+
+
+def prepare(lm: LM, asked: DiffusionBody | InfillBody, limits: Limits) -> list[Work]:
+    """The sequences of /v1/diffusion and /v1/infill."""
     _within(asked, limits)
     options = asked.options(_seed(asked), stop_at_eos=asked.stop_at_eos)
     if asked.text is not None and (asked.prompt is not None or asked.suffix is not None or asked.length is not None):
         raise Refusal(400, "give either a text with gaps, or a prompt, suffix and length", param="text")
-    canvas = _gaps(lm, asked, limits, progress) if asked.text is not None else _prompt(lm, asked, limits)
+    canvas = _gaps(lm, asked, limits) if asked.text is not None else _prompt(lm, asked, limits)
     return _works(lm, [canvas] * asked.n, options, limits, getattr(asked, "tops", 0))
 
 
@@ -84,10 +89,10 @@ def _prompt(lm: LM, asked: Gapped, limits: Limits) -> Canvas:
     return lm.prompt_canvas(asked.prompt or "", length, asked.suffix or "", asked.stride is not None)
 
 
-def _gaps(lm: LM, asked: Gapped, limits: Limits, progress: Progress | None) -> Canvas:
+def _gaps(lm: LM, asked: Gapped, limits: Limits) -> Canvas:
     assert asked.text is not None
     _parts(asked.text, limits)
-    return lm.gap_canvas(asked.text, windowed=asked.stride is not None, progress=progress)
+    return lm.gap_canvas(asked.text, windowed=asked.stride is not None)
 
 
 def _parts(text: str, limits: Limits) -> list[str | Gap]:
@@ -113,7 +118,7 @@ def _works(lm: LM, canvases: list[Canvas], options: Options, limits: Limits, top
         )
     if len(canvases) > limits.queue + limits.batch:
         raise Refusal(400, f"{len(canvases)} samples are more than this server holds at a time", param="n")
-    check_seed(options.seed + len(canvases))
+    check_seed(options.seed + len(canvases) - 1)
     works, jobs = [], [Job(canvas, replace(options, seed=options.seed + i)) for i, canvas in enumerate(canvases)]
     for i, job in enumerate(jobs):
         if i == 0 or job.canvas is not jobs[i - 1].canvas:

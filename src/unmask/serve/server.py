@@ -17,6 +17,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ..errors import UserError
 from .engine import Engine
+from .gate import too_long
 from .http import refused
 from .limits import Limits, Refusal
 
@@ -37,20 +38,22 @@ def bind(host: str, port: int) -> socket.socket:
     except OSError as error:
         sock.close()
         why = (error.strerror or "it cannot be used").lower()
-        raise UserError(f"cannot listen on {host}:{port} ({why}); give another --port") from None
+        raise UserError(f"cannot listen on {host}:{port} ({why}); give another --port or --host") from None
     sock.setblocking(False)
     return sock
 
 
 def protocol(limits: Limits) -> type[H11Protocol]:
-    """HTTP with a deadline for the header lines, and an answer also for what is no HTTP.
+    """HTTP with deadlines, and an answer also for what is no HTTP.
 
-    A client that sends header lines one by one does not keep its place. One that still sends when it is refused gets
-    the refusal: what comes is thrown away for a second, since closing at once would throw away the answer.
+    A client that sends header lines one by one does not keep its place, nor does one that still sends the body of a
+    request that was answered without it, nor one that does not read. One that still sends when it is refused gets the
+    refusal: what comes is thrown away for a second, since closing at once would throw away the answer.
     """
 
     class Timed(H11Protocol):
         _patience: asyncio.TimerHandle | None = None
+        _unread: asyncio.TimerHandle | None = None
         _refused = False
 
         def connection_made(self, transport: Any) -> None:
@@ -60,19 +63,35 @@ def protocol(limits: Limits) -> type[H11Protocol]:
         def data_received(self, data: bytes) -> None:
             if self._refused:
                 return
-            if self.conn.their_state is h11.IDLE and self._patience is None:
+            if self.conn.their_state is h11.IDLE:
                 self._wait()
             super().data_received(data)
-            if self.conn.their_state is not h11.IDLE:
+            if self.conn.their_state is not h11.IDLE and not self._late_body() and not self._refused:
                 self._calm()
+
+        def on_response_complete(self) -> None:
+            super().on_response_complete()
+            if self._late_body():
+                self._wait()
+
+        def pause_writing(self) -> None:
+            super().pause_writing()
+            self._unread = self.loop.call_later(limits.timeout, self.transport.abort)
+
+        def resume_writing(self) -> None:
+            super().resume_writing()
+            self._read()
 
         def send_400_response(self, msg: str) -> None:
             self._calm()
             if self._refused or self.transport.is_closing():
                 return
-            if self.cycle is not None and not self.cycle.response_complete:  # an answer is under way already
-                self.transport.close()
-                return
+            if self.cycle is not None and not self.cycle.response_complete:
+                if self.cycle.response_started:  # an answer is under way already
+                    self.transport.close()
+                    return
+                self.cycle.disconnected = True  # whoever waits for the body gets no more of it
+                self.cycle.message_event.set()
             status = getattr(sys.exc_info()[1], "error_status_hint", 400)
             self._refused = True
             self.transport.write(_refusal(431 if status == 431 else 400, limits))
@@ -82,10 +101,21 @@ def protocol(limits: Limits) -> type[H11Protocol]:
 
         def connection_lost(self, exc: Exception | None) -> None:
             self._calm()
+            self._read()
             super().connection_lost(exc)
 
+        def _late_body(self) -> bool:
+            """Whether the client still sends what belongs to a request that has its answer."""
+            return self.conn.their_state is h11.SEND_BODY and self.cycle is not None and self.cycle.response_complete
+
         def _wait(self) -> None:
-            self._patience = self.loop.call_later(limits.read_timeout, self._give_up)
+            if self._patience is None:
+                self._patience = self.loop.call_later(limits.read_timeout, self._give_up)
+
+        def _read(self) -> None:
+            if self._unread is not None:
+                self._unread.cancel()
+                self._unread = None
 
         def _calm(self) -> None:
             if self._patience is not None:
@@ -102,10 +132,7 @@ def protocol(limits: Limits) -> type[H11Protocol]:
 
 def _refusal(status: int, limits: Limits) -> bytes:
     """The whole answer to what cannot be read as a request."""
-    said = "this is no HTTP request"
-    if status == 431:
-        said = f"the header lines are longer than the {limits.header} bytes that this server takes"
-    response = refused(Refusal(status, said))
+    response = refused(too_long(limits) if status == 431 else Refusal(status, "this is no HTTP request"))
     lines = [f"HTTP/1.1 {status} {HTTPStatus(status).phrase}", "connection: close", "x-content-type-options: nosniff"]
     own = {name.decode(): value.decode() for name, value in response.raw_headers if name != b"connection"}
     lines += [f"{name}: {value}" for name, value in own.items()]

@@ -18,6 +18,7 @@ T = TypeVar("T")
 
 
 _setting = threading.Lock()
+_own = threading.local()
 
 
 def use_cores(count: int) -> None:
@@ -27,8 +28,13 @@ def use_cores(count: int) -> None:
         torch.get_num_threads()  # a thread takes the number for itself when it first looks, and may look late
 
 
-def briefly(call: Callable[..., T], *given: Any, threads: int | None = None) -> T:
-    """Do it on a thread of its own that takes its team with it when it ends; an error is raised here."""
+def briefly(
+    call: Callable[..., T], *given: Any, threads: int | None = None, check: Callable[[], None] | None = None
+) -> T:
+    """Do it on a thread of its own that takes its team with it when it ends; an error is raised here.
+
+    `check` is called before it begins and before each call of an `interruptible` network, and ends it by raising.
+    """
     result: list[T] = []
     errors: list[BaseException] = []
 
@@ -36,6 +42,9 @@ def briefly(call: Callable[..., T], *given: Any, threads: int | None = None) -> 
         if threads is not None:
             use_cores(threads)
         try:
+            if check is not None:
+                check()
+                _own.check = check
             result.append(call(*given))
         except BaseException as error:
             errors.append(error)
@@ -46,3 +55,15 @@ def briefly(call: Callable[..., T], *given: Any, threads: int | None = None) -> 
     if errors:
         raise errors[0]
     return result[0]
+
+
+def interruptible(model: torch.nn.Module) -> None:
+    """Let every call of the model's networks first ask the check of the thread that it is on, if it has one."""
+
+    def ask(*_: Any) -> None:
+        check = getattr(_own, "check", None)
+        if check is not None:
+            check()
+
+    for network in model.children():
+        network.register_forward_pre_hook(ask)
