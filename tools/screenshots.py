@@ -1,0 +1,60 @@
+"""The two pictures of the live page in the README. Needs chromium and playwright.
+
+python tools/screenshots.py http://127.0.0.1:8000/ docs/images    (a server with tiny-en)
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+from playwright.sync_api import sync_playwright
+
+STORY = (
+    "One day, a little girl named {{1}} went to the {{1}}. She saw a {{2}} and wanted to {{3}}. "
+    'Her {{1}} said, "{{6}}." The {{1}} was very {{1}}.'
+)
+LIGHT = {"mode": "fill", "text": STORY, "steps": 32, "temperature": 0.6, "seed": 3}
+DARK = {
+    "mode": "write", "text": "Once upon a time, there was", "length": 64, "steps": 16, "temperature": 0.8, "seed": 3,
+    "compare": 1, "b.sampler": "left-to-right",
+}  # fmt: skip
+
+
+def stopped_at(browser: Any, address: str, link: dict[str, Any], step: int, height: int, scheme: str) -> Any:
+    """The page after a run, at one of its steps."""
+    context = browser.new_context(viewport={"width": 1040, "height": height}, color_scheme=scheme)
+    page = context.new_page()
+    page.goto(f"{address}#{urlencode(link)}")
+    page.wait_for_selector("body.ready")
+    page.click("#run")
+    while page.evaluate("document.body.classList.contains('busy')"):
+        page.wait_for_timeout(50)
+    page.click("#last")
+    page.click("#first")
+    for _ in range(step):
+        page.click("#next")
+    page.mouse.move(5, 5)
+    page.evaluate("scrollTo(0, 0); document.activeElement.blur()")
+    page.wait_for_timeout(800)  # until nothing moves
+    return page
+
+
+def main(address: str, folder: str) -> None:
+    """Take both."""
+    chromium = shutil.which("chromium") or shutil.which("google-chrome")
+    with sync_playwright() as play:
+        browser = play.chromium.launch(executable_path=chromium, args=["--headless=new", "--no-sandbox"])
+        page = stopped_at(browser, address, LIGHT, 10, 1010, "light")
+        page.locator("#stage .k", has_text="Yes").first.hover()
+        page.screenshot(path=Path(folder) / "page-light.png")
+        page = stopped_at(browser, address, DARK, 29, 1060, "dark")
+        page.screenshot(path=Path(folder) / "page-dark.png")
+        browser.close()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
