@@ -9,6 +9,7 @@ asks a network beside the engine does so on a thread that ends.
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -19,6 +20,7 @@ T = TypeVar("T")
 
 _setting = threading.Lock()
 _own = threading.local()
+_asking: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()  # networks that were made interruptible
 
 
 def use_cores(count: int) -> None:
@@ -66,4 +68,6 @@ def interruptible(model: torch.nn.Module) -> None:
             check()
 
     for network in model.children():
-        network.register_forward_pre_hook(ask)
+        if network not in _asking:
+            network.register_forward_pre_hook(ask)
+            _asking.add(network)
