@@ -393,7 +393,6 @@ def test_a_stopping_server_reports_what_it_cannot_finish():
         assert plain.result().status == 503 and plain.result().error
 
 
-@pytest.mark.skipif(not hasattr(signal, "SIGTERM"), reason="signals")
 def test_the_command_prints_its_address_and_ends_at_a_signal():
     words = [sys.executable, "-m", "unmask", "serve", "tiny-en", "--port", "0", "--grace", "60"]
     process = subprocess.Popen(words, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
@@ -406,8 +405,8 @@ def test_the_command_prints_its_address_and_ends_at_a_signal():
         text = server.post("/v1/completions", {"prompt": "Once", "max_tokens": 4, "seed": 0}).json["choices"][0]["text"]
         assert text
         with ThreadPoolExecutor(1) as pool:
-            last = pool.submit(server.post, "/v1/diffusion", {"length": 24, "sampler": "first-hitting"})
-            time.sleep(0.3)
+            last = pool.submit(server.post, "/v1/diffusion", {"length": 128, "sampler": "first-hitting"})
+            wait_for(lambda: server.metric("unmask_rows_active") >= 1)
             process.send_signal(signal.SIGTERM)
             assert parse_events(last.result().body.decode())[-1][0] == "end"
         assert process.wait(60) in (0, -signal.SIGTERM)

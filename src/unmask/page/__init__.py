@@ -40,8 +40,8 @@ def shell() -> str:
     The live page of `unmask serve` fills them in the browser.
     """
     style, script = asset("replay.css"), "".join(map(asset, SCRIPTS))
-    parts = {"policy": policy(style, script), "style": style, "script": script}
-    return re.sub(r"\{\{(policy|style|script)\}\}", lambda name: parts[name[1]], asset("replay.html"))
+    parts = {"policy": policy(style, script), "style": style, "script": script, "transport": asset("transport.html")}
+    return re.sub(r"\{\{(policy|style|script|transport)\}\}", lambda name: parts[name[1]], asset("replay.html"))
 
 
 def data_block(data: object) -> str:

@@ -11,6 +11,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -63,7 +64,28 @@ class Written:
         return (self.tops[:, :m], self.top_probs[:, :m]) if m else None
 
 
-class Desk:
+Way = TypeVar("Way")  # what is under way for a task
+
+
+class _Places(Generic[Way]):
+    """Tasks that wait, and those that are under way."""
+
+    def __init__(self) -> None:
+        self.waiting: deque[Task] = deque()
+        self.active: list[tuple[Task, Way]] = []
+
+    @property
+    def busy(self) -> bool:
+        """Whether anything is left to do."""
+        return bool(self.waiting or self.active)
+
+    def drop(self, row: int) -> None:
+        """Forget a sequence, wherever it is."""
+        self.waiting = deque(task for task in self.waiting if task.row != row)
+        self.active = [(task, way) for task, way in self.active if task.row != row]
+
+
+class Desk(_Places[Course]):
     """Tasks that wait, and courses that are under way.
 
     With a `share`, a round costs every sequence the same: it saves up so many tokens a round (or the median length, if
@@ -74,10 +96,9 @@ class Desk:
     def __init__(self, model: Denoiser, batch_size: int, share: int | None = None) -> None:
         if batch_size < 1:
             raise UserError(f"batch_size={batch_size} must be at least 1")
+        super().__init__()
         self.model, self.batch_size, self.share = model, batch_size, share
         self.saved: dict[int, int] = {}  # by row
-        self.waiting: deque[Task] = deque()
-        self.active: list[tuple[Task, Course]] = []
 
     def add(self, task: Task) -> None:
         """Queue a task; what the model cannot do is said now."""
@@ -90,15 +111,9 @@ class Desk:
             task.control.check(task.canvas, self.model.vocab)
         self.waiting.append(task)
 
-    @property
-    def busy(self) -> bool:
-        """Whether anything is left to do."""
-        return bool(self.waiting or self.active)
-
     def drop(self, row: int) -> None:
         """Forget a sequence, wherever it is."""
-        self.waiting = deque(task for task in self.waiting if task.row != row)
-        self.active = [(task, course) for task, course in self.active if task.row != row]
+        super().drop(row)
         self.saved.pop(row, None)
 
     def round(self) -> list[tuple[State, Tensor]]:
@@ -166,28 +181,17 @@ class Desk:
         return result
 
 
-class Queue:
+class Queue(_Places[Iterator[State]]):
     """Tasks of a model that has no desk: one after another, and a round is the time to the next state."""
 
     def __init__(self, write: Callable[[Task], Iterator[State]]) -> None:
+        super().__init__()
         self.write = write
-        self.waiting: deque[Task] = deque()
-        self.active: list[tuple[Task, Iterator[State]]] = []
 
     def add(self, task: Task) -> None:
         """Queue a task; what the model cannot do is said now."""
         self.write(task)  # nothing runs before its first state is asked for
         self.waiting.append(task)
-
-    @property
-    def busy(self) -> bool:
-        """Whether anything is left to do."""
-        return bool(self.waiting or self.active)
-
-    def drop(self, row: int) -> None:
-        """Forget a sequence, wherever it is."""
-        self.waiting = deque(task for task in self.waiting if task.row != row)
-        self.active = [(task, states) for task, states in self.active if task.row != row]
 
     def round(self) -> list[tuple[State, Tensor]]:
         """The next state of the sequence that is under way."""

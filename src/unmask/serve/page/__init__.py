@@ -30,6 +30,7 @@ class Asset(NamedTuple):
 def assets() -> dict[str, Asset]:
     """All files by name. The player of the replay is shared: its parts come from `unmask.page`."""
     texts = {name: files(__package__).joinpath(name).read_text(encoding="utf-8") for name in OWN}
+    texts["index.html"] = texts["index.html"].replace("{{transport}}", asset("transport.html"))
     texts |= {name: asset(name) for name in ("replay.css", *SCRIPTS[:-1])}
     texts["replay.txt"] = shell()  # the page fills it with a trace, for people to keep
     return {name: Asset(text.encode(), MEDIA[name.rpartition(".")[2]]) for name, text in texts.items()}
