@@ -18,22 +18,27 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from measure import sgemm_peak
-from unmask.backbones.base import Backbone
-from unmask.backbones.encoder import Encoder
-from unmask.backbones.mosaicbert import MosaicBert
-from unmask.keys import Keys
-from unmask.masking import corrupt
 from unmask.models.masked import MaskedDiffusion, Objective
-from unmask.schedule import Polynomial, strata
+from unmask.networks.encoder import Encoder
+from unmask.networks.interface import Network
+from unmask.networks.mosaicbert import MosaicBert
+from unmask.process.keys import Keys
+from unmask.process.masking import corrupt
+from unmask.process.schedule import Polynomial, strata
 from unmask.types import Batch, Vocab
 
 VOCAB = Vocab(30_522, mask=103, pad=0, bos=101, eos=102)
 BATCH, LENGTH, DIM, LAYERS, HEADS = 8, 128, 384, 6, 12
 BERT = {
-    "model_type": "bert", "vocab_size": VOCAB.size, "hidden_size": DIM, "num_hidden_layers": LAYERS,
-    "num_attention_heads": HEADS, "intermediate_size": 4 * DIM, "hidden_dropout_prob": 0.0,
+    "model_type": "bert",
+    "vocab_size": VOCAB.size,
+    "hidden_size": DIM,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": HEADS,
+    "intermediate_size": 4 * DIM,
+    "hidden_dropout_prob": 0.0,
     "attention_probs_dropout_prob": 0.0,
-}  # fmt: skip
+}
 
 
 def batch() -> Batch:
@@ -50,7 +55,7 @@ def textbook(encoder: Encoder, model: MaskedDiffusion, data: Batch, keys: Keys) 
     return torch.where(z == VOCAB.mask, nll * draw.scale[:, None].float(), 0.0).sum()
 
 
-def flops(net: Backbone, rows: int) -> float:
+def flops(net: Network, rows: int) -> float:
     """Matrix products of forward and backward that the loss depends on; the transform of the head is a small rest."""
     layers = sum(p.numel() for block in net.blocks for p in block.parameters() if p.dim() == 2)  # type: ignore[union-attr]
     attention = 3 * LAYERS * 4 * LENGTH**2 * DIM * BATCH

@@ -23,11 +23,11 @@ import torch
 import unmask
 from unmask.data.loader import eval_batch
 from unmask.data.pack import prepare
-from unmask.evaluate import TIMES, Estimator, eval_keys, evaluating, pick_rows
-from unmask.keys import Keys
+from unmask.evaluation import STRATA, strata_nats
+from unmask.evaluation.likelihood import TIMES, Estimator, eval_keys, evaluating, pick_rows
 from unmask.models.masked import MaskedDiffusion
-from unmask.schedule import ContinuousTime
-from unmask.scoring import STRATA, strata_nats
+from unmask.process.keys import Keys
+from unmask.process.schedule import ContinuousTime
 from unmask.types import Batch
 
 AT_ONCE = 32  # rows a network call
@@ -45,8 +45,11 @@ def data_set(model: MaskedDiffusion, batch: Batch, estimator: Estimator, draws: 
 
 def rows_of(batch: Batch, which: torch.Tensor, index: torch.Tensor | None = None, total: int | None = None) -> Batch:
     """Some rows, at other places of the strata if these are given."""
-    pick = {name: value[which] for name in ("tokens", "scored", "present", "label")
-            if (value := getattr(batch, name)) is not None}  # fmt: skip
+    pick = {
+        name: value[which]
+        for name in ("tokens", "scored", "present", "label")
+        if (value := getattr(batch, name)) is not None
+    }
     return replace(batch, index=batch.index[which] if index is None else index, total=total or batch.total, **pick)
 
 

@@ -22,8 +22,8 @@ from typing import IO, Any
 import numpy as np
 
 from unmask.config import DataConfig
-from unmask.data.dna.store import open_genome
-from unmask.data.dna.windows import GenomeRows
+from unmask.data.genome.regions import GenomeRows
+from unmask.data.genome.store import open_genome
 from unmask.data.pack import prepare
 
 CHROMOSOMES, WIDTH = 24, 60

@@ -44,7 +44,7 @@ def settings(calls: int, length: int = LENGTH) -> dict[str, dict[str, Any]]:
 
 def run(model: str, scorer: str, out: Path, n: int, seed: int, batch_size: int, only: str = "") -> None:
     """Draw and judge what is not in the file yet."""
-    from unmask.generative import judge_model
+    from unmask.evaluation.generative import judge_model
 
     found = json.loads(out.read_text()) if out.exists() else {"cells": [], "reference": None, "protocol": None}
     done = {(cell["plan"], cell["budget"]) for cell in found["cells"]}
@@ -55,9 +55,15 @@ def run(model: str, scorer: str, out: Path, n: int, seed: int, batch_size: int, 
             start = time.perf_counter()
             first = found["reference"] is None
             report = judge_model(
-                model, scorer=scorer, n=n, length=LENGTH, reference="valid" if first else "none", seed=seed,
-                batch_size=batch_size, **how,
-            ).as_dict()  # fmt: skip
+                model,
+                scorer=scorer,
+                n=n,
+                length=LENGTH,
+                reference="valid" if first else "none",
+                seed=seed,
+                batch_size=batch_size,
+                **how,
+            ).as_dict()
             if first:
                 found |= {"reference": report["reference"], "protocol": report["protocol"]}
             found["cells"].append({"plan": plan, "budget": calls, "how": how, **report["samples"]})
@@ -105,11 +111,16 @@ def plot(path: Path, out: Path) -> None:
                 (c for c in found["cells"] if c["plan"] == plan), key=lambda c: c["network_calls_per_sample"]
             )
             panel.errorbar(
-                [c["network_calls_per_sample"] for c in cells], [c[name] for c in cells],
-                [c["stderr"][name] for c in cells], label=plan, linewidth=1.2,
-                marker=markers[i % len(markers)], markersize=5, capsize=2,
+                [c["network_calls_per_sample"] for c in cells],
+                [c[name] for c in cells],
+                [c["stderr"][name] for c in cells],
+                label=plan,
+                linewidth=1.2,
+                marker=markers[i % len(markers)],
+                markersize=5,
+                capsize=2,
                 color=plt.get_cmap("tab20")(i * 2 % 20 + (i >= 10)),
-            )  # fmt: skip
+            )
         panel.axhline(found["reference"][name], color="black", linestyle="--", linewidth=1, label="real text")
         panel.set(xscale="log", xlabel="network calls a sequence", title=title)
         panel.set_xticks(BUDGETS, [str(b) for b in BUDGETS], minor=False)

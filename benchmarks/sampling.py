@@ -34,13 +34,13 @@ import torch
 
 from measure import sgemm_peak
 from sampling_table import GIB, Counts, Piece, cell, show
-from unmask import build
 from unmask.config import Config, ModelConfig
-from unmask.keys import Keys
+from unmask.models import registry
 from unmask.models.masked import MaskedDiffusion
-from unmask.ops.memory import keep_pages
-from unmask.reproduce.published import STYLES, Careful, ancestral
-from unmask.samplers import RevealPlan, time_grid
+from unmask.process.keys import Keys
+from unmask.reproduce.reference import STYLES, Careful, ancestral
+from unmask.sampling import RevealPlan, time_grid
+from unmask.training.memory import keep_pages
 from unmask.types import State, Vocab
 
 NETWORKS = {  # name -> (blocks, width, heads, vocabulary, length)
@@ -56,7 +56,7 @@ def random_model(name: str) -> MaskedDiffusion:
     blocks, width, heads, size, _ = NETWORKS[name]
     torch.manual_seed(0)
     config = Config(model=ModelConfig(n_blocks=blocks, hidden_dim=width, n_heads=heads))
-    model = build.model(config, Vocab(size, size - 1))
+    model = registry.model(config, Vocab(size, size - 1))
     for key, p in model.named_parameters():
         if "adaLN" in key or "linear" in key:
             torch.nn.init.normal_(p, std=0.02)
@@ -137,12 +137,22 @@ def measure(name: str, batch: int, args: argparse.Namespace, save: Callable[[Pie
     model, style = random_model(name), STYLES[args.style]
     blocks, width, _, size, length = NETWORKS[name]
     piece = Piece(
-        network=name, batch=batch, blocks=blocks, width=width, vocab=size, length=length,
-        parameters=sum(p.numel() for p in model.parameters()), flops=flops(name, batch), style=args.style,
-        threads=torch.get_num_threads(), torch=torch.__version__, kept_pages=args.keep_pages, lean=args.lean,
+        network=name,
+        batch=batch,
+        blocks=blocks,
+        width=width,
+        vocab=size,
+        length=length,
+        parameters=sum(p.numel() for p in model.parameters()),
+        flops=flops(name, batch),
+        style=args.style,
+        threads=torch.get_num_threads(),
+        torch=torch.__version__,
+        kept_pages=args.keep_pages,
+        lean=args.lean,
         counts={str(t): count(model, batch, length, t) for t in args.steps},
         memory=plan_memory(name, batch, min(args.steps)),
-    )  # fmt: skip
+    )
     plans = {t: PlanCalls(model, batch, length, t) for t in args.steps}
     half = blank(model, batch, length)  # a canvas from the middle of a run
     half[torch.rand(half.shape, generator=torch.Generator().manual_seed(0)) < 0.5] = 0

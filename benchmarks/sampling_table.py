@@ -124,8 +124,10 @@ def _table(piece: Piece) -> None:
         + ("; one call of the plan timed for all T" if piece.lean else "")
     )
     print(f"{'':>7}  {'textbook':^21} {'cached':^21} {'reveal plan':^31} {'plan is faster than':>20}")
-    print(f"{'T':>7}  " + f"{'calls':>6} {'time':>14} " * 2 + f"{'calls':>6} {'time':>14} {'row calls':>9} "
-          f"{'textbook':>10} {'cached':>9}")  # fmt: skip
+    print(
+        f"{'T':>7}  " + f"{'calls':>6} {'time':>14} " * 2 + f"{'calls':>6} {'time':>14} {'row calls':>9} "
+        f"{'textbook':>10} {'cached':>9}"
+    )
     for key, counts in piece.counts.items():
         textbook, cached, plan = (cell(piece, sampler, int(key)) for sampler in ("textbook", "cached", "plan"))
         low, high = _quartiles(round_ratios(piece, int(key)))

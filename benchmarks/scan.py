@@ -27,8 +27,8 @@ import torch
 from torch import Tensor
 
 from measure import median_seconds
-from unmask.ops.memory import keep_pages
-from unmask.ops.scan import scan_chunked, scan_fused, scan_loop
+from unmask.networks.kernels.scan import scan_chunked, scan_fused, scan_loop
+from unmask.training.memory import keep_pages
 
 ROWS, INNER, STATE = 2, 256, 16
 FUSED, LOOP, HF = "fused", "plain loop", "transformers"
@@ -250,9 +250,11 @@ def main(argv: list[str] | None = None) -> None:
         print(json.dumps(peak_here(args.peak_of, args.lengths[0])))
         return
     result: dict[str, Any] = {
-        "threads": torch.get_num_threads(), "torch": torch.__version__, "turns": args.turns,
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "turns": args.turns,
         "kept_pages": args.keep_pages and keep_pages(),
-    }  # fmt: skip
+    }
     shortest = args.lengths[0]
     benches = [Bench(length, [n for n in WAYS if n != HF or length == shortest]) for length in args.lengths]
     for turn in range(args.turns):

@@ -39,11 +39,11 @@ from typing import Any
 import torch
 
 import unmask
-from unmask import build
 from unmask.config import Config
-from unmask.data.tokenizers import bytes_tokenizer
+from unmask.data.tokenization import bytes_tokenizer
 from unmask.lm import LM, Job
-from unmask.writing import Options
+from unmask.models import registry
+from unmask.sampling.params import SamplingParams
 
 NETWORKS = {"5m": (6, 256, 8), "toy": (1, 32, 2)}  # blocks, width, heads
 LENGTHS = (16, 24, 32, 48, 64, 96, 128, 192, 256)
@@ -55,11 +55,17 @@ def random_folder(folder: Path, name: str, length: int) -> Path:
     blocks, width, heads = NETWORKS[name]
     torch.manual_seed(0)
     config = Config().override(
-        [f"model.n_blocks={blocks}", f"model.hidden_dim={width}", f"model.n_heads={heads}", "data.tokenizer=bytes",
-         f"data.length={length}", "train.ema=0"]
-    )  # fmt: skip
+        [
+            f"model.n_blocks={blocks}",
+            f"model.hidden_dim={width}",
+            f"model.n_heads={heads}",
+            "data.tokenizer=bytes",
+            f"data.length={length}",
+            "train.ema=0",
+        ]
+    )
     tokenizer = bytes_tokenizer()
-    model = build.model(config, tokenizer.vocab)
+    model = registry.model(config, tokenizer.vocab)
     for key, weight in model.named_parameters():
         if "adaLN" in key or "linear" in key:
             torch.nn.init.normal_(weight, std=0.02)
@@ -77,8 +83,10 @@ def mixed(n: int, most: int, seed: int = 0) -> list[Body]:
 
 def offline(lm: LM, bodies: Sequence[Body], batch: int) -> float:
     """Seconds of the library for all requests in one batch that refills."""
-    jobs = [Job(lm.prompt_canvas("", body["length"]), Options(steps=body["steps"], seed=body["seed"]))
-            for body in bodies]  # fmt: skip
+    jobs = [
+        Job(lm.prompt_canvas("", body["length"]), SamplingParams(steps=body["steps"], seed=body["seed"]))
+        for body in bodies
+    ]
     begun = time.perf_counter()
     for _ in lm.run(jobs, batch_size=batch):
         pass
@@ -102,8 +110,9 @@ class Client:
         data = b"" if body is None else json.dumps(body).encode()
         writer.write(
             f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-            f"Content-Length: {len(data)}\r\n\r\n".encode() + data
-        )  # fmt: skip
+            f"Content-Length: {len(data)}\r\n\r\n".encode()
+            + data
+        )
         head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
         size = int(re.search(r"content-length: (\d+)", head)[1])  # type: ignore[index]
         answer = await reader.readexactly(size)
@@ -248,8 +257,10 @@ def memory(args: argparse.Namespace, port: int) -> list[float]:
     """Megabytes of the server after each tenth of the tiny requests."""
     found = []
     for tenth in range(10):
-        bodies = [{"prompt": "", "length": 4 + i % 5, "steps": 2, "seed": tenth * args.tiny + i}
-                  for i in range(args.tiny // 10)]  # fmt: skip
+        bodies = [
+            {"prompt": "", "length": 4 + i % 5, "steps": 2, "seed": tenth * args.tiny + i}
+            for i in range(args.tiny // 10)
+        ]
         asyncio.run(load(port, bodies, 16))
         found.append(asyncio.run(figure(port, "process_resident_memory_bytes")) / 1e6)
     return found
@@ -286,8 +297,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         ratios = [f"{row[key][0]:.2f} ± {row[key][1]:.2f}" for key in ("of_offline", "of_one_at_a_time")]
         print(f"{name:>14} {row['tokens_per_second']:9.0f} {ratios[0]:>13} {ratios[1]:>17}{late}")
     print(f"\nsequences a network call: {fill:.1f}")
-    print(f"p50 of short requests: {long['alone']:.3f} s alone, {long['beside']:.3f} s beside a long one, "
-          f"ratio {long['ratio']:.2f} (at most 1.5)")  # fmt: skip
+    print(
+        f"p50 of short requests: {long['alone']:.3f} s alone, {long['beside']:.3f} s beside a long one, "
+        f"ratio {long['ratio']:.2f} (at most 1.5)"
+    )
     growth = used[-1] - used[0]
     print(f"memory after each tenth of {args.tiny} tiny requests, MB: " + " ".join(f"{mb:.0f}" for mb in used))
     print(f"growth after the first tenth: {growth:.1f} MB")

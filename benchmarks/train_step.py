@@ -17,14 +17,14 @@ import numpy as np
 import torch
 
 from measure import sgemm_peak
-from unmask import build
 from unmask.config import Config, ModelConfig, TrainConfig
-from unmask.dist import World
-from unmask.keys import Keys
-from unmask.masking import corrupt
+from unmask.distributed import World
+from unmask.models import registry
 from unmask.models.masked import MaskedDiffusion
-from unmask.schedule import strata
-from unmask.trainer import Trainer
+from unmask.process.keys import Keys
+from unmask.process.masking import corrupt
+from unmask.process.schedule import strata
+from unmask.training.step import Trainer
 from unmask.types import Batch, TokenNats, Vocab
 
 LENGTH, BATCH = 128, 8
@@ -85,7 +85,7 @@ def main() -> None:
     args = parser.parse_args()
     config = Config(model=ModelConfig(), train=TrainConfig(batch_size=BATCH, steps=10**6))
     torch.manual_seed(0)
-    model = build.model(config, Vocab(30_522, 103, 0))
+    model = registry.model(config, Vocab(30_522, 103, 0))
     assert isinstance(model, MaskedDiffusion)
     full = FullLogits(model.backbone, model.schedule, model.law)
     trainer = Trainer(config, model, World(0, 1, torch.device("cpu")))

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.panel import Panel
 
 import unmask
-from unmask.terminal import canvas_text
+from unmask.cli.terminal import canvas_text
 from unmask.types import State
 
 MOMENTS = (0.0, 0.35, 0.7, 1.0)  # fractions of the written tokens

@@ -15,14 +15,13 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from unmask import checkpoint
 from unmask.config import DataConfig
 from unmask.data.pack import prepare
-from unmask.evaluate import TIMES, evaluate
-from unmask.hf import model_card
-from unmask.hub import PRETRAINED, load
+from unmask.evaluation.likelihood import TIMES, evaluate
+from unmask.evaluation.suites import Member, evaluate_suite, suite
+from unmask.hub.resolve import PRETRAINED, checkpoint, load
+from unmask.hub.transformers import model_card
 from unmask.lm import LM
-from unmask.suites import Member, evaluate_suite, suite
 from unmask.types import Likelihood
 
 NAME = "tiny-en"
@@ -108,7 +107,7 @@ and that is how they were evaluated.
 BUILT_IN = {  # the card is that of a model on the Hub; this one is a folder of the package
     "is not needed: `pip install unmask`.": "is not needed.",
     "import unmask\nfrom transformers import AutoModelForMaskedLM, AutoTokenizer, pipeline\n": (
-        "from transformers import AutoModelForMaskedLM, AutoTokenizer, pipeline\nfrom unmask.hub import find\n"
+        "from transformers import AutoModelForMaskedLM, AutoTokenizer, pipeline\nfrom unmask.hub.resolve import find\n"
     ),
     f'from_pretrained("{NAME}")': f'from_pretrained(find("{NAME}"))',
 }

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .hf.register import watch
+from .hub.transformers.register import watch
 from .lazy import names_of
 from .version import __version__
 
 if TYPE_CHECKING:
     from .errors import UserError
-    from .hub import load
+    from .hub.resolve import load
     from .lm import LM
     from .recipes import recipe
 

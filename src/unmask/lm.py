@@ -12,18 +12,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from . import layout, scoring
-from .canvas import Canvas, Gap, Painter, parse_gaps
+from . import evaluation
 from .config import Config
-from .data.tokenizers import Tokenizer
-from .evaluate import eval_keys, evaluating
-from .keys import Keys
-from .models.base import LanguageModel
-from .samplers import Task
-from .scoring.exact import time_of
-from .scoring.looks import diffusion, token_nll
+from .data.canvas import Canvas, Gap, PromptBuilder, parse_gaps
+from .data.tokenization import Tokenizer
+from .evaluation.exact import time_of
+from .evaluation.likelihood import eval_keys, evaluating
+from .evaluation.predictions import diffusion, token_nll
+from .models.language_model import LanguageModel
+from .process.keys import Keys
+from .sampling import Request
+from .sampling.params import SamplingParams, Stop
 from .types import Batch, Likelihood, Sample, State, Token, UserError
-from .writing import Options, Stop
 
 Watch = Callable[[State], None]
 HALF = "\ufffd"  # how the beginning of a character is decoded whose other bytes are not there yet
@@ -34,7 +34,7 @@ class Job:
     """A canvas and how it is to be written."""
 
     canvas: Canvas
-    options: Options
+    options: SamplingParams
 
 
 @dataclass
@@ -52,16 +52,18 @@ class LM:
         return self.config.data.length
 
     @functools.cached_property
-    def painter(self) -> Painter:
+    def painter(self) -> PromptBuilder:
         """Makes canvases from text, and text from canvases."""
-        return Painter(self.tokenizer, self.config.data, self.model.any_length)
+        return PromptBuilder(self.tokenizer, self.config.data, self.model.any_length)
 
     def save_pretrained(self, folder: str | Path, *, dtype: str = "float32", card: str | None = None) -> Path:
         """Write a folder that travels (`layout`): `unmask.load` and `transformers` read it, and the Hub takes it.
 
         `dtype` is float32 (nothing is lost), float16 or bfloat16; `card` becomes README.md.
         """
-        return layout.write_folder(folder, self.model, self.tokenizer, self.config, self.labels, dtype, card)
+        from .hub.layout import write_folder
+
+        return write_folder(folder, self.model, self.tokenizer, self.config, self.labels, dtype, card)
 
     # -- writing -----------------------------------------------------------------------------------------------------
 
@@ -83,8 +85,8 @@ class LM:
     def stream(self, prompt: str = "", *, length: int | None = None, **how: Any) -> Iterator[str]:
         """One text in pieces, each as soon as nothing in it can change any more; `how` as in `write`."""
         canvas = self.prompt_canvas(prompt, length, windowed=how.get("stride") is not None)
-        job = Job(canvas, Options(**how))
-        pieces = Pieces(self.painter, canvas, job.options.stop)
+        job = Job(canvas, SamplingParams(**how))
+        pieces = TextStream(self.painter, canvas, job.options.stop)
         for state, sample in self.run([job]):
             if piece := pieces(state, sample):
                 yield piece
@@ -117,7 +119,7 @@ class LM:
 
         Sample i has the seed `seed + i`: alone with that seed it comes out the same.
         """
-        options = Options(**how)
+        options = SamplingParams(**how)
         jobs = [Job(canvas, replace(options, seed=options.seed + i)) for i, canvas in enumerate(canvases)]
         done: dict[int, Sample] = {}
         for state, sample in self.run(jobs, batch_size=batch_size, tops=tops):
@@ -216,9 +218,9 @@ class LM:
         than the model is scored in blocks of its length, each without the others as context. Rows are laid out as in
         training (block ends, visible padding), but only the text's own tokens count.
         """
-        return scoring.score(
-            self.model, self.painter, texts, label=Options(label=label).label_id(self.labels), **how
-        )  # fmt: skip
+        return evaluation.score(
+            self.model, self.painter, texts, label=SamplingParams(label=label).label_id(self.labels), **how
+        )
 
 
 class Work:
@@ -228,10 +230,17 @@ class Work:
         options = job.options.settle(lm.model)
         self.painter, self.canvas, self.options = lm.painter, job.canvas, options
         self.stop = Stop.of(job.canvas, options, lm.painter)
-        self.task = Task(
-            row, job.canvas.ids, options.plan(lm.painter), Keys(options.seed).fork("sample"), options.choice,
-            options.control(job.canvas, lm.painter), options.label_id(lm.labels), options.guidance, tops,
-        )  # fmt: skip
+        self.task = Request(
+            row,
+            job.canvas.ids,
+            options.plan(lm.painter),
+            Keys(options.seed).fork("sample"),
+            options.choice,
+            options.control(job.canvas, lm.painter),
+            options.label_id(lm.labels),
+            options.guidance,
+            tops,
+        )
         self.record = _Record(job.canvas.ids, lm.tokenizer)
         self._end: tuple[Tensor, tuple[str, str, int] | None] | None = None  # of the last canvas that was looked at
 
@@ -254,15 +263,22 @@ class Work:
         end = self._stopped(state)
         text, why, count = end or (self.painter.text(self.canvas, state.canvas), "length", len(state.canvas))
         return Sample(
-            state.canvas[:count].tolist(), text, self.options.seed, state.calls, state.row, self.record.tokens(count),
-            why, self.canvas.lengths, self.canvas.nats,
-        )  # fmt: skip
+            state.canvas[:count].tolist(),
+            text,
+            self.options.seed,
+            state.calls,
+            state.row,
+            self.record.tokens(count),
+            why,
+            self.canvas.lengths,
+            self.canvas.nats,
+        )
 
 
-class Pieces:
+class TextStream:
     """One text as it becomes fixed: each call gives what is new, and nothing that was given ever changes."""
 
-    def __init__(self, painter: Painter, canvas: Canvas, stop: Sequence[str] = ()) -> None:
+    def __init__(self, painter: PromptBuilder, canvas: Canvas, stop: Sequence[str] = ()) -> None:
         self.painter, self.canvas, self.shown = painter, canvas, ""
         self.held = max((len(word) - 1 for word in stop), default=0)  # may be the beginning of a stop string
         self.late = 4 if painter.tokenizer.kind == "json" else 0  # a decoder from elsewhere may join what it sees late

@@ -224,11 +224,18 @@ def dna_tiny() -> Config:
         model=ModelConfig(backbone="caduceus", hidden_dim=48, n_blocks=2, dropout=0.0),
         objective=ObjectiveConfig(cutoff=0.1),
         train=TrainConfig(
-            steps=300, batch_size=32, lr=4e-3, warmup=30, decay="cosine", final_lr=0.05, betas=(0.9, 0.95), ema=0.98,
+            steps=300,
+            batch_size=32,
+            lr=4e-3,
+            warmup=30,
+            decay="cosine",
+            final_lr=0.05,
+            betas=(0.9, 0.95),
+            ema=0.98,
             checkpoint_every=100,
         ),
         eval=EvalConfig(every=100, rows=128, draws=4),
-    )  # fmt: skip
+    )
 
 
 def dna_finetuning(start: Config, method: str, loss: str = "bound") -> Config:
@@ -240,7 +247,7 @@ def dna_finetuning(start: Config, method: str, loss: str = "bound") -> Config:
     steps = 50_000
     settings = dna_mdlm().train.model_copy(
         update={"steps": steps, "lr": lr, "warmup": steps // 10, "final_lr": min(1.0, 1e-4 / lr)}
-    )  # fmt: skip
+    )
     return _going_on(start, method, loss, settings, EvalConfig(every=2500, rows=2048))
 
 
@@ -287,9 +294,7 @@ def genomics_finetuning(start: Config) -> Config:
 
 RECIPES: dict[str, Callable[[], Config]] = {f.__name__: f for f in (demo, tiny, lm1b, owt, text8, mosaicbert)}
 RECIPES["mosaicbert-causal"] = mosaicbert_causal
-RECIPES |= {
-    f.__name__.replace("_", "-"): f for f in (dna_tiny, dna_caduceus, dna_mdlm, dna_mamba, dna_hyena)
-}  # fmt: skip
+RECIPES |= {f.__name__.replace("_", "-"): f for f in (dna_tiny, dna_caduceus, dna_mdlm, dna_mamba, dna_hyena)}
 
 
 def recipe(name: str) -> Config:

@@ -134,9 +134,12 @@ class Sample:
     def as_dict(self, tokens: bool = False) -> dict[str, Any]:
         """For JSON, with or without a record of every token."""
         out: dict[str, Any] = {
-            "text": self.text, "ids": self.ids, "seed": self.seed, "network_calls": self.network_calls,
+            "text": self.text,
+            "ids": self.ids,
+            "seed": self.seed,
+            "network_calls": self.network_calls,
             "stopped": self.stopped,
-        }  # fmt: skip
+        }
         if self.gap_nats:
             out |= {"gaps": self.gaps, "gap_nats": self.gap_nats}
         return out | ({"tokens": [token.as_dict() for token in self.tokens]} if tokens else {})

@@ -38,14 +38,14 @@ def variants(
     as_json: Json = False,
 ) -> None:
     """Score variants: log p(alternative) - log p(reference) of each; below 0 the model expects the reference."""
-    from ..commands import check_writable, load_lm, used_weights
-    from ..genomes.variants import Request, score_variants
-    from ..genomes.vcf import survey
-    from ..track import progress_bar
+    from ..dna.variants import VariantRequest, score_variants
+    from ..dna.vcf import survey
+    from ..progress import progress_bar
+    from .commands import check_writable, load_lm, used_weights
 
     if out is not None:
         check_writable(out)
-    request = Request(window, method, draws, batch_size, both_strands, seed)
+    request = VariantRequest(window, method, draws, batch_size, both_strands, seed)
     found = survey(vcf)
     lm = load_lm(model, which, weights, device)
     request.check(lm)
@@ -73,7 +73,7 @@ class _Table:
 
     def __init__(self, stack: ExitStack, out: str | None, protocol: dict[str, Any], as_json: bool) -> None:
         from ..data.cache import replacing
-        from ..genomes.variants import HEADER
+        from ..dna.variants import HEADER
 
         self.scored = self.total = 0
         self.first = ""  # what was wrong with the first line that was skipped
@@ -113,8 +113,8 @@ class _Table:
 
 def _genome(path: str, spec: Any) -> Any:
     from ..data.cache import cache_folder
-    from ..data.dna.store import open_genome
-    from ..track import progress_bar
+    from ..data.genome.store import open_genome
+    from ..progress import progress_bar
 
     with progress_bar("reading the genome") as progress:
         return open_genome(path, cache_folder(spec), progress)
@@ -141,10 +141,10 @@ def embed(
     as_json: Json = False,
 ) -> None:
     """Turn sequences into vectors: the last hidden states of the network, mean over positions."""
-    from ..commands import check_writable, load_lm, used_weights
-    from ..genomes.embed import Embedder, open_writer
-    from ..genomes.texts import read_sequences
-    from ..track import progress_bar
+    from ..dna.embed import Embedder, open_writer
+    from ..dna.sequence_files import read_sequences
+    from ..progress import progress_bar
+    from .commands import check_writable, load_lm, used_weights
 
     check_writable(out)
     if not out.endswith((".npy", ".parquet")):
@@ -175,9 +175,9 @@ def compare(
     as_json: Json = False,
 ) -> None:
     """Compare generated DNA with real DNA: GC, k-mers, CpG, runs, strands, each beside its noise floor."""
-    from ..genomes.compare import compare as run
-    from ..genomes.compare import write_report
-    from ..genomes.texts import read_sequences
+    from ..dna.compare import compare as run
+    from ..dna.compare import write_report
+    from ..dna.sequence_files import read_sequences
 
     if Path(out).is_file():
         raise UserError(f"--out {out} is a file; give the name of a folder")

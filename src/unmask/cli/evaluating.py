@@ -24,15 +24,28 @@ from .shared import (
 )
 
 JUDGING = (
-    "scorer", "reference", "n", "length", "sampler", "k", "threshold", "eta", "temperature", "top_k", "top_p", "min_p",
-    "stride", "mauve", "more",
-)  # fmt: skip
+    "scorer",
+    "reference",
+    "n",
+    "length",
+    "sampler",
+    "k",
+    "threshold",
+    "eta",
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "stride",
+    "mauve",
+    "more",
+)
 
 
 def _suite(ctx: typer.Context, model: str, name: str, sets: str | None) -> None:
     """All sets of a suite in one table."""
-    from ..commands import evaluate_members
-    from ..suites import table_lines
+    from ..evaluation.suites import table_lines
+    from .commands import evaluate_members
 
     refuse(ctx, JUDGING, "needs --generative")
     refuse(ctx, ("data", "split", "bound", "steps", "schedule", "label_column"), "does not go with --suite")
@@ -108,30 +121,62 @@ def evaluate(
     else:
         refuse(ctx, JUDGING, "needs --generative")
     if generative:
-        from ..generative import judge_model
-        from ..judge import protocol_lines, table
+        from ..evaluation.generative import judge_model
+        from ..evaluation.judge import protocol_lines, table
 
         how: dict[str, Any] = {
-            "sampler": sampler, "steps": steps, "seed": seed, "temperature": temperature, "top_k": top_k,
-            "top_p": top_p, "min_p": min_p, "stride": stride, "k": k, "threshold": threshold, "eta": eta,
-        }  # fmt: skip
+            "sampler": sampler,
+            "steps": steps,
+            "seed": seed,
+            "temperature": temperature,
+            "top_k": top_k,
+            "top_p": top_p,
+            "min_p": min_p,
+            "stride": stride,
+            "k": k,
+            "threshold": threshold,
+            "eta": eta,
+        }
         report = judge_model(
-            model, scorer=scorer, n=n, length=length, reference=reference, rows=rows, with_mauve=mauve, which=which,
-            weights=weights, device=device, batch_size=batch_size, **{**how, **settings(more, ctx.params)},
-        )  # fmt: skip
+            model,
+            scorer=scorer,
+            n=n,
+            length=length,
+            reference=reference,
+            rows=rows,
+            with_mauve=mauve,
+            which=which,
+            weights=weights,
+            device=device,
+            batch_size=batch_size,
+            **{**how, **settings(more, ctx.params)},
+        )
         if as_json:
             print_json(report.as_dict())
             return
         out_console.print(table(report.columns()), markup=False)
         print_lines(protocol_lines({**report.protocol, **report.samples.protocol}))
         return
-    from ..commands import evaluate_model
+    from .commands import evaluate_model
 
     likelihood = evaluate_model(
-        model, data=data, split=split, bound=bound, steps=steps, draws=draws, schedule=schedule,
-        batch_size=batch_size, rows=rows, seed=seed, which=which, weights=weights, device=device,
-        estimator=estimator, label_column=label_column, local=local,
-    )  # fmt: skip
+        model,
+        data=data,
+        split=split,
+        bound=bound,
+        steps=steps,
+        draws=draws,
+        schedule=schedule,
+        batch_size=batch_size,
+        rows=rows,
+        seed=seed,
+        which=which,
+        weights=weights,
+        device=device,
+        estimator=estimator,
+        label_column=label_column,
+        local=local,
+    )
     if not is_main():
         return
     figures = likelihood.as_dict()
@@ -172,14 +217,23 @@ def score(
     as_json: Json = False,
 ) -> None:
     """How likely are these texts, or spans of them? Bounds, exact laws and pseudo-likelihood."""
-    from ..commands import Texts, load_lm, score_texts
-    from ..scoring import score_lines, token_lines
+    from ..evaluation import score_lines, token_lines
+    from .commands import ScoreInput, load_lm, score_texts
 
     settings = {"steps": steps, "k": k, "threshold": threshold, "order": integers(order)}
     own, found = score_texts(
-        load_lm(model, which, weights, device), Texts(texts or [], file, span, marks), method=method, plan=plan,
-        plan_settings=settings, label=label, draws=draws, calls=calls, orders=orders, seed=seed, batch_size=batch_size,
-    )  # fmt: skip
+        load_lm(model, which, weights, device),
+        ScoreInput(texts or [], file, span, marks),
+        method=method,
+        plan=plan,
+        plan_settings=settings,
+        label=label,
+        draws=draws,
+        calls=calls,
+        orders=orders,
+        seed=seed,
+        batch_size=batch_size,
+    )
     protocol = {"model": model, "checkpoint": which, **found.protocol}
     if as_json:
         each = [

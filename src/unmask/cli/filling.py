@@ -30,14 +30,14 @@ def fill(
     device: Device = "auto",
 ) -> None:
     """Type a text with gaps, see it filled, again and again. Lines from a pipe work too; :help lists the commands."""
-    from ..commands import load_lm
-    from ..filling import Loop
+    from .commands import load_lm
+    from .fill_loop import FillLoop
 
     given = {"steps": steps, "sampler": sampler, "top_p": top_p}
     how = {name: value for name, value in given.items() if value is not None}
     lm = load_lm(model, which, weights, device)
     live = err_console if err_console.is_terminal else None
-    loop = Loop(lm, model, {"seed": seed, "temperature": temperature, **how}, n, live)
+    loop = FillLoop(lm, model, {"seed": seed, "temperature": temperature, **how}, n, live)
     loop.check()
     typed = sys.stdin.isatty()
     if typed:

@@ -87,15 +87,32 @@ def sample(
         raise UserError("--template does not go with --fasta; its samples come as JSON lines")
     if as_json and as_lines:
         raise UserError("give either --json (one document) or --jsonl (a line a sample)")
-    from ..commands import Request, load_lm, sample_protocol, write_samples
-    from ..writing import Options
+    from ..sampling.params import SamplingParams
+    from .commands import SampleRequest, load_lm, sample_protocol, write_samples
 
-    options = Options(
-        seed=seed, sampler=sampler, steps=steps, k=k, threshold=threshold, order=integers(order), eta=eta,
-        window=_pair(window), keep=keep, corrections=corrections, temperature=temperature, top_k=top_k, top_p=top_p,
-        min_p=min_p, ban=[_word(word) for word in ban or []], min_length=min_length, label=label, guidance=guidance,
-        stride=stride, stop=stop or [], stop_at_eos=stop_at_eos,
-    )  # fmt: skip
+    options = SamplingParams(
+        seed=seed,
+        sampler=sampler,
+        steps=steps,
+        k=k,
+        threshold=threshold,
+        order=integers(order),
+        eta=eta,
+        window=_pair(window),
+        keep=keep,
+        corrections=corrections,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        ban=[_word(word) for word in ban or []],
+        min_length=min_length,
+        label=label,
+        guidance=guidance,
+        stride=stride,
+        stop=stop or [],
+        stop_at_eos=stop_at_eos,
+    )
     options = replace(options, **settings(more, ctx.params))
     lm = load_lm(model, which, weights, device)
     if fasta is not None or both_strands:
@@ -107,11 +124,17 @@ def sample(
         return
     one = n == 1 and not (as_json or as_lines or watch or fasta)
     samples, protocol = write_samples(
-        lm, Request(n, length, prompt, suffix, infill), options, batch_size=batch_size, watch=watch, html=html,
-        stream=_show if one else None, protocol=protocol,
-    )  # fmt: skip
+        lm,
+        SampleRequest(n, length, prompt, suffix, infill),
+        options,
+        batch_size=batch_size,
+        watch=watch,
+        html=html,
+        stream=_show if one else None,
+        protocol=protocol,
+    )
     if fasta is not None:
-        from ..genomes.strands import write_fasta
+        from ..dna.strands import write_fasta
 
         write_fasta(fasta, samples, model)
         err_console.print(f"wrote {len(samples):,} sequences to {fasta}", markup=False)
@@ -131,8 +154,8 @@ def sample(
 
 def _dna(lm: Any, fasta: str | None, both_strands: bool) -> Any:
     """The model as asked, if it is one of bases."""
-    from ..commands import check_writable
-    from ..genomes.strands import conjoined, need_dna
+    from ..dna.strands import conjoined, need_dna
+    from .commands import check_writable
 
     if fasta is not None:
         need_dna(lm, "--fasta")
@@ -151,8 +174,8 @@ def _template(
     lm: Any, path: str, options: Any, n: int, length: int | None, batch_size: int, protocol: Any, as_json: bool
 ) -> None:
     """All lines of a template file; exit code 2 after them if one was wrong."""
-    from ..templates import Bad, read_lines, write_template
-    from ..track import progress_bar
+    from ..progress import progress_bar
+    from .templates import BadLine, read_lines, write_template
 
     if n < 1:
         raise UserError(f"-n {n} must be at least 1")
@@ -161,10 +184,8 @@ def _template(
         raise UserError(f"the template file {path} is empty; give it a JSON object a line")
     bad, documents = 0, []
     with progress_bar("writing") as progress:
-        for found in write_template(
-            lm, lines, options, n=n, length=length, batch_size=batch_size, report=progress
-        ):  # fmt: skip
-            if isinstance(found, Bad):
+        for found in write_template(lm, lines, options, n=n, length=length, batch_size=batch_size, report=progress):
+            if isinstance(found, BadLine):
                 bad += 1
                 reason = " ".join(found.reason.splitlines())
                 err_console.print(f"unmask: line {found.number} of {path}: {reason}", markup=False)

@@ -60,12 +60,19 @@ def serve(
         if (error.name or "").partition(".")[0] not in ("starlette", "uvicorn", "h11", "anyio"):
             raise
         raise UserError("unmask serve needs starlette and uvicorn: pip install 'unmask[serve]'") from None
-    from ..commands import load_lm
+    from .commands import load_lm
 
     limits = Limits(
-        batch=batch_size, queue=max_queue, tokens=max_tokens, length=max_length, steps=max_steps, n=max_n,
-        body=max_body, timeout=timeout, grace=grace,
-    )  # fmt: skip
+        batch=batch_size,
+        queue=max_queue,
+        tokens=max_tokens,
+        length=max_length,
+        steps=max_steps,
+        n=max_n,
+        body=max_body,
+        timeout=timeout,
+        grace=grace,
+    )
     key = _key(api_key_file)
     if host not in LOCAL and key is None:
         err_console.print(

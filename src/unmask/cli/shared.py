@@ -79,7 +79,7 @@ def settings(given: list[str] | None, options: Iterable[str]) -> dict[str, Any]:
     import yaml
 
     from ..config import nearest
-    from ..writing import KINDS
+    from ..sampling.params import KINDS
 
     found: dict[str, Any] = {}
     for text in given or []:

@@ -44,9 +44,17 @@ def reproduce(
 
     try:
         report, page = run(
-            name, scale=scale, data=data, out=out, seed=seed, scorer=scorer, local=local, known=in_domain or (),
-            start=model, quiet=quiet,
-        )  # fmt: skip
+            name,
+            scale=scale,
+            data=data,
+            out=out,
+            seed=seed,
+            scorer=scorer,
+            local=local,
+            known=in_domain or (),
+            start=model,
+            quiet=quiet,
+        )
     except Missing as missing:  # the paper's scale: what to run, and then this command again
         if as_json:
             print_json({"missing": str(missing).splitlines()})
@@ -63,7 +71,7 @@ def reproduce(
 
 def lm_eval(context: typer.Context) -> None:
     """Run the lm-evaluation-harness, which then knows --model unmask."""
-    from ..harness import main as run
+    from ..hub.lm_eval import main as run
 
     run(context.args)
 
@@ -73,7 +81,7 @@ def demo(
     out: Annotated[str, typer.Option(help="Folder of the run.")] = "runs/demo",
 ) -> None:
     """Train the demo model on Python's documentation, and show what it can do."""
-    from ..demo import run
+    from .demo import run
 
     run(out, overrides or [])
 
@@ -92,7 +100,7 @@ def convert(
     as_json: Json = False,
 ) -> None:
     """Make a folder that travels of a run, a published model or a Lightning checkpoint; nothing in it is executed."""
-    from ..convert import convert as run
+    from ..hub.convert import convert as run
 
     done = run(
         source, out, tokenizer=tokenizer, weights=weights, to=to, dtype=dtype, revision=revision, new_head=new_head
@@ -118,7 +126,7 @@ ZeroShot = Annotated[
 @data_app.command("list")
 def data_list(as_json: Json = False) -> None:
     """The named data sets, with the paper's conventions for each."""
-    from ..datacommands import lines_of_list, list_sets
+    from .data_commands import lines_of_list, list_sets
 
     found = list_sets()
     _print_data(found, lines_of_list(found), as_json)
@@ -134,8 +142,8 @@ def data_show(
     as_json: Json = False,
 ) -> None:
     """How text becomes rows: raw, detokenized, in tokens, as it enters the network; and counts."""
-    from ..datacommands import lines_of_show, settings_for, show
-    from ..track import progress_bar
+    from ..progress import progress_bar
+    from .data_commands import lines_of_show, settings_for, show
 
     with progress_bar("tokenizing") as progress:
         found = show(settings_for(source, overrides or [], zero_shot), split, n, progress)
@@ -151,8 +159,8 @@ def data_prepare(
     as_json: Json = False,
 ) -> None:
     """Tokenize a data set into the cache; prints its folder and counts."""
-    from ..datacommands import lines_of_prepare, prepare_set, settings_for
-    from ..track import progress_bar
+    from ..progress import progress_bar
+    from .data_commands import lines_of_prepare, prepare_set, settings_for
 
     with progress_bar("tokenizing") as progress:
         found = prepare_set(settings_for(source, overrides or [], zero_shot), split, progress)

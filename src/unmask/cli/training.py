@@ -33,7 +33,7 @@ def train(
     if print_config:
         sys.stdout.write(config.to_yaml())
         return
-    from ..commands import train_model
+    from .commands import train_model
 
     result = train_model(config, out or f"runs/{Path(recipe).stem}", quiet=quiet)
     if not is_main():
@@ -55,10 +55,14 @@ def train(
 def _tree(result: Any, **figures: Any) -> dict[str, Any]:
     """How a run of a language model ended, and its figures."""
     return {
-        "out": str(result.out), "step": result.step, "finished": result.finished,
-        "stopped_early": result.stopped_early, **figures, "seconds": result.seconds,
+        "out": str(result.out),
+        "step": result.step,
+        "finished": result.finished,
+        "stopped_early": result.stopped_early,
+        **figures,
+        "seconds": result.seconds,
         "tokens_per_second": result.tokens_per_second,
-    }  # fmt: skip
+    }
 
 
 def finetune_command(
@@ -83,7 +87,7 @@ def finetune_command(
     as_json: Json = False,
 ) -> None:
     """Fine-tune a model: as a diffusion model that writes, as a BERT (mlm), left to right (ar), or on a task."""
-    from .. import adapt
+    from ..training import adapt
 
     language = adapt.is_language(task)
     if language and seeds is not None:
@@ -113,8 +117,8 @@ def finetune_command(
 
 def _check_sweep(task: str, overrides: list[str]) -> None:
     """Raise for a sweep that cannot be."""
+    from ..data.tasks import TASKS
     from ..recipes import GENOMICS_GRID
-    from ..tasks import TASKS
 
     if task not in TASKS or TASKS[task].tested is None:
         raise UserError(f"--sweep is for tasks with a test split (genomics/NAME, gue/NAME), and {task} is none")
@@ -125,9 +129,9 @@ def _check_sweep(task: str, overrides: list[str]) -> None:
 
 def _sweep(lm: Any, config: Any, out: str, seeds: list[int], quiet: bool, as_json: bool) -> None:
     """All cells of the grid, and the test of the best."""
+    from ..data.tasks import task as task_named
     from ..recipes import GENOMICS_SEEDS
-    from ..sweep import sweep, tree
-    from ..tasks import task as task_named
+    from ..training.sweep import sweep, tree
 
     task, seeds = task_named(config.task.name), seeds or list(GENOMICS_SEEDS)
     done = sweep(lm, config, out, seeds, quiet=quiet)
@@ -154,7 +158,7 @@ def _paper_bar(found: dict[str, Any]) -> str:
 
 
 def _seeds(text: str | None) -> list[int]:
-    from ..evaluate import check_seed
+    from ..process.keys import check_seed
 
     if text is None:
         return []
@@ -187,9 +191,9 @@ def _print_adapted(done: Any, as_json: bool) -> None:
 
 def _print_tasks(results: list[Any], task: str, out: str, as_json: bool) -> None:
     """The metrics of all seeds."""
-    from ..adapt import summary
-    from ..sweep import over_seeds
-    from ..tasks import task as task_named
+    from ..data.tasks import task as task_named
+    from ..training.adapt import summary
+    from ..training.sweep import over_seeds
 
     record = task_named(task)
     metric = record.metric
@@ -199,11 +203,19 @@ def _print_tasks(results: list[Any], task: str, out: str, as_json: bool) -> None
         table = tabled(results, metric) if finished else {}
         if as_json:
             runs = [
-                {"out": str(r.out), "step": r.step, "finished": r.finished, "stopped_early": r.stopped_early,
-                 "last": r.last, "best": r.best, "best_step": r.best_step, "seconds": r.seconds,
-                 **({"test": r.test} if record.tested else {})}
+                {
+                    "out": str(r.out),
+                    "step": r.step,
+                    "finished": r.finished,
+                    "stopped_early": r.stopped_early,
+                    "last": r.last,
+                    "best": r.best,
+                    "best_step": r.best_step,
+                    "seconds": r.seconds,
+                    **({"test": r.test} if record.tested else {}),
+                }
                 for r in results
-            ]  # fmt: skip
+            ]
             print_json({"task": task, "metric": metric, "out": out, "runs": runs, "summary": table})
         elif finished:
             for split, found in table.items():

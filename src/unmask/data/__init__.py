@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from .corpora import Corpus, open_corpus
     from .loader import eval_batch, train_batch
     from .pack import Prepared, Rows, prepare
-    from .tokenizers import Tokenizer, make_tokenizer
+    from .tokenization import Tokenizer, make_tokenizer
 
 __all__ = [
     "CORPORA",
@@ -30,7 +30,7 @@ __all__ = [
 
 _ROOMS = {
     "Corpus": "corpora", "open_corpus": "corpora", "eval_batch": "loader", "train_batch": "loader", "Prepared": "pack",
-    "Rows": "pack", "prepare": "pack", "Tokenizer": "tokenizers", "make_tokenizer": "tokenizers",
+    "Rows": "pack", "prepare": "pack", "Tokenizer": "tokenization", "make_tokenizer": "tokenization",
 }  # fmt: skip
 
 __getattr__ = names_of(__name__, _ROOMS)  # recipes take the records of data sets from here, without torch

@@ -25,13 +25,13 @@ from typing import Any
 
 from ..config import DataConfig, nearest
 from ..types import UserError
-from . import detokenize, documents, layouts, pythondocs, records
+from . import dataset_files, detokenize, documents, python_docs, records
 from .cache import cache_folder, content_key, file_hash
-from .corpus import SPLITTING, Corpus, Division, Reader, assemble
-from .documents import Detokenize, Entry, Piece
-from .hubsets import load_place, reader_of
-from .layouts import SPLIT_NAMES
+from .dataset_files import SPLIT_NAMES
+from .documents import Detokenize, FileEntry, Piece
+from .hub_datasets import load_place, reader_of
 from .records import CORPORA, Hub, Record
+from .streams import SPLITTING, Corpus, Division, Reader, assemble
 
 __all__ = ["CORPORA", "SPLITTING", "SPLIT_NAMES", "Corpus", "Division", "assemble", "open_corpus", "open_hub"]
 
@@ -43,7 +43,7 @@ log = logging.getLogger(__name__)
 
 def open_corpus(spec: DataConfig) -> Corpus:
     """The corpus that `data.source` names."""
-    from .dna.sources import prepare_genome  # it builds on this room
+    from .genome.genome_corpus import prepare_genome  # it builds on this room
 
     if (genome := prepare_genome(spec, None, None)) is not None:
         return genome.corpus
@@ -109,21 +109,21 @@ def _open_python_docs(spec: DataConfig, record: Record) -> Corpus:
     detokenize, also = _detokenizer(spec)
 
     def read() -> Iterator[Piece]:
-        return documents.by_row((Entry(text) for text in pythondocs.documents()), detokenize)
+        return documents.by_row((FileEntry(text) for text in python_docs.documents()), detokenize)
 
-    content = pythondocs.fingerprint()
+    content = python_docs.fingerprint()
     return assemble(spec, "python-docs", record.about, [content, *also] if also else content, {"train": read})
 
 
-def _on_disk(spec: DataConfig, record: Record) -> layouts.Found | None:
+def _on_disk(spec: DataConfig, record: Record) -> dataset_files.DatasetFiles | None:
     """The files of a set, None where it should come from the Hub."""
     if spec.local is not None:
         path = Path(spec.local).expanduser()
         if not path.exists():
             raise UserError(f"data.local={spec.local} does not exist; give the folder of {record.name!r}")
-        if (found := layouts.locate(record, path)) is None:
+        if (found := dataset_files.locate(record, path)) is None:
             raise UserError(
-                f"data.local={spec.local} does not hold {record.name!r}; expected are {layouts.expected(record)}"
+                f"data.local={spec.local} does not hold {record.name!r}; expected are {dataset_files.expected(record)}"
             )
         return found
     root = os.environ.get("UNMASK_DATA")
@@ -131,10 +131,10 @@ def _on_disk(spec: DataConfig, record: Record) -> layouts.Found | None:
         return None
     if not Path(root).expanduser().is_dir():
         raise UserError(f"UNMASK_DATA={root} is no folder; set it to one that holds data sets, or unset it")
-    return layouts.locate(record, Path(root).expanduser(), only_below=True)
+    return dataset_files.locate(record, Path(root).expanduser(), only_below=True)
 
 
-def _from_disk(spec: DataConfig, record: Record, found: layouts.Found) -> Corpus:
+def _from_disk(spec: DataConfig, record: Record, found: dataset_files.DatasetFiles) -> Corpus:
     every = [path for paths in found.files.values() for path in paths]
     if found.read not in COLUMNS:
         _no_columns(spec, str(every[0]))
@@ -142,7 +142,7 @@ def _from_disk(spec: DataConfig, record: Record, found: layouts.Found) -> Corpus
     detokenize, also = _detokenizer(spec, record.detokenizer)
     cache = cache_folder(spec)
     hashes = [
-        [split, [[layouts.table_format(path), file_hash(path, cache)] for path in paths]]
+        [split, [[dataset_files.table_format(path), file_hash(path, cache)] for path in paths]]
         for split, paths in found.files.items()
     ]
     parts: dict[str, Reader] = {}
@@ -155,30 +155,37 @@ def _from_disk(spec: DataConfig, record: Record, found: layouts.Found) -> Corpus
 
 
 def _disk_parts(
-    spec: DataConfig, record: Record, read: str, field: str, detokenize: Detokenize | None, split: str,
+    spec: DataConfig,
+    record: Record,
+    read: str,
+    field: str,
+    detokenize: Detokenize | None,
+    split: str,
     paths: list[Path],
-) -> dict[str, Reader]:  # fmt: skip
+) -> dict[str, Reader]:
     """The splits that some files of a set hold: one, or two where the last rows are held out, or those of text8."""
     if read == "characters":
 
         def text8(own: str) -> Reader:
-            return lambda: _plain(layouts.text8_pieces(paths[0], own), detokenize)
+            return lambda: _plain(dataset_files.text8_pieces(paths[0], own), detokenize)
 
-        return {own: text8(own) for own in layouts.TEXT8}
+        return {own: text8(own) for own in dataset_files.TEXT8}
     if read == "document":
-        return {split: lambda: _plain(chain.from_iterable(map(layouts.document_pieces, paths)), detokenize)}
+        return {split: lambda: _plain(chain.from_iterable(map(dataset_files.document_pieces, paths)), detokenize)}
 
-    def reader(rows: Callable[[], Iterator[layouts.Row]]) -> Reader:
+    def reader(rows: Callable[[], Iterator[dataset_files.Row]]) -> Reader:
         return lambda: documents.by_row(_entries(rows(), field, spec.label, record.labels), detokenize)
 
     if not record.held_out or split != "train":
-        return {split: reader(lambda: chain.from_iterable(layouts.rows(read, p, field, spec.label) for p in paths))}
+        return {
+            split: reader(lambda: chain.from_iterable(dataset_files.rows(read, p, field, spec.label) for p in paths))
+        }
 
-    def held(valid: bool) -> Iterator[layouts.Row]:
-        total = sum(layouts.count(read, path, field) for path in paths)
+    def held(valid: bool) -> Iterator[dataset_files.Row]:
+        total = sum(dataset_files.count(read, path, field) for path in paths)
         edge = _edge(record, total)
         start, stop = (edge, total) if valid else (0, edge)
-        return layouts.between(read, paths, field, spec.label, start, stop)
+        return dataset_files.between(read, paths, field, spec.label, start, stop)
 
     return {"train": reader(lambda: held(False)), "valid": reader(lambda: held(True))}
 
@@ -199,8 +206,8 @@ def _plain(pieces: Iterable[Piece], detokenize: Detokenize | None) -> Iterator[P
 
 
 def _entries(
-    rows: Iterable[layouts.Row], field: str, label: str | None, names: tuple[str, ...] = ()
-) -> Iterator[Entry]:
+    rows: Iterable[dataset_files.Row], field: str, label: str | None, names: tuple[str, ...] = ()
+) -> Iterator[FileEntry]:
     """Text and label of rows; classes by their names, where the record knows them."""
     for where, row in rows:
         if label == "label" and names and isinstance(row, dict) and type(number := row.get(label)) is int:
@@ -306,10 +313,10 @@ def _document(spec: DataConfig, path: Path) -> str:
 
 
 def _open_folder(spec: DataConfig, folder: Path) -> Corpus:
-    found = [p for p in layouts.below(folder) if documents.format_of(p)]
+    found = [p for p in dataset_files.below(folder) if documents.format_of(p)]
     if not found:
         raise UserError(f"folder {folder} holds no .txt, .jsonl, .txt.gz, .jsonl.gz or .parquet file")
-    own, ignored = layouts.by_split(folder, found)
+    own, ignored = dataset_files.by_split(folder, found)
     return _open_files(spec, folder.name, own, ignored)
 
 

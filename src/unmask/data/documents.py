@@ -49,7 +49,7 @@ class Piece(NamedTuple):
     label: str | None = None  # of its document, where `data.label` names a column
 
 
-class Entry(NamedTuple):
+class FileEntry(NamedTuple):
     """The text in a row of a table, with the label of the row if one is wanted."""
 
     text: str
@@ -79,7 +79,7 @@ def read(
         return by_row(read_parquet(path, field, label), detokenize)
     assert label is None, "text files have no columns"
     if document == "line" and detokenize is not None:
-        return by_row((Entry(line.removesuffix("\n")) for line in lines(read_text(path))), detokenize)
+        return by_row((FileEntry(line.removesuffix("\n")) for line in lines(read_text(path))), detokenize)
     chunks = read_text(path) if detokenize is None else map(detokenize, lines(read_text(path)))
     fragments: dict[str, Callable[[Iterable[str]], Iterator[Fragment]]]
     fragments = {"line": by_line, "paragraph": by_paragraph, "file": by_file}
@@ -162,7 +162,7 @@ def by_paragraph(chunks: Iterable[str]) -> Iterator[Fragment]:
         yield "", True
 
 
-def by_row(entries: Iterable[Entry], detokenize: Detokenize | None = None) -> Iterator[Piece]:
+def by_row(entries: Iterable[FileEntry], detokenize: Detokenize | None = None) -> Iterator[Piece]:
     """Every row is a document."""
     for text, label in entries:
         for piece in cut([(storable(text if detokenize is None else detokenize(text)), True)]):
@@ -212,7 +212,7 @@ def read_text(path: Path) -> Iterator[str]:
                 return
 
 
-def read_jsonl(path: Path, field: str, label: str | None = None) -> Iterator[Entry]:
+def read_jsonl(path: Path, field: str, label: str | None = None) -> Iterator[FileEntry]:
     """The strings in one field of a JSON-lines file, with the labels in another."""
     for where, row in jsonl_rows(path):
         if (found := entry(row, field, label, where)) is not None:
@@ -238,7 +238,7 @@ def jsonl_rows(path: Path) -> Iterator[tuple[str, Any]]:
             yield f"line {number} of {path}", row
 
 
-def read_parquet(path: Path, field: str, label: str | None = None) -> Iterator[Entry]:
+def read_parquet(path: Path, field: str, label: str | None = None) -> Iterator[FileEntry]:
     """The strings in one column of a Parquet file, with the labels in another."""
     for where, row in parquet_rows(path, field, label):
         if (found := entry(row, field, label, where)) is not None:
@@ -272,12 +272,12 @@ def check_field(field: str, known: Collection[str], where: str, setting: str = "
         raise UserError(f"{where} has no field {field!r}{nearest(field, known)}; set {setting} to one of {listed}")
 
 
-def entry(row: Any, field: str, label: str | None, where: str) -> Entry | None:
+def entry(row: Any, field: str, label: str | None, where: str) -> FileEntry | None:
     """Text and label of a row of a table, None where it has no text."""
     text = text_value(row, field, where)
     if text is None:
         return None
-    return Entry(text, None if label is None else label_value(row, label, where))
+    return FileEntry(text, None if label is None else label_value(row, label, where))
 
 
 def text_value(row: Any, field: str, where: str) -> str | None:

@@ -13,9 +13,9 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from ..keys import Keys
+from ..process.keys import Keys
 from ..types import Batch
-from .dna.bases import BOS, COMPLEMENT, PAD, SEP
+from .genome.bases import BOS, COMPLEMENT, PAD, SEP
 from .pack import Rows
 
 

@@ -25,9 +25,9 @@ from ..types import Progress, UserError
 from .cache import cache_folder, content_key, writing
 from .corpora import Corpus, open_corpus
 from .labels import in_order, translate
+from .packed import FORMAT, clear, intact, map_file, write_splits
 from .rows import Rows
-from .splits import FORMAT, clear, intact, map_file, write_splits
-from .tokenizers import BPE_SAMPLE, Tokenizer, make_tokenizer
+from .tokenization import BPE_SAMPLE, Tokenizer, make_tokenizer
 
 log = logging.getLogger(__name__)
 
@@ -71,7 +71,7 @@ def prepare(
     the size of the source (0 if unknown). `labels` are the names that a model knows, in the order of its ids; without
     them labels get their ids from the train split.
     """
-    from .dna.sources import prepare_genome  # it builds on this room
+    from .genome.genome_corpus import prepare_genome  # it builds on this room
 
     if (genome := prepare_genome(spec, tokenizer, progress)) is not None:
         return genome
@@ -81,9 +81,13 @@ def prepare(
         tokenizer = _tokenizer(spec, corpus, cache)
     _check_specials(spec, tokenizer)
     key = content_key(
-        FORMAT, corpus.fingerprint, tokenizer.digest, spec.layout, spec.eos_between if spec.layout == "wrap" else None,
+        FORMAT,
+        corpus.fingerprint,
+        tokenizer.digest,
+        spec.layout,
+        spec.eos_between if spec.layout == "wrap" else None,
         *([] if spec.label is None else [{"label": spec.label}]),
-    )  # fmt: skip
+    )
     prepared = Prepared(spec, tokenizer, corpus, key, cache / key)
     _build(prepared, [split for split in splits if split in corpus.splits], progress)
     if spec.label is None:

@@ -96,16 +96,22 @@ def _wikitext(size: str, about: str) -> Record:
         Hub("Salesforce/wikitext", f"wikitext-{size}-raw-v1"),
         detokenizer="wikitext",
         folders=(
-            f"wikitext{size}", f"wikitext-{size}-raw-v1", f"wikitext-{size}-raw", f"wikitext-{size}",
+            f"wikitext{size}",
+            f"wikitext-{size}-raw-v1",
+            f"wikitext-{size}-raw",
+            f"wikitext-{size}",
             f"wikitext/wikitext-{size}-raw-v1",
         ),
         layouts=(Files("lines", files),),
-    )  # fmt: skip
+    )
 
 
 def _papers(name: str, about: str) -> Record:
-    files = {"train": (f"{name}_train.txt", "train.txt"), "valid": (f"{name}_val.txt", "val.txt"),
-             "test": (f"{name}_test.txt", "test.txt")}  # fmt: skip
+    files = {
+        "train": (f"{name}_train.txt", "train.txt"),
+        "valid": (f"{name}_val.txt", "val.txt"),
+        "test": (f"{name}_test.txt", "test.txt"),
+    }
     parquet = {split: f"{name}/{split}/*.parquet" for split in ("train", "validation", "test")}
     return Record(
         name,
@@ -130,14 +136,19 @@ _RECORDS = (
     Record(
         "lm1b",
         "One Billion Words: news, a sentence a row, in random order",
-        Hub("billion-word-benchmark/lm1b", revision=PARQUET,
-            files={split: f"plain_text/{split}/*.parquet" for split in ("train", "test")}),
+        Hub(
+            "billion-word-benchmark/lm1b",
+            revision=PARQUET,
+            files={split: f"plain_text/{split}/*.parquet" for split in ("train", "test")},
+        ),
         detokenizer="lm1b",
         plays={"valid": "test"},
         folders=("lm1b", "1-billion-word-language-modeling-benchmark-r13output"),
         layouts=(
-            Files("sentences", {"train": ("training-monolingual*/news.en-*",),
-                                "test": ("heldout-monolingual*/news.en.heldout-*",)}),
+            Files(
+                "sentences",
+                {"train": ("training-monolingual*/news.en-*",), "test": ("heldout-monolingual*/news.en.heldout-*",)},
+            ),
             Files("sentences", _named("{}.txt")),
         ),
         settings={**_SENTENCES, "attend_pads": True},
@@ -149,8 +160,15 @@ _RECORDS = (
         held_out=100_000,
         splits=("train", "valid"),
         folders=("openwebtext", "owt"),
-        settings={"tokenizer": "gpt2", "length": 1024, "layout": "wrap", "eos_between": True, "block_ends": True,
-                  "valid_fraction": 0.0, "test_fraction": 0.0},
+        settings={
+            "tokenizer": "gpt2",
+            "length": 1024,
+            "layout": "wrap",
+            "eos_between": True,
+            "block_ends": True,
+            "valid_fraction": 0.0,
+            "test_fraction": 0.0,
+        },
     ),
     Record(
         "c4",
@@ -158,8 +176,15 @@ _RECORDS = (
         Hub("allenai/c4", "en"),
         splits=("train", "valid"),
         folders=("c4/en", "c4"),
-        layouts=(Files("table", {"train": ("c4-train.*.json.gz", "c4-train.*.json"),
-                                 "valid": ("c4-validation.*.json.gz", "c4-validation.*.json")}),),
+        layouts=(
+            Files(
+                "table",
+                {
+                    "train": ("c4-train.*.json.gz", "c4-train.*.json"),
+                    "valid": ("c4-validation.*.json.gz", "c4-validation.*.json"),
+                },
+            ),
+        ),
         settings=_SENTENCES,
     ),
     Record(
@@ -175,8 +200,11 @@ _RECORDS = (
     Record(
         "ptb",
         "Penn Treebank, Mikolov's version: lower case, <unk>, N for numbers; a sentence a row",
-        Hub("ptb-text-only/ptb_text_only", revision=PARQUET,
-            files={split: f"penn_treebank/{split}/*.parquet" for split in ("train", "validation", "test")}),
+        Hub(
+            "ptb-text-only/ptb_text_only",
+            revision=PARQUET,
+            files={split: f"penn_treebank/{split}/*.parquet" for split in ("train", "validation", "test")},
+        ),
         field="sentence",
         detokenizer="ptb",
         folders=("ptb", "penn_treebank", "ptb_text_only"),
@@ -203,11 +231,19 @@ _RECORDS = (
     ),
     _papers("arxiv", "scientific papers: full articles of arXiv"),
     _papers("pubmed", "scientific papers: full articles of PubMed"),
-    Record("hg38", "the human reference genome GRCh38, in the intervals of Basenji (FASTA and BED, on disk only)",
-           settings={**_DNA, "length": 1024}),
-    Record("genomic_benchmarks", "Genomic Benchmarks: DNA sequences in two or three classes", splits=("train", "test"),
-           settings=_DNA, unread=_SEQUENCES),
-)  # fmt: skip
+    Record(
+        "hg38",
+        "the human reference genome GRCh38, in the intervals of Basenji (FASTA and BED, on disk only)",
+        settings={**_DNA, "length": 1024},
+    ),
+    Record(
+        "genomic_benchmarks",
+        "Genomic Benchmarks: DNA sequences in two or three classes",
+        splits=("train", "test"),
+        settings=_DNA,
+        unread=_SEQUENCES,
+    ),
+)
 
 CORPORA: dict[str, Record] = {one.name: one for one in _RECORDS}
 ALIASES = {"owt": "openwebtext", "wikitext-2": "wikitext2", "wikitext-103": "wikitext103"}

@@ -4,8 +4,8 @@ The likelihood is of the same tokens as that of a diffusion model: a start symbo
 never occurs in text), stands before every row, so that the first token is scored too. Without it (`start=False`) it is
 the protocol of the published runs: the first token is given and not scored.
 
-Sampling goes through the same desk as that of diffusion models, by the plan `LeftToRight`. `Reader` keeps what the
-network said of the prefixes that it has read.
+Sampling goes through the same batcher as that of diffusion models, with the sampler `LeftToRight`. `CachedDenoiser`
+keeps what the network said of the prefixes that it has read.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from ..backbones.base import Backbone
-from ..backbones.transformer import KeyValue, pick
-from ..keys import Keys
-from ..ops.attention import Attn
-from ..parameterization import Mean
-from ..samplers import Desk, LeftToRight, Plan, Task, Windows, run
-from ..schedule import Polynomial, Schedule
+from ..networks.dit import KeyValue, pick
+from ..networks.interface import Network
+from ..networks.kernels.attention import Attn
+from ..process.keys import Keys
+from ..process.parameterization import Mean
+from ..process.schedule import Polynomial, Schedule
+from ..sampling import Batcher, LeftToRight, Request, Sampler, Windows, run
 from ..types import Batch, State, TokenNats, UserError, Vocab
-from .base import LanguageModel, Until, in_chunks
+from .language_model import LanguageModel, Until, in_chunks
 
 
 class AutoRegressive(LanguageModel):
@@ -36,7 +36,7 @@ class AutoRegressive(LanguageModel):
     exact = True
     usual_sampler = "left-to-right"
 
-    def __init__(self, backbone: Backbone, start: bool = True) -> None:
+    def __init__(self, backbone: Network, start: bool = True) -> None:
         super().__init__()
         assert backbone.causal, "a network that looks both ways has seen what it is to predict"
         self.backbone, self.start = backbone, start
@@ -71,19 +71,19 @@ class AutoRegressive(LanguageModel):
         """Log-probabilities (N, V) in float32 of the next token, of chosen rows of hidden states."""
         return self.meaning.log_x(self.backbone.head(rows), self.vocab.mask)
 
-    def write(self, tasks: Sequence[Task], batch_size: int, until: Until | None) -> Iterator[State]:
+    def write(self, tasks: Sequence[Request], batch_size: int, until: Until | None) -> Iterator[State]:
         """Write every canvas from left to right, all of them through the network together."""
         for task in tasks:
             self.check(task.canvas, task.plan)
             if task.label is not None or task.guidance != 1:
                 raise UserError("this autoregressive model was trained without labels; leave out label and guidance")
-        return run(Reader(self, batch_size), tasks, batch_size, until)
+        return run(CachedDenoiser(self, batch_size), tasks, batch_size, until)
 
-    def desk(self, batch_size: int, share: int | None = None) -> Desk:
+    def desk(self, batch_size: int, share: int | None = None) -> Batcher:
         """Where tasks join and leave between network calls; each costs one token a call, so all go every time."""
-        return Desk(Reader(self, batch_size), batch_size)
+        return Batcher(CachedDenoiser(self, batch_size), batch_size)
 
-    def check(self, canvas: Tensor, plan: Plan) -> None:
+    def check(self, canvas: Tensor, plan: Sampler) -> None:
         """Raise if a plan cannot be followed on a canvas."""
         inner = plan.plan if isinstance(plan, Windows) else plan
         if not isinstance(inner, LeftToRight) or inner.k != 1:
@@ -134,7 +134,7 @@ APART = 8  # rows that have so many times more to read than others go through th
 Source = tuple[Shelf, int]  # a row of a shelf
 
 
-class Reader:
+class CachedDenoiser:
     """An autoregressive model as a denoiser, for one generation.
 
     Column j of `hidden` predicts token j. The network reads only what it has not read yet: each row goes on from the
@@ -237,15 +237,19 @@ class Reader:
         if not any(kept):
             return empty
         shelf = source[0][0]
-        if all(kept) and len(kept) == len(shelf.n) and all(
-            own is shelf and row == i for i, (own, row) in enumerate(source)
-        ):  # fmt: skip
+        if (
+            all(kept)
+            and len(kept) == len(shelf.n)
+            and all(own is shelf and row == i for i, (own, row) in enumerate(source))
+        ):
             return shelf.cache
         rows = [
-            [(own.cache[layer][0][row], own.cache[layer][1][row]) if n else (old[0][i], old[1][i])
-             for i, ((own, row), n) in enumerate(zip(source, kept, strict=True))]
+            [
+                (own.cache[layer][0][row], own.cache[layer][1][row]) if n else (old[0][i], old[1][i])
+                for i, ((own, row), n) in enumerate(zip(source, kept, strict=True))
+            ]
             for layer, old in enumerate(empty)
-        ]  # fmt: skip
+        ]
         return [(torch.stack([a for a, _ in layer]), torch.stack([b for _, b in layer])) for layer in rows]
 
     def _find(self, inputs: Tensor) -> tuple[list[Source], Tensor]:
@@ -267,7 +271,7 @@ class Reader:
         return [
             (_side_by_side([k for k, _ in block]), _side_by_side([v for _, v in block]))
             for block in zip(*parts, strict=True)
-        ]  # fmt: skip
+        ]
 
     def _keep(self, shelf: Shelf) -> None:
         """Put it before the others, and forget those that are older than one call for every row under way."""

@@ -21,11 +21,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..backbones.base import Backbone
-from ..backbones.transformer import pick
-from ..keys import Keys
-from ..ops.attention import Attn
-from ..ops.dropout import dropout
+from ..networks.dit import pick
+from ..networks.interface import Network
+from ..networks.kernels.attention import Attn
+from ..networks.kernels.dropout import dropout
+from ..process.keys import Keys
 from ..types import Batch
 from .plaid import Plaid
 
@@ -38,7 +38,7 @@ class Classifier(nn.Module):
 
     def __init__(
         self,
-        backbone: Backbone,
+        backbone: Network,
         n_outputs: int,
         *,
         dropout: float = 0.1,

@@ -16,16 +16,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import bounds
-from ..backbones.base import Backbone
-from ..keys import Keys
-from ..masking import corrupt, corrupt_mlm
-from ..ops.attention import Attn
-from ..parameterization import Mean, Parameterization
-from ..samplers import Desk, Plan, Task, run
-from ..schedule import ContinuousTime, Draw, Law, Schedule, independent, strata
+from ..networks.interface import Network
+from ..networks.kernels.attention import Attn
+from ..process import bounds
+from ..process.keys import Keys
+from ..process.masking import corrupt, corrupt_mlm
+from ..process.parameterization import Mean, Parameterization
+from ..process.schedule import ContinuousTime, Draw, Law, Schedule, independent, strata
+from ..sampling import Batcher, Request, Sampler, run
 from ..types import Batch, State, TokenNats, UserError
-from .base import LanguageModel, Until, in_chunks
+from .language_model import LanguageModel, Until, in_chunks
 
 SIGMA_TOLD = 30.0  # what a network is told saturates here: fewer than 1e-13 of the tokens are left to see
 RECONSTRUCTED = 4  # one row of so many is reconstructed, with that weight: the term is small, a second pass is not
@@ -48,7 +48,7 @@ class MaskedDiffusion(LanguageModel):
 
     def __init__(
         self,
-        backbone: Backbone,
+        backbone: Network,
         schedule: Schedule,
         law: Law | None = None,
         parameterization: Parameterization | None = None,
@@ -145,7 +145,7 @@ class MaskedDiffusion(LanguageModel):
         value = bounds.nats(look.draw, look.nll, look.mass, self.parameterization.is_measure).float()
         return look.spread(value, batch)
 
-    def _look(self, batch: Batch, draw: Draw, keys: Keys) -> Look:
+    def _look(self, batch: Batch, draw: Draw, keys: Keys) -> Prediction:
         """What the network says of the masked, scored positions of a draw."""
         z = self._corrupt(batch, draw, keys, "mask")
         row, column = torch.nonzero((z == self.vocab.mask) & batch.weight(), as_tuple=True)
@@ -156,7 +156,7 @@ class MaskedDiffusion(LanguageModel):
             return self.parameterization.target(self.backbone.head(hidden), tokens, keep, self.vocab.mask)
 
         nll, mass = in_chunks(target, self.vocab.size, hidden, batch.tokens[row, column], draw.keep)
-        return Look(row, column, draw, nll, mass)
+        return Prediction(row, column, draw, nll, mass)
 
     def _reconstruction(self, batch: Batch, last: Draw, keys: Keys) -> Tensor:
         """-log x̂(x) at every scored position, masked or not, from the z of the last step (eq. 46, first term).
@@ -181,15 +181,15 @@ class MaskedDiffusion(LanguageModel):
         z = corrupt(batch.tokens.cpu(), draw.keep[:, None], uniform, self.vocab.mask).to(batch.tokens.device)
         return z if batch.given is None else torch.where(batch.given, batch.tokens, z)
 
-    def write(self, tasks: Sequence[Task], batch_size: int, until: Until | None) -> Iterator[State]:
+    def write(self, tasks: Sequence[Request], batch_size: int, until: Until | None) -> Iterator[State]:
         """Follow a plan on every canvas, all of them through the network together."""
         return run(self, tasks, batch_size, until)
 
-    def desk(self, batch_size: int, share: int | None = None) -> Desk:
+    def desk(self, batch_size: int, share: int | None = None) -> Batcher:
         """Where tasks join and leave between network calls."""
-        return Desk(self, batch_size, share)
+        return Batcher(self, batch_size, share)
 
-    def check(self, canvas: Tensor, plan: Plan) -> None:
+    def check(self, canvas: Tensor, plan: Sampler) -> None:
         """Raise if a plan cannot be followed on a canvas."""
         plan.check(self)
         plan.course(canvas, self, Keys(0))
@@ -231,7 +231,7 @@ class MaskedDiffusion(LanguageModel):
 
 
 @dataclass(frozen=True)
-class Look:
+class Prediction:
     """Masked, scored positions and what the network said of them."""
 
     row: Tensor  # (N,)

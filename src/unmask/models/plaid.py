@@ -28,16 +28,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..backbones.base import Backbone
-from ..backbones.layers import Embedding
-from ..keys import Keys
-from ..ops.attention import Attn
-from ..samplers import Plan, Task
-from ..samplers.gaussian import Gaussian, noised, write_gaussian
-from ..schedule import Law, Schedule, strata
+from ..networks.interface import Network
+from ..networks.kernels.attention import Attn
+from ..networks.layers import Embedding
+from ..process.keys import Keys
+from ..process.schedule import Law, Schedule, strata
+from ..sampling import Request, Sampler
+from ..sampling.gaussian import Gaussian, noised, write_gaussian
 from ..types import Batch, State, TokenNats, UserError
-from .base import LanguageModel, Until, in_chunks
-from .noise import (
+from .language_model import LanguageModel, Until, in_chunks
+from .plaid_noise import (
     FEATURES,
     GammaBounds,
     NoiseSchedule,
@@ -52,7 +52,7 @@ FASTER = ("embedding_matrix", "noise_schedule", "gamma_bounds")  # modules with 
 
 
 @dataclass(frozen=True)
-class Looks:
+class PlaidPrediction:
     """Where rows are looked at: at t = 0, or at a time of the diffusion."""
 
     row: Tensor  # (K,) rows of the batch
@@ -68,7 +68,7 @@ class Plaid(LanguageModel):
 
     def __init__(
         self,
-        backbone: Backbone,
+        backbone: Network,
         embed_dim: int = 16,
         gamma_0: float = -3.0,
         gamma_1: float = 6.0,
@@ -206,20 +206,20 @@ class Plaid(LanguageModel):
         sums = cost.new_zeros(len(counts)).index_add(0, row, cost)
         return torch.where(first, 0.5, sums / counts.sum(1).clamp(min=1))
 
-    def _looks(self, batch: Batch, keys: Keys) -> Looks:
+    def _looks(self, batch: Batch, keys: Keys) -> PlaidPrediction:
         """A share of the rows of the global batch or data set at t = 0, all others at a stratum of time each."""
         uniform, total = strata(batch.index, batch.total, keys), batch.total
         if total == 1:  # nobody to share with
             row = torch.arange(len(batch))
             first = torch.cat([torch.ones_like(row), torch.zeros_like(row)]).bool()
             times = torch.cat([torch.zeros_like(uniform), uniform])
-            return Looks(row.repeat(2), times, first, torch.ones_like(times))
+            return PlaidPrediction(row.repeat(2), times, first, torch.ones_like(times))
         share = min(total - 1, max(1, round(self.reconstruct * total)))
         place = uniform * total
         first = place < share
         t = ((place - share) / (total - share)).clamp(0, 1)  # 0 where place < share
         scale = total / torch.where(first, share, total - share).double()
-        return Looks(torch.arange(len(batch)), t, first, scale)
+        return PlaidPrediction(torch.arange(len(batch)), t, first, scale)
 
     def _noise(self, batch: Batch, keys: Keys) -> Tensor:
         """(B, L, D) normal numbers, a stream a row."""
@@ -252,7 +252,7 @@ class Plaid(LanguageModel):
 
     # -- writing -----------------------------------------------------------------------------------------------------
 
-    def write(self, tasks: Sequence[Task], batch_size: int, until: Until | None) -> Iterator[State]:
+    def write(self, tasks: Sequence[Request], batch_size: int, until: Until | None) -> Iterator[State]:
         """All positions of a canvas at once, a state at its end; all canvases through the network together."""
         if batch_size < 1:
             raise UserError(f"batch_size={batch_size} must be at least 1")
@@ -264,7 +264,7 @@ class Plaid(LanguageModel):
                 task.control.check(task.canvas, self.vocab)
         return write_gaussian(self, tasks, batch_size)
 
-    def check(self, canvas: Tensor, plan: Plan) -> None:
+    def check(self, canvas: Tensor, plan: Sampler) -> None:
         """Raise if a plan cannot be followed on a canvas."""
         if not isinstance(plan, Gaussian):
             raise UserError(
@@ -283,21 +283,25 @@ class Plaid(LanguageModel):
         """The law of its likelihood, for protocols."""
         low, high = (round(float(end.detach()), 3) for end in self.gamma_bounds())
         return {
-            "bound": "continuous", "diffusion": "Gaussian, over embeddings", "embed_dim": self.embed_dim,
-            "gamma": [low, high], "self_conditioning": bool(self.self_condition), "reconstruct": self.reconstruct,
-        }  # fmt: skip
+            "bound": "continuous",
+            "diffusion": "Gaussian, over embeddings",
+            "embed_dim": self.embed_dim,
+            "gamma": [low, high],
+            "self_conditioning": bool(self.self_condition),
+            "reconstruct": self.reconstruct,
+        }
 
 
-def _complement(backbone: Backbone) -> list[int] | None:
+def _complement(backbone: Network) -> list[int] | None:
     """The complement of every token, where the network keeps two strands."""
     if getattr(backbone, "strands", None) != "ps":
         return None
-    from ..data.dna.bases import COMPLEMENT
+    from ..data.genome.bases import COMPLEMENT
 
     return [int(token) for token in COMPLEMENT[: backbone.vocab.size]]
 
 
-def _check_settings(backbone: Backbone, embed_dim: int, gamma_0: float, gamma_1: float) -> None:
+def _check_settings(backbone: Network, embed_dim: int, gamma_0: float, gamma_1: float) -> None:
     """Raise for a model that cannot be."""
     if embed_dim < 1:
         raise UserError(f"plaid.embed_dim={embed_dim} must be at least 1")

@@ -22,17 +22,18 @@ from typing import Any
 import numpy as np
 from filelock import FileLock
 
-from .. import build, checkpoint
 from ..config import Config
 from ..data.pack import Prepared, Rows, prepare
 from ..data.records import find
-from ..evaluate import TIMES, Estimator, row_nats, summarise
-from ..hub import load
+from ..evaluation.likelihood import TIMES, Estimator, row_nats, summarise
+from ..evaluation.suites import SUITES
+from ..hub import checkpoint
+from ..hub.resolve import load
 from ..lm import LM
-from ..models.base import LanguageModel
-from ..suites import SUITES
-from ..track import progress_bar
-from ..train import Result, train
+from ..models import registry
+from ..models.language_model import LanguageModel
+from ..progress import progress_bar
+from ..training.text import TrainResult, train
 from ..types import Likelihood, UserError
 from .report import Check, Figure, Plot, Report, Table
 from .scales import LONGER, MODELS, Scale, model_config
@@ -45,7 +46,7 @@ class Missing(UserError):
 
 
 @dataclass(frozen=True)
-class Scored:
+class ScoredModel:
     """A likelihood of a split, draw by draw."""
 
     nats: np.ndarray  # (rows, draws)
@@ -78,7 +79,7 @@ class Scored:
         return 0.0 if self.exact else float(each.std(ddof=1))
 
 
-def difference(first: Scored, second: Scored) -> Figure:
+def difference(first: ScoredModel, second: ScoredModel) -> Figure:
     """Nats per token that the second has more, on the same rows: the errors of draws and of texts, both paired."""
     gap = second.nats.mean(1) - first.nats.mean(1)  # one text each, so what a text is worth cancels
     total = first.tokens.sum()
@@ -198,7 +199,7 @@ class Bench:
             if not result.finished:
                 raise UserError(f"the training of {name} was stopped; run the same command again to go on")
 
-    def run(self, name: str, path: Path) -> Result:
+    def run(self, name: str, path: Path) -> TrainResult:
         """Train a model, or continue."""
         return train(self.config(name), path, quiet=self.quiet)
 
@@ -213,7 +214,7 @@ class Bench:
         """What a reader wants to know of a training; tokens seen are counted as the paper does (appendix D.2)."""
         config, lm = self.config(name), self._loaded[name]
         tokens = config.train.steps * config.train.batch_size * config.data.length
-        objective = build.objective(config.objective)
+        objective = registry.objective(config.objective)
         hidden = 0.5 if objective.mask_rate is None else 0.8 * objective.mask_rate  # of BERT's chosen tokens 20 % stay
         seen = 1.0 if config.model.method == "ar" else 1 - hidden
         return {
@@ -237,16 +238,22 @@ class Bench:
         estimator: Estimator = TIMES,
         what: str = "",
         rows: Rows | None = None,
-    ) -> Scored:
+    ) -> ScoredModel:
         """The likelihood of a model on rows (default: test rows); `change` may put it under another schedule or law."""
         model = change(self.lm(name).model)
         with progress_bar(f"scoring {what or name}", self.quiet) as progress:
             nats, tokens = row_nats(
-                model, self.rows() if rows is None else rows, draws=draws, batch_size=64, seed=self.seed,
-                limit=limit or self.scale.rows, estimator=estimator, progress=progress,
+                model,
+                self.rows() if rows is None else rows,
+                draws=draws,
+                batch_size=64,
+                seed=self.seed,
+                limit=limit or self.scale.rows,
+                estimator=estimator,
+                progress=progress,
                 attend_pads=rows is None and self.config(name).data.attend_pads,
-            )  # fmt: skip
-        return Scored(nats, tokens, model.exact, model.describe())
+            )
+        return ScoredModel(nats, tokens, model.exact, model.describe())
 
     def protocol(self, **more: Any) -> dict[str, Any]:
         """What all figures of a report depend on."""
@@ -288,6 +295,14 @@ class Bench:
         words += [word for own in self.known for word in ("--in-domain", own)]
         command = shlex.join(["unmask", "reproduce", name, *words])
         return Report(
-            name, label, self.scale.name, command, tables, list(plots), list(checks), self.protocol(**protocol),
-            list(notes), list(self.trained.values()),
-        )  # fmt: skip
+            name,
+            label,
+            self.scale.name,
+            command,
+            tables,
+            list(plots),
+            list(checks),
+            self.protocol(**protocol),
+            list(notes),
+            list(self.trained.values()),
+        )

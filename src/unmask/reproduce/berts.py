@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..adapt import classify, language_config, task_config
 from ..config import Config, DataConfig, EvalConfig, ModelConfig, ObjectiveConfig, TrainConfig
-from ..finetune import TaskResult
 from ..lm import LM
 from ..recipes import mdlm_finetuning, recipe
-from ..train import Result, train
+from ..training.adapt import classify, language_config, task_config
+from ..training.finetune import TaskResult
+from ..training.text import TrainResult, train
 from ..types import UserError
 from .bench import Bench
 
@@ -20,7 +20,7 @@ BERTS = {"AR": CAUSAL, "BERT": PLAIN, "BERT + MDLM-FT": TUNED}  # in the order o
 
 
 @dataclass(frozen=True)
-class TaskSizes:
+class GlueSizes:
     """How the classifiers are trained; the rest is the paper's recipe."""
 
     lr: float = 2e-5
@@ -41,7 +41,7 @@ class BertSizes:
     tuning: float  # the fine-tuning, as a share of these
     lr: float
     tuning_lr: float
-    tasks: TaskSizes
+    tasks: GlueSizes
     rows: int = 256  # of the split that perplexities are of
     cutoff: float = 0.01
     log_every: int = 10
@@ -54,16 +54,29 @@ class BertSizes:
 
 SIZES = {
     "smoke": BertSizes(
-        ModelConfig(backbone="mosaicbert", hidden_dim=32, n_blocks=2, n_heads=2, dropout=0.0), length=32,
-        vocab_size=512, steps=60, warmup=4, tuning=0.1, lr=1e-3, tuning_lr=5e-4, tasks=TaskSizes(1e-3, 1, 64, 2),
+        ModelConfig(backbone="mosaicbert", hidden_dim=32, n_blocks=2, n_heads=2, dropout=0.0),
+        length=32,
+        vocab_size=512,
+        steps=60,
+        warmup=4,
+        tuning=0.1,
+        lr=1e-3,
+        tuning_lr=5e-4,
+        tasks=GlueSizes(1e-3, 1, 64, 2),
         log_every=1,
     ),
     "small": BertSizes(
-        ModelConfig(backbone="mosaicbert", hidden_dim=256, n_blocks=4, n_heads=4, dropout=0.0), length=128,
-        vocab_size=8192, steps=2200, warmup=180, tuning=0.05, lr=1e-3, tuning_lr=1e-4,
-        tasks=TaskSizes(3e-4, 3, 600, 3),
+        ModelConfig(backbone="mosaicbert", hidden_dim=256, n_blocks=4, n_heads=4, dropout=0.0),
+        length=128,
+        vocab_size=8192,
+        steps=2200,
+        warmup=180,
+        tuning=0.05,
+        lr=1e-3,
+        tuning_lr=1e-4,
+        tasks=GlueSizes(3e-4, 3, 600, 3),
     ),
-}  # fmt: skip
+}
 
 
 def bert_config(scale: str, source: str, name: str, seed: int = 0) -> Config:
@@ -78,12 +91,22 @@ def bert_config(scale: str, source: str, name: str, seed: int = 0) -> Config:
         model=sizes.network.model_copy(update={"method": "ar" if name == CAUSAL else "mdlm"}),
         objective=objective,
         train=TrainConfig(
-            steps=sizes.steps, batch_size=16, lr=sizes.lr, betas=(0.9, 0.98), adam_eps=1e-6, weight_decay=0.02,
-            warmup=sizes.warmup, decay="linear", final_lr=0.02, ema=0.0, checkpoint_every=250, keep_last=1,
+            steps=sizes.steps,
+            batch_size=16,
+            lr=sizes.lr,
+            betas=(0.9, 0.98),
+            adam_eps=1e-6,
+            weight_decay=0.02,
+            warmup=sizes.warmup,
+            decay="linear",
+            final_lr=0.02,
+            ema=0.0,
+            checkpoint_every=250,
+            keep_last=1,
             log_every=sizes.log_every,
         ),
         eval=EvalConfig(every=0, rows=128, draws=1),
-    )  # fmt: skip
+    )
 
 
 class BertBench(Bench):
@@ -109,11 +132,19 @@ class BertBench(Bench):
         start = self.path(PLAIN)
         # A warm-up over half of the steps and these betas are the paper's.
         changes = [
-            f"train.steps={sizes.tuning_steps}", "train.batch_size=16", f"train.lr={sizes.tuning_lr}",
-            f"train.warmup={sizes.tuning_steps // 2}", "train.checkpoint_every=250", "train.keep_last=1",
-            f"train.log_every={sizes.log_every}", "eval.every=0", "eval.rows=128", "eval.draws=1",
-            f"objective.cutoff={sizes.cutoff}", f"seed={self.seed}",
-        ]  # fmt: skip
+            f"train.steps={sizes.tuning_steps}",
+            "train.batch_size=16",
+            f"train.lr={sizes.tuning_lr}",
+            f"train.warmup={sizes.tuning_steps // 2}",
+            "train.checkpoint_every=250",
+            "train.keep_last=1",
+            f"train.log_every={sizes.log_every}",
+            "eval.every=0",
+            "eval.rows=128",
+            "eval.draws=1",
+            f"objective.cutoff={sizes.cutoff}",
+            f"seed={self.seed}",
+        ]
         return language_config(self.lm(PLAIN), str(start), "mdlm", self.source, None, changes)
 
     def trainable(self) -> list[str]:
@@ -136,7 +167,7 @@ class BertBench(Bench):
             return False
         return super().finished(name)
 
-    def run(self, name: str, path: Path) -> Result:
+    def run(self, name: str, path: Path) -> TrainResult:
         """Train a model, or continue; the fine-tuned one begins with BERT."""
         return train(self.config(name), path, quiet=self.quiet, start=self.lm(PLAIN) if name == TUNED else None)
 
@@ -150,9 +181,9 @@ class BertBench(Bench):
         return self.sizes.rows if self.scale.trains else None
 
     @property
-    def task_sizes(self) -> TaskSizes:
+    def task_sizes(self) -> GlueSizes:
         """How the classifiers of this scale are trained."""
-        return self.sizes.tasks if self.scale.trains else TaskSizes()
+        return self.sizes.tasks if self.scale.trains else GlueSizes()
 
     def learn(self, lm: LM, start: str, out: Path, task: str) -> list[TaskResult]:
         """A task, learned once a seed from any model."""

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..data.dna.bases import BASES, A, N
+from ..data.genome.bases import BASES, A, N
 from ..data.pack import Rows
-from ..evaluate import pick_rows
+from ..evaluation.likelihood import pick_rows
 
 SMOOTHING = 0.5
 CHUNK = 1 << 19  # bases that are looked at together

@@ -20,24 +20,38 @@ from typing import Any
 import torch
 from rich.cells import cell_len
 
-from ..checkpoint import write_atomically
-from ..terminal import CONTROLS
+from ..hub.checkpoint import write_atomically
+from ..progress import CONTROLS
 from ..types import UserError
 from ..version import __version__
 from .plot import Curve, Plot, left_out, svg
 
 __all__ = [
-    "Check", "Curve", "Figure", "Plot", "Report", "Row", "Table", "load_results", "ordering", "plain",
-    "terminal_lines", "write_report",
-]  # fmt: skip
+    "Check",
+    "Curve",
+    "Figure",
+    "Plot",
+    "Report",
+    "Row",
+    "Table",
+    "load_results",
+    "ordering",
+    "plain",
+    "terminal_lines",
+    "write_report",
+]
 
 SCHEMA = 1
 NONE = "–"  # no figure
 MARKS = {True: "✓", False: "✗", None: "~"}
 MODEL_COLUMNS = {  # what `Report.models` should say of a model; other keys are shown after these
-    "name": "model", "parameters": "parameters", "steps": "steps", "tokens": "tokens seen",
-    "unmasked_tokens": "expected unmasked tokens", "seconds": "seconds",
-}  # fmt: skip
+    "name": "model",
+    "parameters": "parameters",
+    "steps": "steps",
+    "tokens": "tokens seen",
+    "unmasked_tokens": "expected unmasked tokens",
+    "seconds": "seconds",
+}
 
 
 # -- figures ----------------------------------------------------------------------------------------------------------
@@ -210,9 +224,14 @@ def write_report(report: Report, folder: Path) -> Path:
 def environment() -> dict[str, Any]:
     """The versions and the machine: what timings and last digits depend on."""
     return {
-        "python": platform.python_version(), "torch": torch.__version__, "unmask": __version__, "cpu": _cpu(),
-        "cores": os.cpu_count(), "threads": torch.get_num_threads(), "platform": sys.platform,
-    }  # fmt: skip
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "unmask": __version__,
+        "cpu": _cpu(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "platform": sys.platform,
+    }
 
 
 def _cpu() -> str:

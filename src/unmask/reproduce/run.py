@@ -7,22 +7,22 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ..config import load_yaml, nearest
-from ..evaluate import check_seed
-from ..suites import suite
+from ..evaluation.suites import suite
+from ..process.keys import check_seed
 from ..types import UserError
 from .bench import Bench
-from .bert import bert, glue
 from .berts import BertBench
-from .curves import variance_curve
-from .dna import dna, dna_curves
-from .encoder import EncoderBench, encoder
-from .generation import caching, semi_ar
-from .genomes import GenomeBench
-from .genomics import genomics
-from .likelihoods import ablation, lm, schedules, steps, time_conditioning
+from .dna_bench import GenomeBench
 from .report import Report, write_report
 from .scales import PAPER_TEXTS, Scale, scale_named
-from .zeroshot import zero_shot
+from .tables.curves import variance_curve
+from .tables.encoder_tuning import EncoderBench, encoder
+from .tables.generation import caching, semi_ar
+from .tables.genome_ppl import dna, dna_curves
+from .tables.genomic_benchmarks import genomics
+from .tables.glue_tables import bert, glue
+from .tables.perplexity import ablation, lm, schedules, steps, time_conditioning
+from .tables.zero_shot import zero_shot
 
 TABLES: dict[str, Callable[[Bench], Report]] = {
     "ablation": ablation,
@@ -42,9 +42,13 @@ TABLES: dict[str, Callable[[Bench], Report]] = {
     "dna-curves": dna_curves,
 }
 BENCHES: dict[str, type[Bench]] = {
-    "bert": BertBench, "glue": BertBench, "encoder": EncoderBench, "dna": GenomeBench, "genomics": GenomeBench,
+    "bert": BertBench,
+    "glue": BertBench,
+    "encoder": EncoderBench,
+    "dna": GenomeBench,
+    "genomics": GenomeBench,
     "dna-curves": GenomeBench,
-}  # fmt: skip
+}
 LOCAL = ("zero-shot", "bert", "glue", "encoder", "genomics")  # tables with sets of their own
 USUAL = "python-docs"  # the text where nobody names one, below the paper's scale
 HG38 = "hg38"  # the paper's genome

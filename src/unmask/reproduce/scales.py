@@ -83,30 +83,77 @@ class Scale:
 
 SCALES = {
     "smoke": Scale(
-        "smoke", 60, 2, 32, 4, 4, (4, 16, 64), None, 3, 16, 4,
+        "smoke",
+        60,
+        2,
+        32,
+        4,
+        4,
+        (4, 16, 64),
+        None,
+        3,
+        16,
+        4,
         Sizes(
-            ModelConfig(hidden_dim=32, n_blocks=2, n_heads=2, cond_dim=16, dropout=0.0), length=32, vocab_size=512,
-            warmup=20, ema=0.9, checkpoint_every=60, eval_rows=8, block=8, log_every=1,
+            ModelConfig(hidden_dim=32, n_blocks=2, n_heads=2, cond_dim=16, dropout=0.0),
+            length=32,
+            vocab_size=512,
+            warmup=20,
+            ema=0.9,
+            checkpoint_every=60,
+            eval_rows=8,
+            block=8,
+            log_every=1,
         ),
     ),
     "small": Scale(
-        "small", 1600, 2, 1024, 32, 16, (100, 500, 1000, 5000, 10_000), 1000, 8, 200, 8,
+        "small",
+        1600,
+        2,
+        1024,
+        32,
+        16,
+        (100, 500, 1000, 5000, 10_000),
+        1000,
+        8,
+        200,
+        8,
         Sizes(
-            ModelConfig(hidden_dim=128, n_blocks=4, n_heads=4, cond_dim=64, dropout=0.0), length=64, vocab_size=4096,
-            warmup=100, ema=0.998, checkpoint_every=250, eval_rows=128,
+            ModelConfig(hidden_dim=128, n_blocks=4, n_heads=4, cond_dim=64, dropout=0.0),
+            length=64,
+            vocab_size=4096,
+            warmup=100,
+            ema=0.998,
+            checkpoint_every=250,
+            eval_rows=128,
         ),
     ),
     "medium": Scale(  # of the model in the package, `tiny-en`
-        "medium", 2000, 2.5, 512, 32, 16, (100, 500, 1000, 5000, 10_000), 1000, 8, 200, 8,
+        "medium",
+        2000,
+        2.5,
+        512,
+        32,
+        16,
+        (100, 500, 1000, 5000, 10_000),
+        1000,
+        8,
+        200,
+        8,
         Sizes(
-            ModelConfig(hidden_dim=256, n_blocks=4, n_heads=4, cond_dim=64, dropout=0.0), length=128, vocab_size=8192,
-            warmup=200, ema=0.999, checkpoint_every=250, eval_rows=256, lr=8e-4, cutoff=0.01,
+            ModelConfig(hidden_dim=256, n_blocks=4, n_heads=4, cond_dim=64, dropout=0.0),
+            length=128,
+            vocab_size=8192,
+            warmup=200,
+            ema=0.999,
+            checkpoint_every=250,
+            eval_rows=256,
+            lr=8e-4,
+            cutoff=0.01,
         ),
     ),
-    "paper": Scale(
-        "paper", 1_000_000, 10, None, 64, 64, (100, 500, 1000, 5000, 10_000), None, 2, 1000, 200, None
-    ),
-}  # fmt: skip
+    "paper": Scale("paper", 1_000_000, 10, None, 64, 64, (100, 500, 1000, 5000, 10_000), None, 2, 1000, 200, None),
+}
 
 
 def scale_named(name: str) -> Scale:
@@ -136,11 +183,18 @@ def model_config(scale: Scale, source: str, name: str, seed: int = 0) -> Config:
         model=sizes.network,
         objective=ObjectiveConfig(cutoff=sizes.cutoff),
         train=TrainConfig(
-            steps=scale.steps_of(name), batch_size=16, lr=sizes.lr, betas=(0.9, 0.98), warmup=sizes.warmup,
-            ema=sizes.ema, checkpoint_every=sizes.checkpoint_every, keep_last=1, log_every=sizes.log_every,
+            steps=scale.steps_of(name),
+            batch_size=16,
+            lr=sizes.lr,
+            betas=(0.9, 0.98),
+            warmup=sizes.warmup,
+            ema=sizes.ema,
+            checkpoint_every=sizes.checkpoint_every,
+            keep_last=1,
+            log_every=sizes.log_every,
         ),
         eval=EvalConfig(every=0, rows=sizes.eval_rows, draws=1),
-    )  # fmt: skip
+    )
     changes = list(MODELS[name.removesuffix(LONGER)])
     if "model.method=ssd-lm" in changes:
         changes.append(f"simplex.block={sizes.block}")

@@ -9,13 +9,13 @@ import time
 from collections.abc import AsyncIterator
 from typing import Any
 
-from ..lm import LM, Pieces, Work
-from ..trace import Change
+from ..lm import LM, TextStream, Work
+from ..sampling.trace import Change
 from ..types import Likelihood, Sample, State
-from .asking import CompletionBody
+from .handles import Done, Event, Failed, RequestHandle, Step
 from .http import QUIET, dumps, event
 from .limits import Refusal
-from .tickets import Done, Event, Failed, Step, Ticket
+from .schema import CompletionBody
 
 STATUS = {"timeout": 408, "shutdown": 503, "failed": 500}
 
@@ -25,7 +25,7 @@ def new_id(kind: str) -> str:
     return f"{kind}-{secrets.token_hex(12)}"
 
 
-async def events_of(ticket: Ticket) -> AsyncIterator[Event | None]:
+async def events_of(ticket: RequestHandle) -> AsyncIterator[Event | None]:
     """Every event of a request up to its end; None now and then while nothing happens."""
     left = len(ticket.works)
     while left:
@@ -43,7 +43,7 @@ async def events_of(ticket: Ticket) -> AsyncIterator[Event | None]:
                 return
 
 
-async def all_done(ticket: Ticket) -> list[Done]:
+async def all_done(ticket: RequestHandle) -> list[Done]:
     """All samples of a request, in order."""
     done: list[Done] = []
     async for one in events_of(ticket):
@@ -71,7 +71,7 @@ def usage(works: list[Work], samples: list[Sample]) -> dict[str, int]:
 # -- diffusion -------------------------------------------------------------------------------------------------------
 
 
-async def diffusion_events(name: str, lm: LM, ticket: Ticket) -> AsyncIterator[str]:
+async def diffusion_events(name: str, lm: LM, ticket: RequestHandle) -> AsyncIterator[str]:
     """The stream of /v1/diffusion."""
     yield _start(name, lm, ticket.works)
     samples: list[Sample] = []
@@ -88,9 +88,13 @@ async def diffusion_events(name: str, lm: LM, ticket: Ticket) -> AsyncIterator[s
             samples.append(one.sample)
             done = one.sample
             data: dict[str, Any] = {
-                "index": one.index, "text": done.text, "stopped": done.stopped, "calls": done.network_calls,
-                "tokens": len(done.ids), "seed": done.seed,
-            }  # fmt: skip
+                "index": one.index,
+                "text": done.text,
+                "stopped": done.stopped,
+                "calls": done.network_calls,
+                "tokens": len(done.ids),
+                "seed": done.seed,
+            }
             if done.gap_nats:
                 data |= {"gaps": done.gaps, "nats": done.gap_nats}
             yield event(data, "done")
@@ -107,28 +111,37 @@ def _start(name: str, lm: LM, works: list[Work]) -> str:
     for index, work in enumerate(works):
         if id(work.canvas) not in told:
             ids = work.canvas.ids.tolist()
-            told[id(work.canvas)] = dumps([
-                {"id": None, "piece": None, "given": False} if token == vocab.mask
-                else {"id": token, "piece": piece, "given": True} | ({"special": True} if token in special else {})
-                for token, piece in zip(ids, lm.tokenizer.pieces(ids), strict=True)
-            ])  # fmt: skip
+            told[id(work.canvas)] = dumps(
+                [
+                    {"id": None, "piece": None, "given": False}
+                    if token == vocab.mask
+                    else {"id": token, "piece": piece, "given": True} | ({"special": True} if token in special else {})
+                    for token, piece in zip(ids, lm.tokenizer.pieces(ids), strict=True)
+                ]
+            )
         samples.append(f'{{"index":{index},"seed":{work.options.seed},"tokens":{told[id(work.canvas)]}}}')
     head = {
-        "id": new_id("diff"), "object": "diffusion", "created": int(time.time()), "model": name,
+        "id": new_id("diff"),
+        "object": "diffusion",
+        "created": int(time.time()),
+        "model": name,
         "steps": getattr(works[0].task.plan, "steps", None),
         "mask": {"id": vocab.mask, "piece": _shown(lm, vocab.mask)},
         "special": {str(token): _shown(lm, token) for token in sorted(special)},
         "settings": options.describe(),
-    }  # fmt: skip
+    }
     return event(f'{dumps(head)[:-1]},"samples":[{",".join(samples)}]}}', "start")
 
 
 def _step(lm: LM, one: Step, lengths: list[int]) -> dict[str, Any]:
     mask = lm.tokenizer.vocab.mask
     data: dict[str, Any] = {
-        "index": one.index, "step": one.step, "t": one.t if math.isfinite(one.t) else None, "calls": one.calls,
+        "index": one.index,
+        "step": one.step,
+        "t": one.t if math.isfinite(one.t) else None,
+        "calls": one.calls,
         "changes": [_change(lm, change, mask) for change in one.changes],
-    }  # fmt: skip
+    }
     if len(one.canvas) != lengths[one.index]:
         lengths[one.index] = data["length"] = len(one.canvas)
     return data
@@ -147,14 +160,18 @@ def _shown(lm: LM, token: int) -> str:
     return lm.tokenizer.pieces([token])[0]
 
 
-def samples_answer(name: str, ticket: Ticket, done: list[Done], tokens: bool) -> dict[str, Any]:
+def samples_answer(name: str, ticket: RequestHandle, done: list[Done], tokens: bool) -> dict[str, Any]:
     """The document of /v1/infill."""
     samples = [one.sample for one in done]
     return {
-        "id": new_id("infill"), "object": "infill", "created": int(time.time()), "model": name,
+        "id": new_id("infill"),
+        "object": "infill",
+        "created": int(time.time()),
+        "model": name,
         "samples": [sample.as_dict(tokens) | {"index": sample.index} for sample in samples],
-        "settings": ticket.works[0].options.describe(), "usage": usage(ticket.works, samples),
-    }  # fmt: skip
+        "settings": ticket.works[0].options.describe(),
+        "usage": usage(ticket.works, samples),
+    }
 
 
 # -- OpenAI's completions --------------------------------------------------------------------------------------------
@@ -163,11 +180,14 @@ def samples_answer(name: str, ticket: Ticket, done: list[Done], tokens: bool) ->
 class Completion:
     """Answers of /v1/completions to one request."""
 
-    def __init__(self, name: str, asked: CompletionBody, ticket: Ticket) -> None:
+    def __init__(self, name: str, asked: CompletionBody, ticket: RequestHandle) -> None:
         self.asked, self.ticket = asked, ticket
         self.head = {
-            "id": new_id("cmpl"), "object": "text_completion", "created": int(time.time()), "model": name,
-        }  # fmt: skip
+            "id": new_id("cmpl"),
+            "object": "text_completion",
+            "created": int(time.time()),
+            "model": name,
+        }
         self.prompts = [asked.prompt] if isinstance(asked.prompt, str) else asked.prompt
         self.tops: list[dict[int, Change]] = [{} for _ in ticket.works]
 
@@ -176,13 +196,16 @@ class Completion:
         choices = [
             self._choice(one.index, self._cut(one.index, one.sample.text), _reason(one.sample), self._logprobs(one))
             for one in done
-        ]  # fmt: skip
+        ]
         samples = [one.sample for one in done]
         return self.head | {
-            "choices": choices, "usage": usage(self.ticket.works, samples),
-            "unmask": {"seeds": [sample.seed for sample in samples],
-                       "network_calls": sum(sample.network_calls for sample in samples)},
-        }  # fmt: skip
+            "choices": choices,
+            "usage": usage(self.ticket.works, samples),
+            "unmask": {
+                "seeds": [sample.seed for sample in samples],
+                "network_calls": sum(sample.network_calls for sample in samples),
+            },
+        }
 
     async def collect(self) -> dict[str, Any]:
         """Wait for all samples; with alternatives, keep those of every written position."""
@@ -198,7 +221,7 @@ class Completion:
 
     async def stream(self) -> AsyncIterator[str]:
         """The text of every sample as it becomes fixed: what was sent never changes."""
-        pieces = [Pieces(work.painter, work.canvas, work.options.stop) for work in self.ticket.works]
+        pieces = [TextStream(work.painter, work.canvas, work.options.stop) for work in self.ticket.works]
         sent = [0] * len(pieces)
         samples: list[Sample] = []
         options = self.asked.stream_options
@@ -264,12 +287,16 @@ class Completion:
             tops.append(None if log is None else {**best, token.piece: log})
             offsets.append(offset)
             offset += len(token.piece)
-        return {"tokens": tokens, "token_logprobs": logs, "top_logprobs": tops if self.asked.logprobs else None,
-                "text_offset": offsets}  # fmt: skip
+        return {
+            "tokens": tokens,
+            "token_logprobs": logs,
+            "top_logprobs": tops if self.asked.logprobs else None,
+            "text_offset": offsets,
+        }
 
 
 def _seen(one: Step) -> State:
-    """As much of a state as `Pieces` looks at."""
+    """As much of a state as `TextStream` looks at."""
     nothing = one.canvas[:0]
     return State(0, one.step, one.t, nothing, nothing, nothing.float(), one.canvas, one.calls, False, None, one.fixed)
 
@@ -291,9 +318,14 @@ def score_answer(name: str, found: Likelihood) -> dict[str, Any]:
         {key: value for key, value in one.as_dict().items() if key != "protocol"}
         | {"nats": one.nats, "pieces": one.pieces, "token_nats": one.token_nats}
         for one in found.texts
-    ]  # fmt: skip
+    ]
     total = {key: value for key, value in found.as_dict().items() if key != "protocol"} | {"nats": found.nats}
     return {
-        "id": new_id("score"), "object": "score", "created": int(time.time()), "model": name, "texts": texts,
-        "total": total, "protocol": found.protocol,
-    }  # fmt: skip
+        "id": new_id("score"),
+        "object": "score",
+        "created": int(time.time()),
+        "model": name,
+        "texts": texts,
+        "total": total,
+        "protocol": found.protocol,
+    }

@@ -16,15 +16,20 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from ..canvas import Canvas
+from ..data.canvas import Canvas
+from ..evaluation import usual_method
 from ..lm import LM, Job, Work
-from ..scoring import usual_method
+from ..sampling.named import SAMPLERS
+from ..sampling.params import SamplingParams
 from ..types import Likelihood, UserError
-from ..writing import Options
 from .answers import Completion, all_done, diffusion_events, samples_answer, score_answer
-from .asking import (
-    PLANS,
-    SAMPLERS,
+from .engine import Engine
+from .handles import RequestHandle
+from .http import EventStream, answer, read_body, refused, send_whole, while_there
+from .limits import Limits, Refusal
+from .preparation import prepare, prepare_completion, ranged, sentence, tokens
+from .schema import (
+    NAMES,
     Body,
     CompletionBody,
     DiffusionBody,
@@ -35,12 +40,7 @@ from .asking import (
     Writing,
     read,
 )
-from .engine import Engine
-from .http import EventStream, answer, read_body, refused, send_whole, while_there
-from .limits import Limits, Refusal
-from .preparing import prepare, prepare_completion, ranged, sentence, tokens
 from .threads import briefly, use_cores
-from .tickets import Ticket
 
 B = TypeVar("B", bound=Body)
 T = TypeVar("T")
@@ -73,9 +73,11 @@ class Service:
             name = next(iter(lms))
         if name not in lms:
             raise Refusal(
-                404, f"there is no model {name[:80]!r}; /v1/models lists those that are served", param="model",
+                404,
+                f"there is no model {name[:80]!r}; /v1/models lists those that are served",
+                param="model",
                 code="model_not_found",
-            )  # fmt: skip
+            )
         return name, lms[name]
 
     async def _asked(self, kind: type[B], scope: Scope, receive: Receive) -> B:
@@ -101,9 +103,12 @@ class Service:
             raise Refusal(503, "the server is shutting down; try another one", "server_error", retry_after=5)
         if self._reading >= QUEUED:
             raise Refusal(
-                429, "the server is busy and its queue is full; try again later", "rate_limit_error",
-                code="queue_full", retry_after=5,
-            )  # fmt: skip
+                429,
+                "the server is busy and its queue is full; try again later",
+                "rate_limit_error",
+                code="queue_full",
+                retry_after=5,
+            )
         stop = threading.Event()
 
         def check() -> None:
@@ -125,14 +130,14 @@ class Service:
 
     async def _submit(
         self, receive: Receive, name: str, works: Callable[..., list[Work]], asked: Body, steps: bool
-    ) -> Ticket:
+    ) -> RequestHandle:
         lm, deadline = self.engine.lms[name], time.monotonic() + self.limits.timeout
         if isinstance(asked, Gapped) and asked.text is not None and ranged(asked.text):
             made = await self._long(receive, works, lm, asked, self.limits)
         else:
             made = await while_there(receive, self._off(self._prepare, works, lm, asked, self.limits))
         left = deadline - time.monotonic()
-        ticket = Ticket(name, made, timeout=left, steps=steps, buffer=self.limits.buffer)
+        ticket = RequestHandle(name, made, timeout=left, steps=steps, buffer=self.limits.buffer)
         self.engine.submit(ticket)
         return ticket
 
@@ -201,14 +206,14 @@ class Service:
         self._lm(name)
         return next(card for card in self.models if card["id"] == name)
 
-    async def _wait(self, receive: Receive, ticket: Ticket, result: Awaitable[T]) -> T:
+    async def _wait(self, receive: Receive, ticket: RequestHandle, result: Awaitable[T]) -> T:
         """A result; if the client goes away, its place is free again."""
         try:
             return await while_there(receive, result)
         finally:
             self.engine.cancel(ticket)
 
-    def _stream(self, ticket: Ticket, events: Any) -> EventStream:
+    def _stream(self, ticket: RequestHandle, events: Any) -> EventStream:
         return EventStream(events, self.limits.timeout + 30.0, lambda: self.engine.cancel(ticket))
 
 
@@ -244,9 +249,14 @@ def _score(lm: LM, asked: ScoreBody, texts: list[str], limits: Limits) -> Likeli
     numbers = {name: value for name in ("draws", "calls", "orders") if (value := getattr(asked, name)) is not None}
     span = None if asked.spans is None else [(start, end) for start, end in asked.spans]
     return lm.score(
-        texts[0] if asked.text is not None else texts, label=asked.label, method=asked.method or usual_method(lm.model),
-        span=span, seed=asked.seed, batch_size=max(1, min(32, 2048 // lm.length)), **numbers,
-    )  # fmt: skip
+        texts[0] if asked.text is not None else texts,
+        label=asked.label,
+        method=asked.method or usual_method(lm.model),
+        span=span,
+        seed=asked.seed,
+        batch_size=max(1, min(32, 2048 // lm.length)),
+        **numbers,
+    )
 
 
 def _card(name: str, lm: LM, limits: Limits, created: int) -> dict[str, Any]:
@@ -255,20 +265,32 @@ def _card(name: str, lm: LM, limits: Limits, created: int) -> dict[str, Any]:
     windows = any(_can(lm, sampler, max(1, lm.length // 2)) for sampler in (model.usual_sampler,))
     longest = limits.length if model.any_length or windows else min(lm.length, limits.length)
     return {
-        "id": name, "object": "model", "created": created, "owned_by": "unmask",
+        "id": name,
+        "object": "model",
+        "created": created,
+        "owned_by": "unmask",
         "unmask": {
-            "method": lm.config.model.method, "length": lm.length,
-            "kind": {"dna": "dna", "bytes": "bytes"}.get(tokenizer.kind, "text"), "vocab_size": tokenizer.vocab.size,
+            "method": lm.config.model.method,
+            "length": lm.length,
+            "kind": {"dna": "dna", "bytes": "bytes"}.get(tokenizer.kind, "text"),
+            "vocab_size": tokenizer.vocab.size,
             "mask_piece": tokenizer.piece(tokenizer.vocab.mask),
-            "samplers": [sampler for sampler in SAMPLERS if _can(lm, sampler)], "usual_sampler": model.usual_sampler,
-            "takes": {sampler: [name for name in PLANS[sampler].takes if name in Writing.model_fields]
-                      for sampler in SAMPLERS},
-            "time_conditioned": bool(getattr(model, "time_conditioned", False)), "any_length": model.any_length,
-            "infills": not model.exact, "likelihood": model.likelihood, "max_steps": limits.steps,
-            "max_length": longest, "max_n": limits.n, "labels": list(lm.labels),
+            "samplers": [sampler for sampler in NAMES if _can(lm, sampler)],
+            "usual_sampler": model.usual_sampler,
+            "takes": {
+                sampler: [name for name in SAMPLERS[sampler].takes if name in Writing.model_fields] for sampler in NAMES
+            },
+            "time_conditioned": bool(getattr(model, "time_conditioned", False)),
+            "any_length": model.any_length,
+            "infills": not model.exact,
+            "likelihood": model.likelihood,
+            "max_steps": limits.steps,
+            "max_length": longest,
+            "max_n": limits.n,
+            "labels": list(lm.labels),
             "parameters": sum(weight.numel() for weight in model.parameters()),
         },
-    }  # fmt: skip
+    }
 
 
 def _can(lm: LM, sampler: str, stride: int | None = None) -> bool:
@@ -276,7 +298,7 @@ def _can(lm: LM, sampler: str, stride: int | None = None) -> bool:
     mask = lm.tokenizer.vocab.mask
     ids = torch.tensor([0 if mask else 1, mask, mask])
     try:
-        lm.check(Job(Canvas(ids, [slice(0, 3)]), Options(sampler=sampler, stride=stride)))
+        lm.check(Job(Canvas(ids, [slice(0, 3)]), SamplingParams(sampler=sampler, stride=stride)))
     except UserError:
         return False
     return True

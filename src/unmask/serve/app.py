@@ -17,10 +17,10 @@ from starlette.types import Receive, Scope, Send
 from ..version import __version__
 from .api import Service, endpoint
 from .engine import Engine
-from .gate import Cors, Door, Gate
 from .http import answer, dumps, refused
 from .limits import Refusal
-from .metrics import memory
+from .middleware import AuthMiddleware, CorsMiddleware, MetricsMiddleware
+from .monitoring import memory
 from .openapi import document
 from .page import assets
 
@@ -89,17 +89,24 @@ def make_app(
         Route("/openapi.json", openapi, methods=["GET"]),
         Route("/v1/models", models, methods=["GET"]),
         Route("/v1/models/{name:path}", model, methods=["GET"]),
-        *(Route(f"/v1/{name}", _Raw(endpoint(getattr(service, name))), methods=["POST"])
-          for name in ("diffusion", "infill", "completions", "score", "tokenize")),
-    ]  # fmt: skip
+        *(
+            Route(f"/v1/{name}", _Raw(endpoint(getattr(service, name))), methods=["POST"])
+            for name in ("diffusion", "infill", "completions", "score", "tokenize")
+        ),
+    ]
     engine.metrics.watch("process_resident_memory_bytes", "Memory of this process.", memory)
-    middleware = [Middleware(Gate, engine=engine)]
+    middleware = [Middleware(MetricsMiddleware, engine=engine)]
     if cors:
-        middleware.append(Middleware(
-            Cors, allow_origins=list(cors), allow_methods=["GET", "POST"],
-            allow_headers=["Authorization", "Content-Type"], expose_headers=["Retry-After"],
-        ))  # fmt: skip
-    middleware.append(Middleware(Door, engine=engine, api_key=api_key, hosts=hosts))
+        middleware.append(
+            Middleware(
+                CorsMiddleware,
+                allow_origins=list(cors),
+                allow_methods=["GET", "POST"],
+                allow_headers=["Authorization", "Content-Type"],
+                expose_headers=["Retry-After"],
+            )
+        )
+    middleware.append(Middleware(AuthMiddleware, engine=engine, api_key=api_key, hosts=hosts))
     app = Starlette(routes=routes, middleware=middleware, lifespan=lifespan)
     app.router.redirect_slashes = False
     app.state.service = service

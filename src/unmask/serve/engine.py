@@ -17,13 +17,13 @@ from dataclasses import dataclass, replace
 import torch
 
 from ..lm import LM
-from ..samplers import Desk, Queue
-from ..trace import changes_of
+from ..sampling import Batcher, SequentialBatcher
+from ..sampling.trace import changes_of
 from ..types import State
+from .handles import Done, Failed, RequestHandle, Step
 from .limits import Limits, Refusal
-from .metrics import Metrics
+from .monitoring import Metrics
 from .threads import interruptible, use_cores
-from .tickets import Done, Failed, Step, Ticket
 
 SHARE = {"cpu": 32, "cuda": 2048}  # tokens that cost next to nothing beside the call itself
 log = logging.getLogger("unmask.serve")
@@ -35,9 +35,9 @@ class _Line:
 
     name: str
     lm: LM
-    desk: Desk | Queue
-    tickets: list[Ticket]
-    rows: dict[int, tuple[Ticket, int]]  # under way
+    desk: Batcher | SequentialBatcher
+    tickets: list[RequestHandle]
+    rows: dict[int, tuple[RequestHandle, int]]  # under way
 
 
 class Engine:
@@ -52,7 +52,7 @@ class Engine:
             interruptible(lm.model)
         self._lines = {name: _Line(name, lm, self._desk(lm), [], {}) for name, lm in lms.items()}
         self._wake = threading.Condition()
-        self._new: list[Ticket] = []
+        self._new: list[RequestHandle] = []
         self._rows = self._tokens = self._numbers = self._arrivals = 0
         self._ending: tuple[str, str] | None = None  # why all requests are to end
         self._pace = 0.0  # seconds between two finished sequences, lately
@@ -63,7 +63,7 @@ class Engine:
         self.metrics.watch("unmask_rows_active", "Sequences that are under way.", lambda: self.active)
         self.metrics.watch("unmask_tokens_in_flight", "Tokens of these sequences.", lambda: self._tokens)
 
-    def _desk(self, lm: LM) -> Desk | Queue:
+    def _desk(self, lm: LM) -> Batcher | SequentialBatcher:
         return lm.model.desk(self.limits.batch, SHARE.get(lm.model.device.type, 2048))
 
     # -- from any thread ---------------------------------------------------------------------------------------------
@@ -87,7 +87,7 @@ class Engine:
         """Whether the thread runs."""
         return self._thread.is_alive()
 
-    def submit(self, ticket: Ticket) -> None:
+    def submit(self, ticket: RequestHandle) -> None:
         """Take a request, or refuse it because there are too many."""
         with self._wake:
             if self.draining or self._stopping:
@@ -95,9 +95,12 @@ class Engine:
             room = self.limits.queue + self.limits.batch - self._rows
             if len(ticket.works) > room or ticket.tokens > self.limits.tokens - self._tokens:
                 raise Refusal(
-                    429, "the server is busy and its queue is full; try again later", "rate_limit_error",
-                    code="queue_full", retry_after=self._wait(),
-                )  # fmt: skip
+                    429,
+                    "the server is busy and its queue is full; try again later",
+                    "rate_limit_error",
+                    code="queue_full",
+                    retry_after=self._wait(),
+                )
             self._arrivals += 1
             ticket.number = self._arrivals
             self._rows += len(ticket.works)
@@ -105,7 +108,7 @@ class Engine:
             self._new.append(ticket)
             self._wake.notify()
 
-    def cancel(self, ticket: Ticket) -> None:
+    def cancel(self, ticket: RequestHandle) -> None:
         """Nobody waits for it any more."""
         with self._wake:
             if not ticket.over:
@@ -167,7 +170,7 @@ class Engine:
             elif ending is not None:
                 self._end(line, ticket, ending[1], ending[0])
 
-    def _end(self, line: _Line, ticket: Ticket, why: str, message: str | None = None) -> None:
+    def _end(self, line: _Line, ticket: RequestHandle, why: str, message: str | None = None) -> None:
         """A request is over before it is done."""
         for row, (owner, _) in list(line.rows.items()):
             if owner is ticket:
@@ -179,12 +182,12 @@ class Engine:
         if message is not None:
             ticket.put(Failed(message, why))
 
-    def _free(self, ticket: Ticket, rows: int) -> None:
+    def _free(self, ticket: RequestHandle, rows: int) -> None:
         with self._wake:
             self._rows -= rows
             ticket.left -= rows
 
-    def _close(self, line: _Line, ticket: Ticket) -> None:
+    def _close(self, line: _Line, ticket: RequestHandle) -> None:
         line.tickets.remove(ticket)
         with self._wake:
             ticket.over = True

@@ -11,9 +11,15 @@ class Refusal(Exception):
     """An answer that is no result: a status, one sentence, and what OpenAI's clients know errors by."""
 
     def __init__(
-        self, status: int, message: str, kind: str = "invalid_request_error", param: str | None = None,
-        code: str | None = None, retry_after: int | None = None, allow: str | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        status: int,
+        message: str,
+        kind: str = "invalid_request_error",
+        param: str | None = None,
+        code: str | None = None,
+        retry_after: int | None = None,
+        allow: str | None = None,
+    ) -> None:
         super().__init__(message)
         self.status, self.message, self.kind, self.param, self.code = status, message, kind, param, code
         self.retry_after, self.allow = retry_after, allow

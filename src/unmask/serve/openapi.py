@@ -9,8 +9,8 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from ..version import __version__
-from .asking import CompletionBody, DiffusionBody, InfillBody, ScoreBody, TokenizeBody
 from .limits import Limits
+from .schema import CompletionBody, DiffusionBody, InfillBody, ScoreBody, TokenizeBody
 
 ERRORS = {
     400: "Something in the request is wrong; the message says what.",
@@ -68,14 +68,16 @@ def document(models: Sequence[str], limits: Limits) -> dict[str, Any]:
         }
     paths["/v1/models/{name}"] = {
         "get": {
-            "summary": "One model.", "operationId": "model",
-            "parameters": [{"name": "name", "in": "path", "required": True,
-                            "schema": {"type": "string", "examples": list(models)}}],
+            "summary": "One model.",
+            "operationId": "model",
+            "parameters": [
+                {"name": "name", "in": "path", "required": True, "schema": {"type": "string", "examples": list(models)}}
+            ],
             "responses": {"200": {"description": "The model.", "content": {"application/json": {"schema": _any()}}}}
             | _errors({code: ERRORS[code] for code in (401, 404, 421)}),
             "security": [{}, {"key": []}],
         }
-    }  # fmt: skip
+    }
     error = {
         "type": "object", "required": ["error"],
         "properties": {"error": {

@@ -17,9 +17,9 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ..errors import UserError
 from .engine import Engine
-from .gate import too_long
 from .http import refused
 from .limits import Limits, Refusal
+from .middleware import too_long
 
 log = logging.getLogger("unmask.serve")
 
@@ -145,11 +145,18 @@ class Server(uvicorn.Server):
     def __init__(self, app: Starlette, engine: Engine) -> None:
         limits = engine.limits
         config = uvicorn.Config(
-            app, http=protocol(limits), ws="none", lifespan="on", log_config=None, access_log=False,
-            server_header=False, proxy_headers=False, h11_max_incomplete_event_size=limits.header,
+            app,
+            http=protocol(limits),
+            ws="none",
+            lifespan="on",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            h11_max_incomplete_event_size=limits.header,
             timeout_keep_alive=15,
             timeout_graceful_shutdown=int(limits.grace) + 5,
-        )  # fmt: skip
+        )
         super().__init__(config)
         self.engine = engine
         app.state.connections = self.server_state.connections  # the gate counts them

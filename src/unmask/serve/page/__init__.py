@@ -5,12 +5,21 @@ from __future__ import annotations
 from importlib.resources import files
 from typing import NamedTuple
 
-from ...page import SCRIPTS, asset, shell
+from ..replay import SCRIPTS, asset, shell
 
 OWN = (
-    "index.html", "page.css", "page.js", "stream.js", "settings.js", "editor.js", "stage.js", "score.js", "export.js",
-    "rewriting.js", "icon.svg",
-)  # fmt: skip
+    "index.html",
+    "page.css",
+    "page.js",
+    "stream.js",
+    "settings.js",
+    "editor.js",
+    "stage.js",
+    "score.js",
+    "export.js",
+    "rewriting.js",
+    "icon.svg",
+)
 MEDIA = {
     "html": "text/html; charset=utf-8",
     "css": "text/css; charset=utf-8",
@@ -28,7 +37,7 @@ class Asset(NamedTuple):
 
 
 def assets() -> dict[str, Asset]:
-    """All files by name. The player of the replay is shared: its parts come from `unmask.page`."""
+    """All files by name. The player of the replay is shared: its parts come from `unmask.serve.replay`."""
     texts = {name: files(__package__).joinpath(name).read_text(encoding="utf-8") for name in OWN}
     texts["index.html"] = texts["index.html"].replace("{{transport}}", asset("transport.html"))
     texts |= {name: asset(name) for name in ("replay.css", *SCRIPTS[:-1])}

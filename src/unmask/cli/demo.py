@@ -1,0 +1,73 @@
+"""The job of `make demo`: what the built-in model writes; then train one on Python's documentation, and show it."""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+
+from ..data.pack import prepare
+from ..evaluation.likelihood import baselines, evaluate
+from ..hub import checkpoint
+from ..hub.resolve import load
+from ..recipes import recipe
+from ..training.text import train
+from ..types import UserError
+
+BUILT_IN = "tiny-en"
+STORY = "Once upon a time, there was a little"
+STORY_GAP = "Once upon a time, there was a {{1}} named {{1}}. He liked to {{3}} in the park."
+GAP = "This {{1}} is called when the {{2}} of the object is not found."
+
+
+def show_built_in() -> None:
+    """What the model inside the package writes, before anything is trained."""
+    lm = load(BUILT_IN)
+    parameters = sum(p.numel() for p in lm.model.parameters())
+    print(f"{BUILT_IN}, a small model of {parameters:,} parameters, comes with the package. It continues a story:\n")
+    print(lm.sample(prompt=STORY, length=96, temperature=0.7, seed=0)[0])
+    print(f"\nIt fills gaps: {STORY_GAP}")
+    for text in lm.infill(STORY_GAP, n=3, seed=0, temperature=0.7):
+        print(f"  {text}")
+    print(flush=True)
+
+
+def run(out: str, overrides: list[str]) -> None:
+    """Train (or continue), then report. Everything but the figures goes to standard error."""
+    config = recipe("demo").override(overrides)
+    if (method := config.model.method) != "mdlm":
+        raise UserError(f"the demo shows mdlm; train another method with: unmask train demo model.method={method}")
+    started = time.monotonic()
+    show_built_in()
+    print("A masked diffusion language model learns Python's own documentation.", file=sys.stderr)
+    result = train(config, out)
+    if not result.finished:
+        sys.exit(130)
+    lm = load(out)
+    data = prepare(lm.config.data, lm.tokenizer, splits=("train", "valid"))
+    valid = data.split("valid")
+    likelihood = evaluate(lm.model, valid, draws=config.eval.draws, batch_size=config.eval.batch_size)
+    simple = baselines(data.split("train"), valid, lm.tokenizer.vocab.size)
+    parameters = sum(p.numel() for p in lm.model.parameters())
+    error = (likelihood.stderr_nats or 0.0) * likelihood.perplexity
+    step = checkpoint.resolve(out).name
+    trained = f"{result.seconds:.0f} s of training, {result.tokens_per_second:,.0f} tokens/s"
+    if not result.tokens_per_second:
+        trained = "trained before"
+    print(f"\n{parameters:,} parameters, {step}, {trained}")
+    print(f"\nPerplexity on {likelihood.tokens:,} held-out tokens ({valid.documents} documents), lower is better:")
+    print(f"  uniform model              {math.exp(simple['uniform']):8.1f}")
+    print(f"  unigram model              {math.exp(simple['unigram']):8.1f}")
+    print(f"  masked diffusion (bound)   {likelihood.perplexity:8.1f} ± {error:.1f}")
+    print("  protocol:", ", ".join(f"{k}={v}" for k, v in likelihood.protocol.items()))
+    print("\nFour samples (128 steps, temperature 0.5):")
+    for sample in lm.write_samples(4, seed=0, temperature=0.5):
+        print(f"\n[seed {sample.seed}, {sample.network_calls} network calls]\n{sample.text}")
+    print(f"\nA filled gap: {GAP}")
+    for text in lm.infill(GAP, n=3, seed=0, temperature=0.7):
+        print(f"  {text}")
+    print(f"\n{time.monotonic() - started:.0f} s in all. What to try next, in this environment (. .venv/bin/activate):")
+    print(f"  unmask sample {out} --watch                      see the masks become words")
+    print(f"  unmask sample {out} --prompt 'The object' -n 2   continue a text")
+    print(f"  unmask eval {out} --split test --draws 8         the held-out test set")
+    print("  unmask train tiny data.source=YOUR.txt --out runs/mine")

@@ -1,0 +1,193 @@
+"""Many texts at once: a file with a template a line in, a finished text a line out.
+
+A bad line is an error of that line: it is named by its number, and all others are still written.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from ..config import nearest
+from ..data.canvas import Canvas
+from ..lm import LM, Job
+from ..sampling.params import SamplingParams
+from ..types import Sample, UserError
+
+PLACES = ("text", "prompt", "suffix", "length")  # what is written where
+OWN = ("id", "n")  # of the line itself
+SETTINGS = tuple(f.name for f in fields(SamplingParams) if f.name != "constrain")
+
+
+@dataclass(frozen=True)
+class Line:
+    """A template: its number in the file, its name if it has one, and what is to be written."""
+
+    number: int
+    name: Any
+    jobs: list[Job]
+
+
+@dataclass(frozen=True)
+class BadLine:
+    """A line that cannot be done, and why."""
+
+    number: int
+    reason: str
+
+
+def read_lines(path: str | Path) -> list[tuple[int, str]]:
+    """(number, text) of the lines that are not empty; `-` is standard input."""
+    import sys
+
+    try:
+        raw = sys.stdin.buffer.read() if str(path) == "-" else Path(path).read_bytes()
+    except OSError as error:
+        raise UserError(f"cannot read the template file {path}: {(error.strerror or str(error)).lower()}") from None
+    if b"\0" in raw:
+        raise UserError(f"the template file {path} is not text; write a JSON object a line, in UTF-8")
+    lines = raw.removeprefix(b"\xef\xbb\xbf").decode("utf-8", "surrogateescape").split("\n")
+    return [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
+
+
+def parse_line(lm: LM, number: int, text: str, usual: SamplingParams, n: int, length: int | None = None) -> Line:
+    """One line of a template file; `usual` are the settings of lines that do not give their own (null is not given)."""
+    row = _row(text)
+    for key in ("text", "prompt", "suffix"):
+        if not isinstance(row.get(key, ""), str):
+            raise UserError(f"{key} must be text, not {_shown(row[key])}")
+    for key in ("n", "length"):
+        if key in row and type(row[key]) is not int:
+            raise UserError(f"{key} must be a whole number, not {_shown(row[key])}")
+    count = row.get("n", n)
+    if count < 1:
+        raise UserError(f"n={count} must be at least 1")
+    options = replace(usual, **{key: _setting(key, row[key]) for key in row if key in SETTINGS})
+    canvas = _canvas(lm, row, options, length)
+    lm.check(Job(canvas, options))  # what cannot be done is known before anything is written
+    return Line(number, row.get("id"), [Job(canvas, replace(options, seed=options.seed + i)) for i in range(count)])
+
+
+def _row(text: str) -> dict[str, Any]:
+    """What a line gives, by key."""
+    try:
+        row = json.loads(text)
+        json.dumps(row, allow_nan=False)  # NaN and numbers that are too large are no JSON
+    except (ValueError, RecursionError):
+        raise UserError('not JSON; write an object such as {"text": "The {{3}} sat."}') from None
+    row = {"text": row} if isinstance(row, str) else row
+    if not isinstance(row, dict):
+        raise UserError('not an object; write one such as {"text": "The {{3}} sat."}')
+    for key in row:
+        if key not in (*PLACES, *OWN, *SETTINGS):
+            raise UserError(f"unknown key {key!r}{nearest(key, (*PLACES, *OWN, *SETTINGS))}")
+    return {key: value for key, value in row.items() if value is not None}
+
+
+def _shown(value: Any) -> str:
+    """A value that is wrong, cut short."""
+    text = json.dumps(value)
+    return text if len(text) <= 40 else text[:37] + "..."
+
+
+def _setting(key: str, value: Any) -> Any:
+    if key == "allowed":
+        if not isinstance(value, dict) or not all(k.isdecimal() and isinstance(v, list) for k, v in value.items()):
+            raise UserError('allowed must map masked tokens (from 0) to lists, for example {"0": ["cat", "dog"]}')
+        return {int(position): words for position, words in value.items()}
+    if key in ("ban", "stop", "order", "window"):
+        if not isinstance(value, list):
+            raise UserError(f"{key} must be a list, not {_shown(value)}")
+        return tuple(value)
+    return value
+
+
+def _canvas(lm: LM, row: dict[str, Any], options: SamplingParams, length: int | None) -> Canvas:
+    windowed = options.stride is not None
+    if "text" in row:
+        for key in ("prompt", "suffix", "length"):
+            if key in row:
+                raise UserError(f"{key} does not go with text, whose gaps say what is written where")
+        return lm.gap_canvas(row["text"], windowed=windowed)
+    if "prompt" not in row and "suffix" not in row:
+        raise UserError('nothing to write: give "text" with gaps, or "prompt" or "suffix"')
+    return lm.prompt_canvas(row.get("prompt", ""), row.get("length", length), row.get("suffix", ""), windowed)
+
+
+def write_template(
+    lm: LM,
+    lines: Iterable[tuple[int, str]],
+    usual: SamplingParams,
+    *,
+    n: int = 1,
+    length: int | None = None,
+    batch_size: int = 16,
+    report: Callable[[int, int], None] | None = None,
+) -> Iterator[dict[str, Any] | BadLine]:
+    """The finished texts in the order of the lines, as soon as their turn has come, and the lines that are wrong."""
+    if n < 1 or batch_size < 1:
+        raise UserError(f"n={n} and batch_size={batch_size} must be at least 1")
+    turn: list[tuple[Line, int] | BadLine] = []
+    jobs: dict[int, Job] = {}  # by turn
+    for number, text in lines:
+        try:
+            line = parse_line(lm, number, text, usual, n, length)
+        except UserError as error:
+            turn.append(BadLine(number, str(error)))
+            continue
+        for i, job in enumerate(line.jobs):
+            jobs[len(turn)] = job
+            turn.append((line, i))
+    done: dict[int, Sample | str] = {}
+    next_turn = 0
+
+    def ready() -> Iterator[dict[str, Any] | BadLine]:
+        nonlocal next_turn
+        while next_turn < len(turn):
+            entry = turn[next_turn]
+            if isinstance(entry, BadLine):
+                yield entry
+            elif next_turn in done:
+                yield _result(*entry, done.pop(next_turn))
+            else:
+                return
+            next_turn += 1
+
+    for finished, (place, result) in enumerate(_finished(lm, jobs, batch_size), 1):
+        done[place] = result
+        if report:
+            report(finished, len(jobs))
+        yield from ready()
+    yield from ready()
+
+
+def _result(line: Line, i: int, found: Sample | str) -> dict[str, Any] | BadLine:
+    if isinstance(found, str):
+        return BadLine(line.number, found)
+    name = {} if line.name is None else {"id": line.name}
+    return {"line": line.number, **name, "index": i, **found.as_dict(tokens=True)}
+
+
+def _finished(lm: LM, jobs: dict[int, Job], batch_size: int) -> Iterator[tuple[int, Sample | str]]:
+    """The sample of every job, or why there is none.
+
+    All go through the network together. Where one of them fails on the way (a constrain function may), those that are
+    not finished yet are done again one by one: they come out the same, and only the one that is wrong is lost.
+    """
+    left = dict(jobs)
+    try:
+        places = list(left)
+        for state, sample in lm.run(list(left.values()), batch_size=batch_size) if left else ():
+            if sample is not None:
+                del left[places[state.row]]
+                yield places[state.row], sample
+    except UserError:
+        for place, job in left.items():
+            try:
+                [sample] = [found for _, found in lm.run([job]) if found is not None]
+                yield place, sample
+            except UserError as error:
+                yield place, str(error)

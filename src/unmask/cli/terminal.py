@@ -1,0 +1,94 @@
+"""Masks that become words, in a terminal."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence, Set
+
+from rich.console import Console, ConsoleOptions, Group, RenderResult
+from rich.live import Live
+from rich.panel import Panel
+from rich.text import Text
+from torch import Tensor
+
+from ..data.tokenization import Tokenizer
+from ..progress import CONTROLS
+from ..types import State
+
+FRAME = 0.06  # seconds a state stays on the screen at least
+FEWEST = 3  # lines of text that a canvas gets at least
+
+
+class Watcher:
+    """Canvases on a terminal: grey blocks are masks, green is what was just written, white what stands.
+
+    A canvas that is longer than the screen shows its last lines, and canvases that find no room are counted; when all
+    is written everything is shown.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, canvases: Sequence[Tensor], console: Console | None = None) -> None:
+        self.tokenizer, self.mask = tokenizer, tokenizer.vocab.mask
+        self.texts = [canvas_text(tokenizer, canvas.tolist(), set()) for canvas in canvases]
+        self.titles = [f"{int((canvas == self.mask).sum())} masks to write" for canvas in canvases]
+        self.latest = list(range(len(canvases)))  # rows, the one that changed last at the end
+        self.console = console or Console(stderr=True)
+        self.live = Live(self.render(), console=self.console, refresh_per_second=20)
+
+    def __enter__(self) -> Watcher:
+        self.live.start(refresh=True)  # all masks, however fast the model is
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.live.update(self.render(whole=True))
+        self.live.stop()
+
+    def __call__(self, state: State) -> None:
+        """Take a state of the generation."""
+        ids = state.canvas.tolist()
+        fresh = {position for position in state.positions.tolist() if ids[position] != self.mask}
+        self.texts[state.row] = canvas_text(self.tokenizer, ids, set() if state.done else fresh)
+        left = ids.count(self.mask)
+        self.titles[state.row] = f"step {state.step + 1}, t = {state.t:.3f}, {state.calls} calls, {left} masks left"
+        self.latest.remove(state.row)
+        self.latest.append(state.row)
+        self.live.update(self.render(), refresh=True)
+        if self.console.is_terminal:  # a small model writes faster than anybody reads
+            time.sleep(FRAME / len(self.texts))
+
+    def render(self, whole: bool = False) -> Group:
+        """The canvases as panels: all that fit on the screen, or the whole of everything."""
+        if whole:
+            return Group(*(Panel(text, title=title) for text, title in zip(self.texts, self.titles, strict=True)))
+        room = self.console.height - 1  # a line for those that find no room
+        rows = sorted(self.latest[-max(1, room // (FEWEST + 2)) :])
+        lines = max(1, room // max(1, len(rows)) - 2)
+        panels = [Panel(Tail(self.texts[row], lines), title=self.titles[row]) for row in rows]
+        missing = len(self.texts) - len(rows)
+        return Group(*panels, *([Text(f"and {missing} more", style="grey50")] if missing else []))
+
+
+class Tail:
+    """The last lines of a text as it wraps on this console."""
+
+    def __init__(self, text: Text, lines: int) -> None:
+        self.text, self.lines = text, lines
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        lines = list(self.text.wrap(console, options.max_width, tab_size=8))
+        if len(lines) > self.lines:
+            hidden = len(lines) - max(1, self.lines - 1)  # a line says how many are above
+            if self.lines > 1:
+                yield Text(f"... {hidden} lines above", style="grey50")
+            lines = lines[hidden:]
+        yield from lines
+
+
+def canvas_text(tokenizer: Tokenizer, ids: Sequence[int], fresh: Set[int]) -> Text:
+    """A canvas as coloured text; `fresh` are the positions that were just written."""
+    text = Text()
+    for position, (token, piece) in enumerate(zip(ids, tokenizer.pieces(ids), strict=True)):
+        if token == tokenizer.vocab.mask:
+            text.append("░░ ", style="grey50")
+        else:
+            text.append(piece.translate(CONTROLS), style="bold green" if position in fresh else "")
+    return text

@@ -1,0 +1,261 @@
+"""From what a user typed to a canvas of tokens and masks, and back to text.
+
+Given text comes back byte for byte: only gaps are decoded, given strings are pasted as they were typed. That also holds
+for tokenizers that lower-case, and where a gap meets the middle of a word.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from ..config import DataConfig
+from ..types import UserError
+from .genome.bases import UNK
+from .tokenization import Tokenizer
+
+MOST_LENGTHS = 256  # combinations of lengths of ranged gaps that are compared
+LONGEST = 2**22  # tokens of a text that is written in windows
+LENGTHS = re.compile(r"\s*0*([1-9][0-9]{0,8})\s*(?:-\s*0*([1-9][0-9]{0,8})\s*)?")
+
+
+@dataclass(frozen=True)
+class Gap:
+    """A gap of `low` to `high` tokens."""
+
+    low: int
+    high: int
+
+
+@dataclass(frozen=True)
+class Canvas:
+    """Tokens with masks to be written, and how the result is read as text: given strings stay as they were typed."""
+
+    ids: Tensor  # (L,)
+    parts: list[str | slice]  # given text, or the positions of a gap (gaps with nothing between them are one)
+    lengths: list[int] = field(default_factory=list)  # of the gaps
+    nats: dict[str, float] = field(default_factory=dict)  # the bound by which the lengths of ranged gaps were chosen
+
+    @property
+    def open_end(self) -> bool:
+        """Whether the text ends in a gap."""
+        filled = [part for part in self.parts if part != ""]
+        return isinstance(filled[-1], slice)
+
+
+def split_gaps(text: str) -> list[str]:
+    """What stands outside and inside of {{ and }}, in turns: an odd number of strings, in linear time."""
+    parts, at = [], 0
+    while (start := text.find("{{", at)) >= 0 and (end := text.find("}}", start + 2)) >= 0:
+        parts += [text[at:start], text[start + 2 : end]]
+        at = end + 2
+    return [*parts, text[at:]]
+
+
+def parse_gaps(text: str) -> list[str | Gap]:
+    """Given strings and gaps in turn: {{3}} is a gap of 3 tokens, {{2-6}} one of 2 to 6."""
+    parts: list[str | Gap] = []
+    for i, piece in enumerate(split_gaps(text)):
+        if i % 2 == 0:
+            parts.append(piece)
+            continue
+        match = LENGTHS.fullmatch(piece)
+        if not match:
+            raise UserError(
+                f"{{{{{piece}}}}} is not a gap; write {{{{3}}}} for a gap of 3 tokens (at least 1) "
+                "or {{2-6}} for one of 2 to 6"
+            )
+        low = int(match[1])
+        high = int(match[2] or low)
+        if high < low:
+            raise UserError(f"{{{{{piece}}}}} is not a gap: write the smaller length first, {{{{{high}-{low}}}}}")
+        parts.append(Gap(low, high))
+    if len(parts) == 1:
+        raise UserError("there is no gap to fill; mark one with {{3}} for three tokens")
+    return parts
+
+
+class PromptBuilder:
+    """Makes canvases for a model: knows its tokenizer, its length and how its rows were laid out."""
+
+    def __init__(self, tokenizer: Tokenizer, spec: DataConfig, any_length: bool = False) -> None:
+        self.tokenizer, self.spec, self.vocab = tokenizer, spec, tokenizer.vocab
+        self.any_length = any_length  # whether the model needs no windows for more than it was trained on
+
+    @property
+    def frame(self) -> tuple[int, int] | None:
+        """BOS and EOS, where the rows of the training had them at their ends."""
+        if not self.spec.block_ends or self.vocab.bos is None or self.vocab.eos is None:
+            return None
+        return self.vocab.bos, self.vocab.eos
+
+    def prompt(self, prompt: str, suffix: str, length: int | None, windowed: bool = False) -> Canvas:
+        """The prompt, masks up to `length` tokens in all, and the suffix.
+
+        Rows that were trained with block ends begin with BOS; windows get their frame later.
+        """
+        most = self.spec.length
+        length = most if length is None else length
+        if length < 1:
+            raise UserError(f"length={length} must be at least 1")
+        if length > most and not (windowed or self.any_length):
+            raise UserError(
+                f"length={length} must be between 1 and {most}, the length the model was trained on; "
+                f"give a stride below {most}, for example {most // 2}, to write more in windows"
+            )
+        _check_longest(length)
+        given, after = self.encode(self.before_gap(prompt)), self.encode(suffix)
+        if self.frame is not None and not windowed:
+            given = [self.frame[0], *given]
+        if len(given) + len(after) >= length:
+            what = "the prompt and the suffix have" if after else "the prompt has"
+            raise UserError(
+                f"{what} {len(given) + len(after)} tokens, which leaves nothing to write in length={length}; "
+                f"shorten {'them' if after else 'it'}{' or raise the length' if length < most or windowed else ''}"
+            )
+        gap = length - len(given) - len(after)
+        ids = torch.tensor([*given, *[self.vocab.mask] * gap, *after], dtype=torch.int64)
+        parts: list[str | slice] = [prompt, slice(len(given), len(given) + gap)]
+        return Canvas(ids, [*parts, suffix] if suffix else parts, [gap])
+
+    def given(self, prompt: str, suffix: str = "", windowed: bool = False) -> int:
+        """How many tokens of such a canvas are given."""
+        ends = 0 if self.frame is None or windowed else 1
+        return ends + len(self.encode(self.before_gap(prompt))) + len(self.encode(suffix))
+
+    def gaps(self, parts: list[str | Gap], lengths: list[int] | None = None, windowed: bool = False) -> Canvas:
+        """A text with gaps, of the lengths that are given (default: the shortest)."""
+        chosen = lengths or [part.low for part in parts if isinstance(part, Gap)]
+        sizes = iter(chosen)
+        ids: list[int] = [] if self.frame is None or windowed else [self.frame[0]]
+        shown: list[str | slice] = []
+        for i, part in enumerate(parts):
+            if isinstance(part, str):
+                ids += self._given(parts, i)
+                shown += [part] if part else []
+                continue
+            size = next(sizes)
+            if windowed:
+                _check_longest(len(ids) + size)
+            elif len(ids) + size > self.spec.length:  # before a huge gap is made
+                raise UserError(
+                    f"the text with its gaps is longer than the {self.spec.length} tokens the model was trained on; "
+                    "shorten it, or give a stride to write in windows"
+                )
+            last = shown[-1] if shown else ""
+            if isinstance(last, slice):
+                shown[-1] = slice(last.start, len(ids) + size)
+            else:
+                shown.append(slice(len(ids), len(ids) + size))
+            ids += [self.vocab.mask] * size
+        if not windowed and len(ids) > self.spec.length:
+            raise UserError(
+                f"the text with its gaps has {len(ids)} tokens, more than the {self.spec.length} the model was trained "
+                "on; shorten it, or give a stride to write in windows"
+            )
+        return Canvas(torch.tensor(ids, dtype=torch.int64), shown, list(chosen))
+
+    def candidates(self, parts: list[str | Gap]) -> list[list[int]]:
+        """Every combination of lengths of the ranged gaps that fits into the model's length; at most 256."""
+        given = sum(len(self._given(parts, i)) for i, part in enumerate(parts) if isinstance(part, str))
+        gaps = [part for part in parts if isinstance(part, Gap)]
+        if all(gap.low == gap.high for gap in gaps):
+            return [[gap.low for gap in gaps]]
+        room = self.spec.length - given - (0 if self.frame is None else 1)
+        if sum(gap.low for gap in gaps) > room:
+            raise UserError(
+                f"even the shortest gaps make the text longer than the {self.spec.length} tokens the model was trained "
+                "on; shorten it"
+            )
+        found: list[list[int]] = [[]]
+        for i, gap in enumerate(gaps):  # each of them can be completed, so their number only grows
+            spare = room - sum(other.low for other in gaps[i + 1 :])
+            found = [
+                [*sizes, size] for sizes in found for size in range(gap.low, min(gap.high, spare - sum(sizes)) + 1)
+            ]
+            if len(found) > MOST_LENGTHS:
+                raise UserError(
+                    f"the ranges of the gaps allow more than {MOST_LENGTHS} combinations of lengths; narrow them"
+                )
+        return found
+
+    def _given(self, parts: list[str | Gap], i: int) -> list[int]:
+        """The ids of given part i of a text with gaps."""
+        part = parts[i]
+        assert isinstance(part, str)
+        return self.encode(self.before_gap(part) if i + 1 < len(parts) else part)
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of a text that a user gave."""
+        try:
+            text.encode()
+        except UnicodeEncodeError:  # bytes of the command line that are no text reach us as lone surrogates
+            raise UserError("the given text is not UTF-8; check the encoding of your terminal") from None
+        ids = self.tokenizer.encode(text) if text else []
+        if self.tokenizer.kind == "dna" and UNK in ids:
+            raise UserError(f"{text[ids.index(UNK)]!r} in the given text is no base; give A, C, G, T and N only")
+        return ids
+
+    @functools.cached_property
+    def joins_spaces(self) -> bool:
+        """Whether the tokenizer writes a space as the beginning of the next word's token, as GPT-2's does."""
+        if self.tokenizer.kind == "dna":
+            return False
+        return self.tokenizer.pieces(self.tokenizer.encode(" a")[:1]) != [" "]
+
+    @functools.cached_property
+    def drops_spaces(self) -> bool:
+        """Whether white space has no tokens at all, as in WordPiece: it is the decoder that sets words apart."""
+        return not self.tokenizer.encode(" \n")
+
+    def before_gap(self, text: str) -> str:
+        """What the network sees of a text before a gap: the space between belongs to the first word of the gap."""
+        return text[:-1] if self.joins_spaces and text.endswith(" ") else text
+
+    def text(self, canvas: Canvas, ids: Tensor, upto: int | None = None) -> str:
+        """Given strings as typed, gaps decoded; with `upto` only what stands before that position.
+
+        An end of text between other text reads as a line break.
+        """
+        text, ended = "", False
+        upto = len(ids) if upto is None else upto
+        for part in canvas.parts:
+            if isinstance(part, str):
+                text += "\n" + part if ended and part else part
+                continue
+            written = self._read(ids[: part.start].tolist(), ids[part.start : min(part.stop, upto)].tolist())
+            apart = text[-1:].isspace() if self.drops_spaces else self.before_gap(text) != text
+            if apart and written.startswith(" "):
+                written = written[1:]  # the given text has it already
+            text += written
+            if upto < part.stop:
+                break  # the gap is still open
+            ended = bool(text) and int(ids[part.stop - 1]) in (self.vocab.eos, self.vocab.bos)
+        return text
+
+    def _read(self, before: list[int], ids: list[int]) -> str:
+        """A gap as text: what its tokens add to the token before it (which may say that a space belongs between)."""
+        ends = (self.vocab.eos, self.vocab.bos)
+        documents: list[list[int]] = [[]]
+        for token in ids:
+            if token in ends:
+                documents.append([])
+            else:
+                documents[-1].append(token)
+        lines = [self.tokenizer.decode(document) for document in documents if document]
+        if documents[0] and before and before[-1] not in (*ends, self.vocab.mask):
+            alone = self.tokenizer.decode(before[-1:])
+            both = self.tokenizer.decode([before[-1], *documents[0]])
+            if alone and both.startswith(alone):
+                lines[0] = both[len(alone) :]
+        after_text = bool(before) and before[-1] not in ends
+        return "\n".join(["", *lines] if lines and not documents[0] and after_text else lines)
+
+
+def _check_longest(tokens: int) -> None:
+    if tokens > LONGEST:
+        raise UserError(f"a text of {tokens:,} tokens is longer than the {LONGEST:,} that can be written; shorten it")

@@ -1,0 +1,149 @@
+"""Intervals of the Genomic Benchmarks, cut out of a genome: id, region, start, end, strand (from 0, end excluded).
+
+A genome of another assembly gives other sequences without a sign of it. What can be seen is refused: a region that is
+not there, an end beyond the end of its region, a chromosome of another length than in the assembly of the task.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...config import DataConfig
+from ...errors import UserError
+from .. import documents
+from ..cache import cache_folder
+from ..genome.bases import reverse_complement
+from ..tabular import Row
+from .definition import Task
+from .genomics import REFERENCES, Reference
+from .task_files import NotHere
+
+COLUMNS = ("region", "start", "end", "strand")
+FASTA = (".fa", ".fasta", ".fna", ".fa.gz", ".fasta.gz", ".fna.gz")
+LETTERS = np.array(list("???????ACGTN????"))  # by id
+
+
+def cut(task: Task, files: Sequence[Path], folders: Sequence[Path], genome: str | None) -> tuple[list[Row], list[Path]]:
+    """The sequences of all intervals with their class, and the genomes they are from."""
+    found: list[Row] = []
+    opened: dict[Path, Any] = {}
+    for path in files:
+        label = path.name.partition(".")[0]
+        reference = REFERENCES[task.references[label]]
+        fasta = _fasta(reference, folders, genome, path)
+        if fasta not in opened:
+            opened[fasta] = _open(fasta)
+        found += [(where, [text, label]) for where, text in _sequences(path, opened[fasta], fasta, reference)]
+    return found, list(opened)
+
+
+def _open(fasta: Path) -> Any:
+    from ..genome.store import open_genome
+
+    return open_genome(fasta, cache_folder(DataConfig()))
+
+
+def _fasta(reference: Reference, folders: Sequence[Path], genome: str | None, intervals: Path) -> Path:
+    """The file of a genome: the one that is named, the only one that is there, or the one that has its name."""
+    if genome is not None:
+        place = Path(genome).expanduser()
+        if place.is_file():
+            return place
+        if not place.is_dir():
+            raise UserError(f"task.genome={genome} does not exist; give the FASTA of {reference.title}, or its folder")
+        folders = [place]
+    for folder in dict.fromkeys(folders):
+        there = sorted(p for p in folder.iterdir() if p.name.lower().endswith(FASTA)) if folder.is_dir() else []
+        named = _named(reference, there)
+        if len(named) == 1 or len(there) == 1:
+            return (named or there)[0]
+        if there:
+            listed = ", ".join(p.name for p in there[:4])
+            raise UserError(
+                f"{folder} has the FASTA files {listed}, and none or several of them are {reference.title}; "
+                f"set task.genome to the right one, or put {reference.words[0]} into its name"
+            )
+    raise NotHere(
+        f"{intervals} holds intervals, and the genome they are of is not there; put the FASTA of {reference.title} "
+        "beside them, or set task.genome=FASTA"
+    )
+
+
+def _named(reference: Reference, files: Iterable[Path]) -> list[Path]:
+    """The files with a word of the reference in their name; transcripts are no genome."""
+    cdna = reference is REFERENCES["human-cdna"]
+    usable = [p for p in files if ("cdna" in p.name.lower()) == cdna]
+    return next((hits for word in reference.words if (hits := [p for p in usable if word in p.name.lower()])), [])
+
+
+def _sequences(path: Path, genome: Any, fasta: Path, reference: Reference) -> list[tuple[str, str]]:
+    names = _names(genome.sizes)
+    checked: set[str] = set()
+    found = []
+    for where, region, start, end, minus in _intervals(path):
+        name = names.get(region)
+        if name is None:
+            raise UserError(
+                f"{where} is of {region}, which {fasta} does not have; the intervals are of {reference.title}: "
+                "set task.genome to its FASTA"
+            )
+        size = genome.sizes[name]
+        if name not in checked:
+            _check_size(name, size, fasta, reference)
+            checked.add(name)
+        if end > size:
+            raise UserError(
+                f"{where} ends at {end:,}, and {region} of {fasta} has {size:,} bases; the intervals are of "
+                f"{reference.title}: set task.genome to its FASTA"
+            )
+        tokens = genome.fetch(name, start, end)
+        found.append((where, "".join(LETTERS[reverse_complement(tokens) if minus else tokens])))
+    return found
+
+
+def _names(sizes: Iterable[str]) -> dict[str, str]:
+    """What a region may be called, and its name in the genome: chr1 and 1, chrM and MT, ENST1 and ENST1.2."""
+    found: dict[str, str] = {}
+    for name in sizes:
+        bare = name.removeprefix("chr")
+        others = {"M": ("MT", "chrMT"), "MT": ("M", "chrM")}.get(bare, ())
+        for other in (bare, f"chr{bare}", name.partition(".")[0], *others):
+            found.setdefault(other, name)
+    return found | {name: name for name in sizes}
+
+
+def _check_size(name: str, size: int, fasta: Path, reference: Reference) -> None:
+    known = reference.sizes.get(name.removeprefix("chr"))
+    if known is not None and known != size:
+        raise UserError(
+            f"{name} of {fasta} has {size:,} bases, and {known:,} in {reference.title}, which the intervals are of; "
+            "another assembly gives wrong sequences: set task.genome to the right one"
+        )
+
+
+def _intervals(path: Path) -> Iterable[tuple[str, str, int, int, bool]]:
+    """(where, region, start, end, whether it is of the other strand) of every line."""
+    reader = csv.reader(documents.lines(documents.read_text(path)))
+    header = next(reader, [])
+    if missing := [name for name in COLUMNS if name not in header]:
+        raise UserError(f"{path} has no column {missing[0]!r}; a file of intervals has id,{','.join(COLUMNS)}")
+    places = [header.index(name) for name in COLUMNS]
+    for cells in reader:
+        where = f"line {reader.line_num} of {path}"
+        if not cells:
+            continue
+        if len(cells) != len(header):
+            raise UserError(f"{where} has {len(cells)} cells for {len(header)} columns; restore the file")
+        region, first, last, strand = (cells[place].strip() for place in places)
+        if not (first.isdigit() and last.isdigit() and int(first) < int(last)):
+            raise UserError(
+                f"{where} has no interval: start {first!r}, end {last!r}; give whole numbers, start below end"
+            )
+        if strand not in ("+", "-", "", "."):
+            raise UserError(f"{where} has the strand {strand!r}; write + or -")
+        yield where, region, int(first), int(last), strand == "-"

@@ -1,0 +1,290 @@
+"""Sequences to vectors: the hidden states of clean sequences, pooled or a vector a position (paper section 5.2).
+
+What is read comes one sequence at a time and what is written goes to the disk as it comes, so the number of sequences
+does not matter for memory. A sequence longer than the model is cut into blocks, each seen without the others.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..data.cache import replacing
+from ..evaluation.likelihood import compute_dtype, evaluating
+from ..lm import LM
+from ..models.autoregressive import AutoRegressive
+from ..models.masked import MaskedDiffusion
+from ..networks.conjoined import Conjoined, backwards
+from ..networks.kernels.attention import Attn
+from ..types import UserError
+from .strands import complement_of, equivariant, need_dna, side_by_side
+
+POOLS = ("mean", "none")
+BUFFER = 16  # times batch_size: blocks that are sorted by length, so that little is padding
+MOST_POSITIONS = 2**20  # of one sequence without pooling
+ROW_GROUP = 1024  # rows of a parquet file that are held at a time
+
+
+@dataclass(frozen=True)
+class Embedder:
+    """How sequences become vectors."""
+
+    lm: LM
+    pool: str = "mean"
+    length: int | None = None  # tokens that are seen at once; None = the model's length
+    both_strands: bool = False
+    batch_size: int = 32
+
+    def __post_init__(self) -> None:
+        if self.pool not in POOLS:
+            raise UserError(f"unknown pool {self.pool!r}; choose one of {', '.join(POOLS)}")
+        if self.batch_size < 1:
+            raise UserError(f"batch_size={self.batch_size} must be at least 1")
+        if not isinstance(self.lm.model, MaskedDiffusion | AutoRegressive):
+            raise UserError(
+                "embeddings are the hidden states of a network that reads tokens, and this model's does not"
+            )
+        longest = self.lm.model.backbone.longest
+        if self.room < 1 or (longest is not None and self.room > longest):
+            raise UserError(f"length={self.length} must be between 1 and {longest or self.lm.length}")
+        if self.both_strands:
+            need_dna(self.lm, "--both-strands")
+
+    @property
+    def room(self) -> int:
+        """Tokens of a block."""
+        ends = 0 if self.lm.painter.frame is None else 2
+        return (self.lm.length if self.length is None else self.length) - ends
+
+    @property
+    def dim(self) -> int:
+        """Numbers of a vector; those of the two strands of an equivariant network are averaged."""
+        backbone = self.lm.model.backbone
+        return backbone.hidden_dim // 2 if equivariant(backbone) else backbone.hidden_dim
+
+    def protocol(self) -> dict[str, Any]:
+        """What vectors depend on."""
+        both = equivariant(self.lm.model.backbone) or self.both_strands
+        return {
+            "states": "last, of the clean sequence (t = 0)",
+            "pool": self.pool,
+            "dim": self.dim,
+            "strands": "mean of both" if both else "as written",
+            "block_length": self.room,
+            "dtype": compute_dtype(self.lm.model),
+        }
+
+    def encode(self, name: str, text: str) -> np.ndarray:
+        """The ids of a sequence; one without any is named."""
+        try:
+            ids = self.lm.encode(text)
+        except UserError as error:
+            raise UserError(f"sequence {name!r}: {error}") from None
+        if not ids:
+            raise UserError(f"sequence {name!r} is empty; remove it or fill it")
+        if self.pool == "none" and len(ids) > MOST_POSITIONS:
+            raise UserError(f"sequence {name!r} has {len(ids):,} positions; cut it, or use the pool mean")
+        return np.asarray(ids)
+
+    def __call__(self, sequences: Iterable[tuple[str, str]]) -> Iterator[tuple[str, int, np.ndarray]]:
+        """(name, length, (dim,) or (length, dim) float32) of every sequence, in order."""
+        waiting: list[_Sequence] = []
+        blocks: list[tuple[_Sequence, int]] = []
+        with evaluating(self.lm.model), torch.no_grad():
+            for name, text in sequences:
+                own = _Sequence(name, self.encode(name, text), self.room, self.pool)
+                waiting.append(own)
+                for start in range(0, len(own.ids), self.room):
+                    blocks.append((own, start))
+                    if len(blocks) >= BUFFER * self.batch_size:
+                        self._read(blocks)
+                        blocks = []
+                while waiting and waiting[0].complete:
+                    yield waiting.pop(0).result()
+            self._read(blocks)
+            yield from (own.result() for own in waiting)
+
+    def _read(self, blocks: list[tuple[_Sequence, int]]) -> None:
+        """Send blocks through the network, those of a length together."""
+        order = sorted(blocks, key=lambda block: min(self.room, len(block[0].ids) - block[1]))
+        for i in range(0, len(order), self.batch_size):
+            part = order[i : i + self.batch_size]
+            states = self.states([own.ids[start : start + self.room] for own, start in part])
+            for (own, start), found in zip(part, states, strict=True):
+                own.take(start, found)
+
+    def states(self, rows: list[np.ndarray]) -> list[np.ndarray]:
+        """The states (n, dim) float32 of rows of ids."""
+        z, present = side_by_side(self.lm, rows)
+        found = self._states(z, present)
+        first = 0 if self.lm.painter.frame is None else 1
+        return [own[first : first + len(row)].numpy() for own, row in zip(found, rows, strict=True)]
+
+    def _states(self, z: Tensor, present: Tensor | None) -> Tensor:
+        """(B, L, dim) on the CPU, of both strands where that is wanted."""
+        backbone = self.lm.model.backbone
+        hidden = self._hidden(z, present)
+        if equivariant(backbone):
+            own, other = hidden.chunk(2, dim=-1)
+            return (own + (other if isinstance(backbone, Conjoined) else other.flip(-1))) / 2
+        if self.both_strands:
+            turn = backwards(z, present)
+            other = self._hidden(complement_of(self.lm)[z].gather(1, turn), present)
+            hidden = (hidden + other.gather(1, turn[..., None].expand_as(other))) / 2
+        return hidden
+
+    def _hidden(self, z: Tensor, present: Tensor | None) -> Tensor:
+        model = self.lm.model
+        device = model.device
+        z, valid = z.to(device), None if present is None else present.to(device)
+        if isinstance(model, MaskedDiffusion):
+            hidden = model.hidden(z, torch.zeros(len(z), dtype=torch.float64), valid)
+        else:
+            assert isinstance(model, AutoRegressive)
+            started = None if valid is None else model.started(valid, True)
+            hidden = model.backbone(model.started(z, model.vocab.mask), attn=Attn("causal", started))[0]
+            hidden = hidden[:, hidden.shape[1] - z.shape[1] :]
+        return hidden.float().cpu()
+
+
+class _Sequence:
+    """A sequence of which some blocks were read."""
+
+    def __init__(self, name: str, ids: np.ndarray, room: int, pool: str) -> None:
+        self.name, self.ids, self.pool = name, ids, pool
+        self.left = -(-len(ids) // room)
+        self.sum: np.ndarray | float = 0.0
+        self.parts: dict[int, np.ndarray] = {}
+
+    @property
+    def complete(self) -> bool:
+        """Whether all blocks were read."""
+        return not self.left
+
+    def take(self, start: int, states: np.ndarray) -> None:
+        """The states of the block that begins at `start`."""
+        self.left -= 1
+        if self.pool == "mean":
+            self.sum = self.sum + states.sum(0, dtype=np.float64)
+        else:
+            self.parts[start] = states
+
+    def result(self) -> tuple[str, int, np.ndarray]:
+        """(name, length, vector or vectors)."""
+        if self.pool == "mean":
+            return self.name, len(self.ids), np.asarray(self.sum / len(self.ids), dtype=np.float32)
+        return self.name, len(self.ids), np.concatenate([self.parts[start] for start in sorted(self.parts)])
+
+
+# -- files -----------------------------------------------------------------------------------------------------------
+
+
+class EmbeddingWriter(Protocol):
+    """Takes vectors one at a time."""
+
+    def add(self, name: str, length: int, vectors: np.ndarray) -> None:
+        """Write one sequence."""
+
+
+@contextmanager
+def open_writer(path: str | Path, embedder: Embedder, facts: dict[str, Any]) -> Iterator[EmbeddingWriter]:
+    """A writer by the ending of a file's name; the file is there when everything went well, and not before."""
+    place = Path(path)
+    with ExitStack() as stack:
+        temporary = stack.enter_context(replacing(place))
+        if place.suffix == ".npy":
+            beside = stack.enter_context(replacing(place.with_suffix(".json")))
+            yield from _npy(temporary, beside, embedder.dim, facts)
+        elif place.suffix == ".parquet":
+            yield from _parquet(temporary, embedder, facts)
+        else:
+            raise UserError(f"{path} must end in .npy or .parquet")
+
+
+def _npy(path: Path, beside: Path, dim: int, facts: dict[str, Any]) -> Iterator[EmbeddingWriter]:
+    """(n, dim) float32, and a file beside it with names, lengths and protocol."""
+    with path.open("wb") as array, beside.open("w", encoding="utf-8") as names:
+        writer = _Npy(array, names, dim, facts)
+        yield writer
+        writer.end()
+
+
+class _Npy:
+    def __init__(self, array: Any, names: Any, dim: int, facts: dict[str, Any]) -> None:
+        self.array, self.names, self.dim, self.rows, self.many = array, names, dim, 0, False
+        self._header()
+        names.write(f'{{"protocol": {json.dumps(facts)},\n "columns": ["name", "length"],\n "sequences": [')
+
+    def _header(self) -> None:
+        """The header has room for any number of rows, so that it can be written again when their number is known."""
+        shape = {"descr": "<f4", "fortran_order": False, "shape": (self.rows, self.dim)}
+        np.lib.format.write_array_header_1_0(self.array, shape)
+
+    def add(self, name: str, length: int, vectors: np.ndarray) -> None:
+        rows = np.ascontiguousarray(np.atleast_2d(vectors), dtype="<f4")
+        self.array.write(rows.tobytes())
+        self.rows += len(rows)
+        self.names.write(("," if self.many else "") + "\n  " + json.dumps([name, length]))
+        self.many = True
+
+    def end(self) -> None:
+        begin = self.array.tell() - 4 * self.rows * self.dim
+        self.array.seek(0)
+        self._header()
+        assert self.array.tell() == begin, "the header grew"
+        self.names.write("]}\n")
+
+
+def _parquet(path: Path, embedder: Embedder, facts: dict[str, Any]) -> Iterator[EmbeddingWriter]:
+    """Columns name, length and embedding (a list of fixed size, or one such list a position)."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    vector = pa.list_(pa.float32(), embedder.dim)
+    kind = vector if embedder.pool == "mean" else pa.list_(vector)
+    fields = [("name", pa.string()), ("length", pa.int64()), ("embedding", kind)]
+    schema = pa.schema(fields, metadata={"unmask": json.dumps(facts)})
+    with pq.ParquetWriter(path, schema) as file:
+        writer = _Parquet(file, schema, embedder)
+        yield writer
+        writer.flush()
+
+
+class _Parquet:
+    def __init__(self, file: Any, schema: Any, embedder: Embedder) -> None:
+        self.file, self.schema, self.pooled = file, schema, embedder.pool == "mean"
+        self.held: list[tuple[str, int, np.ndarray]] = []
+        self.size = 0
+
+    def add(self, name: str, length: int, vectors: np.ndarray) -> None:
+        self.held.append((name, length, vectors))
+        self.size += 1 if self.pooled else len(vectors)
+        if self.size >= ROW_GROUP:
+            self.flush()
+
+    def flush(self) -> None:
+        import pyarrow as pa
+
+        if not self.held:
+            return
+        names, lengths, vectors = zip(*self.held, strict=True)
+        kind = self.schema.field("embedding").type
+        flat = pa.array(np.concatenate([own.reshape(-1) for own in vectors]))
+        if self.pooled:
+            column = pa.FixedSizeListArray.from_arrays(flat, type=kind)
+        else:
+            inner = pa.FixedSizeListArray.from_arrays(flat, type=kind.value_type)
+            column = pa.ListArray.from_arrays(pa.array(np.cumsum([0, *lengths]), pa.int32()), inner, type=kind)
+        table = pa.Table.from_arrays(
+            [pa.array(names, pa.string()), pa.array(lengths, pa.int64()), column], schema=self.schema
+        )
+        self.file.write_table(table)
+        self.held, self.size = [], 0

@@ -1,0 +1,132 @@
+"""Reading VCF files, plain or compressed, a line at a time.
+
+A line that cannot be used is reported with its number and a reason, and the others still count. Only a file that is no
+VCF at all, holds no variant or is cut short is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..types import UserError
+from .sequence_files import read_lines
+
+COLUMNS = "#CHROM, POS, ID, REF, ALT"
+BASES = frozenset("ACGTN")
+
+
+@dataclass(frozen=True)
+class VcfRecord:
+    """One line: a place of the genome, and what may stand there. `pos` counts from 1."""
+
+    line: int
+    chrom: str
+    pos: int
+    id: str
+    ref: str  # upper case
+    alts: tuple[str, ...]  # upper case, or as written where it is no sequence
+
+
+@dataclass(frozen=True)
+class BadVariant:
+    """A line that is no variant."""
+
+    line: int
+    chrom: str
+    pos: str
+    id: str
+    ref: str
+    alt: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What a file holds, before anything is scored."""
+
+    lines: int  # of variants
+    alleles: int  # alternatives on them; a line without any counts as one
+    unsorted: int | None  # the first line that stands before the one above it
+
+
+def read_vcf(path: str | Path) -> Iterator[VcfRecord | BadVariant]:
+    """The variants of a file, in its order."""
+    seen = False  # a header, or a line that looks like a variant
+    for number, line in read_lines(path, "VCF (bcftools view makes one of a BCF)"):
+        if line.startswith("#"):
+            seen = seen or line.startswith(("##fileformat=VCF", "#CHROM\t"))
+            continue
+        if not line.strip():
+            continue
+        found = _record(number, line)
+        if not seen and isinstance(found, BadVariant):
+            raise UserError(
+                f"{path} is not a VCF: line {number} is neither a header nor a variant ({found.reason}); "
+                f"its columns are {COLUMNS}, with tabs between"
+            )
+        seen = True
+        yield found
+    if not seen:
+        raise UserError(f"{path} is not a VCF: it is empty; its columns are {COLUMNS}, with tabs between")
+
+
+def _record(number: int, line: str) -> VcfRecord | BadVariant:
+    fields = line.split("\t")
+    chrom, pos, name, ref, alt = [*fields, "", "", "", "", ""][:5]
+
+    def bad(reason: str) -> BadVariant:
+        return BadVariant(number, chrom, pos, name, ref, alt, reason)
+
+    if len(fields) < 5:
+        return bad(f"it has {len(fields)} columns with tabs between, not the 5 of {COLUMNS}")
+    if not (pos.isascii() and pos.isdecimal() and len(pos) < 16):
+        return bad(f"POS {pos[:20]!r} is not a whole number")
+    if not ref or not BASES.issuperset(ref.upper()):
+        return bad(f"REF {_short(ref)!r} has letters other than A, C, G, T and N")
+    return VcfRecord(number, chrom, int(pos), name, ref.upper(), tuple(map(_allele, alt.split(","))))
+
+
+def _allele(alt: str) -> str:
+    return alt.upper() if BASES.issuperset(alt.upper()) else alt
+
+
+def no_sequence(alt: str) -> str | None:
+    """Why an alternative is nothing that could be put into the sequence; None where it can."""
+    if alt in ("", "."):
+        return "there is no alternative allele"
+    if alt == "*" or alt == "<*>":
+        return f"the alternative {alt} only says that a deletion begins further up"
+    if alt.startswith("<"):
+        return f"the alternative {_short(alt)} is symbolic: its sequence is not in the file"
+    if "[" in alt or "]" in alt or alt.startswith(".") or alt.endswith("."):
+        return f"the alternative {_short(alt)} is a breakend"
+    if not BASES.issuperset(alt):
+        return f"the alternative {_short(alt)!r} has letters other than A, C, G and T"
+    return "the alternative has an N" if "N" in alt else None
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 20 else text[:17] + "..."
+
+
+def survey(path: str | Path) -> Survey:
+    """Read a file once from end to end: what is wrong with it as a whole is said before minutes of work."""
+    count = alleles = 0
+    unsorted: int | None = None
+    done: set[str] = set()  # chromosomes that ended
+    chrom, pos = "", 0
+    for found in read_vcf(path):
+        count += 1
+        alleles += len(found.alts) if isinstance(found, VcfRecord) else 1
+        if isinstance(found, BadVariant):
+            continue
+        if unsorted is None and (found.chrom in done or (found.chrom == chrom and found.pos < pos)):
+            unsorted = found.line
+        if found.chrom != chrom:
+            done.add(chrom)
+        chrom, pos = found.chrom, found.pos
+    if not count:
+        raise UserError(f"{path} has no variants, only a header; give a file with at least one line")
+    return Survey(count, alleles, unsorted)

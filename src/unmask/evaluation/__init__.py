@@ -1,0 +1,34 @@
+"""How likely is this text, or this span of it? Bounds, exact laws, and what is neither (DESIGN 5).
+
+`score` is the way in. Every figure names its law: on an enumerable space the sum over all texts of exp(-nats) is at
+most 1 for a bound, exactly 1 for an exact law, and anything for a pseudo-likelihood.
+"""
+
+from .estimators import ESTIMATORS, STRATA, TIMES, count_weights, strata_nats, times_nats
+from .exact import MOST_TOKENS, exact_nats, pseudo_nats
+from .scoring import METHODS, score, usual_method
+from .show import score_lines, token_lines
+from .spans import Span, marked, read_texts
+from .trajectories import iw_bound, plan_nats
+
+__all__ = [
+    "ESTIMATORS",
+    "METHODS",
+    "MOST_TOKENS",
+    "STRATA",
+    "TIMES",
+    "Span",
+    "count_weights",
+    "exact_nats",
+    "iw_bound",
+    "marked",
+    "plan_nats",
+    "pseudo_nats",
+    "read_texts",
+    "score",
+    "score_lines",
+    "strata_nats",
+    "times_nats",
+    "token_lines",
+    "usual_method",
+]

@@ -1,0 +1,106 @@
+"""A classifier of a task (models/classifier.py) in use: what it says of examples, and a saved one as an object."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from ..config import Config
+from ..data import tasks
+from ..data.tasks import Encoded, Example, Task
+from ..data.tokenization import Tokenizer
+from ..distributed import World
+from ..models.classifier import Classifier
+from ..types import UserError
+from .likelihood import evaluating
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """What a classifier says of some examples."""
+
+    answers: list[str] | list[float]  # names of labels, or scores
+    probabilities: np.ndarray | None  # (N, labels); None of a regression
+
+
+@dataclass
+class TaskModel:
+    """A trained classifier with its tokenizer."""
+
+    model: Classifier
+    tokenizer: Tokenizer
+    task: Task
+    config: Config
+
+    def predict(self, texts: Sequence[str | tuple[str, str]], batch_size: int = 32) -> Predicted:
+        """Labels and their probabilities, or scores, of texts or of pairs of texts."""
+        if isinstance(texts, str):
+            raise UserError("predict takes a list; for one text give [text]")
+        if batch_size < 1:
+            raise UserError(f"batch_size={batch_size} must be at least 1")
+        examples = [self._example(i, text) for i, text in enumerate(texts)]
+        if not examples:
+            return Predicted([], None if self.task.regression else np.empty((0, self.task.n_outputs)))
+        spec = self.config.task
+        data = encoded(self.task, examples, self.tokenizer, spec.length)
+        found = outputs(self.model, data, batch_size, both=spec.strands == "conjoin")
+        choice = decided(self.task, found)
+        if self.task.regression:
+            return Predicted([float(score) for score in choice], None)
+        return Predicted([self.task.labels[int(i)] for i in choice], probabilities(found))
+
+    def _example(self, index: int, text: str | tuple[str, str]) -> Example:
+        pair = tuple(text) if isinstance(text, tuple | list) else (text,)
+        if len(pair) != (2 if self.task.pairs else 1) or not all(isinstance(part, str) for part in pair):
+            wanted = "pairs of texts" if self.task.pairs else "single texts"
+            raise UserError(f"{self.task.name} is a task on {wanted}; example {index} is {text!r}")
+        first = tasks.clean(pair[0], f"example {index}") if self.task.sequences else pair[0]
+        return Example(first, pair[1] if self.task.pairs else None, None, index)
+
+
+def encoded(task: Task, examples: list[Example], tokenizer: Tokenizer, length: int) -> Encoded:
+    """Examples as a classifier of the task takes them."""
+    return (tasks.encode_bases if task.sequences else tasks.encode)(examples, tokenizer, length)
+
+
+def outputs(
+    model: Classifier, data: Encoded, batch_size: int, world: World | None = None, both: bool = False
+) -> np.ndarray:
+    """(N, n_outputs) float64 of all examples; each process computes its share.
+
+    With `both`, the mean of a sequence's outputs and those of its reverse complement ("post-hoc conjoining").
+    """
+    world = world or World(0, 1, model.device)
+    by_size = np.argsort(np.diff(data.ends, prepend=0), kind="stable")  # little padding, and equal shares
+    mine, found = by_size[world.rank :: world.size], torch.zeros(len(data), model.n_outputs, dtype=torch.float64)
+    with evaluating(model), torch.no_grad():
+        for start in range(0, len(mine), batch_size):
+            part = mine[start : start + batch_size]
+            strands = [None, np.ones(len(part), dtype=bool)] if both else [None]
+            batches = [data.batch(part, part, len(data), other).to(model.device) for other in strands]
+            found[part] = torch.stack([model.outputs(batch).double().cpu() for batch in batches]).mean(0)
+    return world.sum(found).cpu().numpy()
+
+
+def decided(task: Task, found: np.ndarray) -> np.ndarray:
+    """(N,): the id of the likeliest label, or the score."""
+    return found[:, 0] if task.regression else found.argmax(1)
+
+
+def probabilities(found: np.ndarray) -> np.ndarray:
+    """(N, labels): softmax."""
+    weight = np.exp(found - found.max(1, keepdims=True))
+    return weight / weight.sum(1, keepdims=True)
+
+
+def table(task: Task, found: np.ndarray, labels: np.ndarray) -> str:
+    """Predictions as tab-separated values: index, prediction, label, and one probability a label."""
+    lines = ["\t".join(["index", "prediction", "label", *(f"p({name})" for name in task.labels)])]
+    chances = np.empty((len(found), 0)) if task.regression else probabilities(found)
+    for index, (choice, label) in enumerate(zip(decided(task, found), labels, strict=True)):
+        named = [f"{value:.6g}" if task.regression else task.labels[int(value)] for value in (choice, label)]
+        lines.append("\t".join([str(index), *named, *(f"{p:.6f}" for p in chances[index])]))
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,171 @@
+"""Two ways to draw the same bound: by time, as in the paper, and by the number of masked tokens.
+
+A network that is not told the time sees only *which* positions are hidden. With M positions that may be hidden, the
+bound is then a sum over the number n of hidden ones,
+
+    NELBO = sum over n of c_n g(n),      g(n) = E[mean nll of the hidden tokens], over all sets of n positions alike
+
+and schedule and law are in the coefficients alone. In continuous time without a cut-off the integral of p^(n-1)
+(1-p)^(M-n) makes every c_n = 1: the schedule drops out. A last step at mask rate p makes it
+
+    c_n = P(Bin(M, p) < n) + n P(Bin(M, p) = n)
+
+and T steps with reveal chances u_i at mask rates p_i make it c_n = n * sum over i of u_i P(Bin(M, p_i) = n).
+
+`strata_nats` draws n instead of a time. What the paper's estimator owes to the number of masks being random is gone,
+and so is most of the rest: n comes from strata of a proposal q, in antithetic pairs, and the sets of one row's calls
+are chosen to cover its positions evenly. The spread of a mean over n tokens falls as 1/sqrt(n), so q is c_n / sqrt(n):
+calls go where the noise is. Both are unbiased draws of one number, the bound of `model.nats`.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..models.language_model import LanguageModel
+from ..process import bounds
+from ..process.keys import Keys
+from ..process.schedule import ContinuousTime, DiscreteTime, Law, Schedule, strata
+from ..types import Batch, TokenNats, UserError
+from .likelihood import TIMES, Estimator
+from .predictions import diffusion, free_positions, token_nll
+
+__all__ = ["ESTIMATORS", "STRATA", "TIMES", "count_weights", "strata_nats", "times_nats"]
+
+FEW = 4  # with fewer strata than this the proposal is c_n itself: no stratum may have a spread of weights in it
+
+
+def times_nats(model: LanguageModel, batch: Batch, keys: Keys, free: Tensor | None = None) -> TokenNats:
+    """One time and one mask a row, as `model.nats`, but only `free` positions (B, L) are ever hidden.
+
+    That is a bound on -log p(scored tokens | everything that is not free).
+    """
+    if free is None:
+        return model.nats(batch, keys)
+    net = diffusion(model, "span")
+    draw = net.law.draw(strata(batch.index, batch.total, keys), net.schedule)
+    uniform = keys.uniform("mask", batch.index, batch.tokens.shape[1])
+    masked = (uniform >= draw.keep[:, None]) & free.cpu()
+    wanted = masked & batch.weight().cpu()
+    row = torch.arange(len(batch))
+    nll = token_nll(net, batch, row, masked, wanted, draw.t, len(batch))
+    which, place = torch.nonzero(wanted, as_tuple=True)
+    value = bounds.nats(draw.rows(which), nll[which, place], torch.ones((), dtype=torch.float64))
+    return _token_nats(batch, torch.zeros_like(nll).index_put((which, place), value))
+
+
+@functools.lru_cache(maxsize=4096)
+def count_weights(law: Law, schedule: Schedule, total: int) -> Tensor:
+    """(M + 1,) float64 c_n of a row with M = `total` positions that may be hidden; c_0 = 0."""
+    n = torch.arange(total + 1, dtype=torch.float64)
+    if isinstance(law, ContinuousTime):
+        end = law.draw(torch.zeros(1, dtype=torch.float64), schedule)  # the last step, or t = 0 where there is none
+        chance = _binomial(total, 1 - end.keep)[0]
+        weights = chance.cumsum(0) - chance + n * chance
+    elif isinstance(law, DiscreteTime):
+        weights = torch.zeros_like(n)
+        middle = (torch.arange(law.steps, dtype=torch.float64) + 0.5) / law.steps
+        for part in middle.split(1024):  # steps at a time
+            draw = law.draw(part, schedule)
+            weights += n * (draw.u @ _binomial(total, 1 - draw.keep))
+    else:
+        raise UserError(f"the bound {law!r} has no known form in the number of masks; use method 'bound'")
+    return weights.clamp(min=0) * (n > 0)
+
+
+def _binomial(total: int, p: Tensor) -> Tensor:
+    """P(Bin(total, p) = n) for n = 0 .. total, (len(p), total + 1)."""
+    n = torch.arange(total + 1, dtype=torch.float64)
+    whole = torch.tensor(total + 1.0, dtype=torch.float64)
+    choose = torch.lgamma(whole) - torch.lgamma(n + 1) - torch.lgamma(whole - n)
+    p = p.double()[:, None]
+    return torch.exp(choose + torch.special.xlogy(n, p) + torch.special.xlog1py(total - n, -p))
+
+
+@functools.lru_cache(maxsize=4096)
+def _proposal(law: Law, schedule: Schedule, total: int, power: float) -> tuple[np.ndarray, np.ndarray]:
+    """(total,) cumulative chances of n = 1 .. total under q = c_n / n^power, and c_n / (n q_n)."""
+    n = np.arange(1, total + 1, dtype=float)
+    shares = count_weights(law, schedule, total)[1:].numpy() * n**-power
+    return np.cumsum(shares) / shares.sum(), shares.sum() * n ** (power - 1)
+
+
+def strata_nats(
+    model: LanguageModel,
+    batch: Batch,
+    keys: Keys,
+    *,
+    calls: int = 1,
+    free: Tensor | None = None,
+    batch_size: int | None = None,
+) -> TokenNats:
+    """The mean of `calls` looks at each row, each with its own number of hidden positions.
+
+    Strata of n are over the calls of a row and over the rows of the global batch together, so one call a row of a
+    large data set is stratified too. Like `model.nats` it depends on (index, total) of a row, not on the batch.
+    """
+    net = diffusion(model, "strata", timeless=True)
+    hideable = (free_positions(batch) if free is None else free).cpu()
+    counts, weights = _counts(net.law, net.schedule, hideable.sum(1).tolist(), batch, calls, keys)
+    order = keys.uniform("mask", batch.index, batch.tokens.shape[1])
+    masked = np.zeros((len(batch), calls, batch.tokens.shape[1]), dtype=bool)
+    for i, positions in enumerate(hideable.numpy()):
+        own = np.flatnonzero(positions)
+        own = own[np.argsort(order[i].numpy()[own], kind="stable")]
+        masked[i][:, own] = _cover(counts[i], weights[i], len(own))
+    hidden = torch.from_numpy(masked).flatten(0, 1)  # (B · calls, L)
+    row = torch.arange(len(batch)).repeat_interleave(calls)
+    wanted = hidden & batch.weight().cpu()[row]
+    t = torch.ones(len(row), dtype=torch.float64)  # nobody listens
+    nll = token_nll(net, batch, row, hidden, wanted, t, batch_size or len(batch))
+    per_look = torch.from_numpy(weights).flatten()[:, None] * nll / calls
+    return _token_nats(batch, per_look.unflatten(0, (len(batch), calls)).sum(1))
+
+
+def _counts(
+    law: Law, schedule: Schedule, totals: list[int], batch: Batch, calls: int, keys: Keys
+) -> tuple[np.ndarray, np.ndarray]:
+    """(B, calls) numbers of hidden positions, and the weight of each hidden token, c_n / (n q_n).
+
+    Calls 2j and 2j + 1 lie mirrored in neighbouring strata: what the first is too far left, the second is too far
+    right, and a smooth integrand does not notice.
+    """
+    counts, weights = np.zeros((len(batch), calls), dtype=np.int64), np.zeros((len(batch), calls))
+    power = 0.5 if calls * batch.total >= FEW else 0.0
+    pairs = [strata(batch.index, batch.total, keys.fork(f"counts {j}")).numpy() for j in range((calls + 1) // 2)]
+    for call in range(calls):
+        inside = pairs[call // 2] if call % 2 == 0 else 1 - pairs[call // 2]
+        place = (call + inside) / calls
+        for i, total in enumerate(totals):
+            if total:
+                chances, weight = _proposal(law, schedule, total, power)
+                n = min(int(np.searchsorted(chances, place[i], side="right")), total - 1)
+                counts[i, call], weights[i, call] = n + 1, weight[n]
+    return counts, weights
+
+
+def _cover(counts: np.ndarray, weights: np.ndarray, total: int) -> np.ndarray:
+    """(calls, total) bool: sets of these sizes that give every position nearly the same total weight.
+
+    Each call takes the positions that have had the least so far. The rule knows nothing of the text, and `total`
+    stands for positions in random order, so each set alone is still a uniform one.
+    """
+    chosen = np.zeros((len(counts), total), dtype=bool)
+    had = np.zeros(total)
+    for call in np.argsort(counts, kind="stable"):  # heavy tokens first, so that light ones can even them out
+        least = np.argsort(had, kind="stable")[: counts[call]]
+        chosen[call, least] = True
+        had[least] += weights[call]
+    return chosen
+
+
+def _token_nats(batch: Batch, nats: Tensor) -> TokenNats:
+    return TokenNats(nats.float().to(batch.tokens.device), batch.weight())
+
+
+STRATA = Estimator("one mask count a row and draw, strata over the data set", strata_nats)
+ESTIMATORS = {"times": TIMES, "strata": STRATA}

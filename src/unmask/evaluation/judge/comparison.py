@@ -1,0 +1,65 @@
+"""Judgements side by side, as text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from .diversity import Statistic
+from .judgement import Judgement
+
+NAMES = {
+    "gen_perplexity": "generative perplexity",
+    "entropy": "entropy, nats",
+    "distinct_1": "distinct-1",
+    "distinct_2": "distinct-2",
+    "distinct_3": "distinct-3",
+    "distinct_4": "distinct-4",
+    "repetition_4": "repeated 4-grams",
+    "self_bleu_4": "self-BLEU-4",
+    "mauve": "MAUVE",
+    "unknown_share": "unknown to the scorer",
+    "tokens_per_sample": "tokens a sample",
+    "scored_tokens_per_sample": "scored tokens a sample",
+    "network_calls_per_sample": "network calls a sample",
+    "seconds_per_sample": "seconds a sample",
+}
+
+
+def shown(figure: Statistic | None) -> str:
+    """A figure with its error, at a precision that the error deserves."""
+    if figure is None:
+        return "-"
+    digits = 2 if abs(figure.value) >= 10 else 4
+    text = f"{figure.value:.{digits}f}"
+    return text if figure.stderr is None else f"{text} ± {figure.stderr:.{digits}f}"
+
+
+def table(columns: Mapping[str, Judgement]) -> str:
+    """One line a figure, one column a set of texts."""
+    rows = [["", *(f"{name} ({column.samples})" for name, column in columns.items())]]
+    if not any("gen_perplexity" in column.figures for column in columns.values()):
+        rows.append([NAMES["gen_perplexity"], _why_not(next(iter(columns.values())))])
+    for key, name in NAMES.items():
+        if any(key in column.figures for column in columns.values()):
+            rows.append([name, *(shown(column.figures.get(key)) for column in columns.values())])
+    widths = [max(len(row[i]) for row in rows if len(row) == len(rows[0])) for i in range(len(rows[0]))]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=False)).rstrip() for row in rows
+    )
+
+
+def _why_not(first: Judgement) -> str:
+    if first.scorer is None:
+        return "no scorer; give one with --scorer hf:FOLDER_OR_HUB_ID, llama2c:FOLDER, arpa:FILE or unmask:RUN"
+    return "nothing could be scored"
+
+
+def protocol_lines(protocol: Mapping[str, Any], indent: str = "  ") -> Iterator[str]:
+    """A protocol as lines, what belongs together further in."""
+    for name, value in protocol.items():
+        if isinstance(value, Mapping):
+            yield f"{indent}{name}:"
+            yield from protocol_lines(value, indent + "  ")
+        else:
+            yield f"{indent}{name}: {value}"

@@ -1,0 +1,200 @@
+"""Likelihood with error bars (paper appendix D.1): everything that says perplexity.
+
+Each (row, draw) has its own time stratum and mask, keyed by row index and draw, so the result for a seed does not
+depend on batch size or number of processes. Two errors are kept apart: the Monte Carlo error of the bound, from
+independent draws over the whole set, and the error over texts, with the Monte Carlo part taken out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from ..data.loader import eval_batch
+from ..data.pack import Rows
+from ..distributed import World
+from ..models.language_model import LanguageModel
+from ..process.keys import Keys, check_seed
+from ..types import Batch, Likelihood, Progress, TokenNats, UserError
+
+
+@dataclass(frozen=True)
+class Estimator:
+    """How one draw of the bound is taken: what the protocol says of it, and the nats of a batch for given keys."""
+
+    name: str
+    nats: Callable[[LanguageModel, Batch, Keys], TokenNats]
+
+
+TIMES = Estimator(
+    "one time a row and draw, strata over the data set", lambda model, batch, keys: model.nats(batch, keys)
+)
+
+
+def draw_nats(
+    model: LanguageModel, batch: Batch, draws: int, keys: Keys, estimator: Estimator = TIMES
+) -> tuple[np.ndarray, np.ndarray]:
+    """(nats (B, draws), tokens (B,)) of a batch, float64."""
+    device = model.device
+    nats, tokens = np.empty((len(batch), draws)), np.zeros(len(batch))
+    with torch.no_grad():
+        for draw in range(draws):
+            scored = estimator.nats(model, batch.to(device), keys.at(draw))
+            nats[:, draw] = scored.nats.double().sum(-1).cpu().numpy()
+            tokens = scored.weight.sum(-1).double().cpu().numpy()
+    return nats, tokens
+
+
+def eval_keys(seed: int) -> Keys:
+    """The streams of evaluation, apart from those of training."""
+    return Keys(check_seed(seed)).fork("eval")
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """No dropout for a while."""
+    was_training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(was_training)
+
+
+def need_likelihood(model: LanguageModel) -> None:
+    """One sentence for a model that has none."""
+    if not model.likelihood:
+        raise UserError("this model has no likelihood; judge its samples with unmask eval --generative")
+
+
+def check_request(model: LanguageModel, **counts: int | None) -> None:
+    """Raise, before anything is read or computed, what cannot be evaluated."""
+    need_likelihood(model)
+    for name, value in counts.items():
+        if value is not None and value < 1:
+            raise UserError(f"{name}={value} must be at least 1")
+
+
+def row_nats(
+    model: LanguageModel,
+    rows: Rows,
+    *,
+    draws: int = 4,
+    batch_size: int = 32,
+    seed: int = 0,
+    limit: int | None = None,
+    world: World | None = None,
+    attend_pads: bool = False,
+    estimator: Estimator = TIMES,
+    progress: Progress | None = None,
+) -> tuple[np.ndarray, np.ndarray]:
+    """(nats (rows, draws), tokens (rows,)) of a split, before anything is summed; of an exact model, one draw."""
+    check_request(model, draws=draws, batch_size=batch_size, rows=limit)
+    draws = 1 if model.exact else draws
+    chosen = pick_rows(len(rows), limit)
+    world = world or World(0, 1, model.device)
+    mine = list(world.slots(len(chosen)))
+    nats, tokens = np.zeros((len(chosen), draws)), np.zeros(len(chosen))
+    keys = eval_keys(seed)
+    with evaluating(model):
+        for start in range(0, len(mine), batch_size):
+            part = mine[start : start + batch_size]
+            batch = eval_batch(rows, chosen[part], attend_pads)
+            batch = replace(batch, index=torch.tensor(part), total=len(chosen))
+            nats[part], tokens[part] = draw_nats(model, batch, draws, keys, estimator)
+            if progress:
+                progress(min(start + batch_size, len(mine)), len(mine))
+    both = world.sum(torch.from_numpy(np.column_stack((nats, tokens)))).cpu().numpy()
+    return both[:, :-1], both[:, -1]
+
+
+def evaluate(
+    model: LanguageModel,
+    rows: Rows,
+    *,
+    draws: int = 4,
+    seed: int = 0,
+    estimator: Estimator = TIMES,
+    protocol: dict[str, Any] | None = None,
+    **how: Any,
+) -> Likelihood:
+    """The model's bound on a split, in nats per token with both standard errors; `how` as in `row_nats`."""
+    nats, tokens = row_nats(model, rows, draws=draws, seed=seed, estimator=estimator, **how)
+    facts = {
+        **rows.describe(),
+        **model.describe(),
+        "rows": len(nats),
+        "draws": nats.shape[1],
+        "seed": seed,
+        "dtype": compute_dtype(model),
+        "estimator": "none: exact" if model.exact else estimator.name,
+        **({"labels": "given" if rows.labelled else "none"} if model.backbone.n_labels else {}),
+        **(protocol or {}),
+    }
+    found = summarise(nats, tokens, rows.bytes_per_token, facts)
+    return replace(found, stderr_nats=0.0) if model.exact else found
+
+
+def compute_dtype(model: LanguageModel) -> str:
+    """What the network computes in right now: its own type, or that of an autocast around us."""
+    kind = model.device.type
+    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else next(model.parameters()).dtype
+    return str(dtype).removeprefix("torch.")
+
+
+def pick_rows(available: int, limit: int | None) -> np.ndarray:
+    """All rows, or `limit` of them evenly spaced."""
+    if limit is None or limit >= available:
+        return np.arange(available)
+    return (np.arange(limit) * available) // limit
+
+
+def summarise(
+    nats: np.ndarray, tokens: np.ndarray, bytes_per_token: float | None, protocol: dict[str, Any]
+) -> Likelihood:
+    """From nats a (row, draw) and tokens a row to a likelihood with its errors per token."""
+    n, draws = nats.shape
+    total = tokens.sum()
+    mean = nats.mean(1)
+    rate = mean.sum() / total
+    monte_carlo = nats.sum(0).std(ddof=1) / math.sqrt(draws) / total if draws > 1 else None
+    over_texts = None
+    if n > 1:
+        spread = ((mean - rate * tokens) ** 2).sum() * n / (n - 1)
+        if draws > 1:  # what the spread owes to the draws, not to the texts
+            spread -= nats.var(1, ddof=1).sum() / draws
+        over_texts = math.sqrt(spread) / total if spread > 0 else None  # None: drowned in the Monte Carlo error
+    return Likelihood(
+        nats=float(mean.sum()),
+        tokens=int(total),
+        bytes=None if bytes_per_token is None else float(total * bytes_per_token),
+        stderr_nats=None if monte_carlo is None else float(monte_carlo),
+        stderr_data=over_texts,
+        protocol=protocol,
+    )
+
+
+def count_tokens(rows: Rows, size: int) -> np.ndarray:
+    """How often each token is scored in a split."""
+    counts = np.zeros(size, dtype=np.int64)
+    for start in range(0, len(rows), 1024):
+        tokens, scored = rows.rows(np.arange(start, min(start + 1024, len(rows))))
+        counts += np.bincount(tokens[scored] if scored is not None else tokens.ravel(), minlength=size)
+    return counts
+
+
+def baselines(train: Rows, rows: Rows, size: int) -> dict[str, float]:
+    """Nats per token of two models without context: uniform, and the unigram (add-one) model of the train split.
+
+    Both share the V - 1 tokens that are not [MASK].
+    """
+    seen, scored = count_tokens(train, size) + 1.0, count_tokens(rows, size)
+    log_p = np.log(seen) - math.log(seen.sum() - 1)
+    return {"uniform": math.log(size - 1), "unigram": float(-(scored * log_p).sum() / scored.sum())}

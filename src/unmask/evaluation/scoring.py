@@ -1,0 +1,244 @@
+"""Texts to likelihoods, by any of the methods."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..data.canvas import PromptBuilder
+from ..models.language_model import LanguageModel
+from ..models.masked import MaskedDiffusion
+from ..process.keys import Keys
+from ..sampling import FirstHitting, LeftToRight, Sampler
+from ..types import Batch, Likelihood, Progress, UserError
+from .estimators import strata_nats, times_nats
+from .exact import exact_nats, pseudo_nats
+from .likelihood import compute_dtype, eval_keys, evaluating, need_likelihood, summarise
+from .predictions import RowNats, free_positions
+from .spans import Passage, ScoredPassage, each_span, lay_out, read_passages
+from .trajectories import plan_nats
+
+
+@dataclass(frozen=True)
+class ScoreRequest:
+    """How texts are to be scored."""
+
+    model: LanguageModel
+    keys: Keys
+    plan: Sampler | None
+    batch_size: int
+    draws: int = 1  # independent repetitions, for the error
+    calls: int = 1  # strata: network calls of one draw
+    orders: int = 1  # orders: K of the importance-weighted bound
+    progress: Progress | None = None
+
+
+@dataclass(frozen=True)
+class Method:
+    """Nats of rows, of (batch, positions that may be hidden), and what the protocol says of them."""
+
+    run: Callable[[ScoreRequest, Batch, Tensor], RowNats]
+    law: str
+    usual: dict[str, int]  # the numbers that it takes, with their defaults
+    is_bound: bool = False  # whether the model's own law (steps, cut-off) is in it
+
+
+def _drawn(per_draw: list[Tensor]) -> RowNats:
+    """From the nats of tokens (B, L) of every draw."""
+    nats = np.stack([draw.double().cpu().numpy() for draw in per_draw], axis=1)  # (B, draws, L)
+    return RowNats(nats.sum(-1), nats.mean(1), None)
+
+
+def _bound(ask: ScoreRequest, batch: Batch, free: Tensor) -> RowNats:
+    hidden = None if torch.equal(free, free_positions(batch)) else free  # None: any method can do it
+    batch = batch.to(ask.model.device)
+    with torch.no_grad():
+        found = _drawn([times_nats(ask.model, batch, ask.keys.at(d), hidden).nats for d in range(ask.draws)])
+    return replace(found, error=np.zeros(len(batch))) if ask.model.exact else found
+
+
+def _strata(ask: ScoreRequest, batch: Batch, free: Tensor) -> RowNats:
+    how: dict[str, Any] = {"calls": ask.calls, "free": free, "batch_size": ask.batch_size}
+    return _drawn([strata_nats(ask.model, batch, ask.keys.at(d), **how).nats for d in range(ask.draws)])
+
+
+def _pll(ask: ScoreRequest, batch: Batch, _free: Tensor) -> RowNats:
+    nats = pseudo_nats(ask.model, batch, batch.weight(), ask.batch_size).numpy()
+    return RowNats(nats.sum(1, keepdims=True), nats, np.zeros(len(batch)))
+
+
+def _exact(ask: ScoreRequest, batch: Batch, free: Tensor) -> RowNats:
+    if ask.model.exact:
+        return _bound(ask, batch, free)
+    nats = exact_nats(ask.model, batch, batch.weight(), ask.batch_size, ask.progress)
+    return RowNats(nats[:, None], None, np.zeros(len(batch)))
+
+
+def _plan(ask: ScoreRequest, batch: Batch, _free: Tensor) -> RowNats:
+    assert ask.plan is not None
+    return plan_nats(
+        ask.model,
+        batch,
+        batch.weight(),
+        ask.plan,
+        ask.keys,
+        orders=ask.orders,
+        draws=ask.draws,
+        batch_size=ask.batch_size,
+    )
+
+
+METHODS: dict[str, Method] = {
+    "bound": Method(_bound, "evidence bound", {"draws": 16}, True),
+    "strata": Method(_strata, "evidence bound", {"draws": 4, "calls": 8}, True),
+    "pll": Method(_pll, "pseudo-log-likelihood, which is not a likelihood", {}),
+    "exact": Method(_exact, "exact, one token at a time in random order", {}),
+    "orders": Method(_plan, "importance-weighted bound over random orders", {"draws": 1, "orders": 16}),
+    "plan": Method(_plan, "exact, in the order of the plan", {}),
+}
+
+
+def usual_method(model: LanguageModel) -> str:
+    """The bound with the least noise that the model allows."""
+    known = isinstance(model, MaskedDiffusion) and model.normalised and not model.time_conditioned
+    return "strata" if known else "bound"
+
+
+def score(
+    model: LanguageModel,
+    painter: PromptBuilder,
+    texts: str | Sequence[str],
+    *,
+    method: str = "bound",
+    span: object = None,
+    draws: int | None = None,
+    calls: int | None = None,
+    orders: int | None = None,
+    plan: Sampler | None = None,
+    seed: int = 0,
+    batch_size: int = 32,
+    label: int | None = None,
+    progress: Progress | None = None,
+) -> Likelihood:
+    """-log p of texts, or of spans of them given the rest: together, each alone (`.texts`), each token.
+
+    `method` is bound, strata, pll, exact, orders or plan; `span` is (start, end) in characters, or a list of such
+    pairs, for one text, and a list with an entry for each of several texts. `plan` is the order for plan (default:
+    left to right) and for orders (default: one token at a time in random order).
+    """
+    if not texts and not isinstance(texts, str):
+        raise UserError("there is nothing to score; give at least one text")
+    need_likelihood(model)
+    numbers = _numbers(method, batch_size, {"draws": draws, "calls": calls, "orders": orders})
+    if model.exact and "draws" in numbers:
+        numbers["draws"] = 1  # nothing is drawn
+    ask = ScoreRequest(model, eval_keys(seed), _plan_for(method, plan), batch_size, progress=progress, **numbers)
+    spans = each_span(span, texts)
+    texts = [texts] if isinstance(texts, str) else list(texts)
+    given = model.given if painter.frame is None else 0  # BOS is given then, and never scored
+    passages, scored = read_passages(painter, texts, spans, given)
+    found: list[RowNats] = []
+    with evaluating(model):
+        for start in range(0, len(passages), batch_size):
+            part = passages[start : start + batch_size]
+            batch, free = lay_out(painter, part, start, len(passages))
+            if label is not None:
+                batch = replace(batch, label=torch.full((len(part),), label))
+            rows = METHODS[method].run(ask, batch, free)
+            found += [_row(rows, i, batch.weight()[i].numpy()) for i in range(len(part))]
+            if progress and method != "exact":  # which tells how many sets it has seen
+                progress(start + len(part), len(passages))
+    protocol = _protocol(method, ask, painter, any(spans)) | numbers | {"seed": seed}
+    return _together(found, passages, scored, protocol)
+
+
+def _protocol(method: str, ask: ScoreRequest, painter: PromptBuilder, spans: bool) -> dict[str, Any]:
+    """The law of the figures and what else they depend on."""
+    own = METHODS[method]
+    facts = ask.model.describe()
+    if not own.is_bound and not ask.model.exact:
+        facts = {name: facts[name] for name in ("schedule", "parameterization") if name in facts}
+    room = painter.spec.length - (0 if painter.frame is None else 2)
+    what = "spans, given the rest of their texts" if spans else "whole texts"
+    plan = {} if ask.plan is None else ask.plan.describe()
+    block = {"block_length": room, "dtype": compute_dtype(ask.model)}
+    law = "exact" if ask.model.exact else own.law
+    return {"method": method, "law": law, "scored": what, **plan, **facts, **block}
+
+
+def _numbers(method: str, batch_size: int, given: dict[str, int | None]) -> dict[str, int]:
+    """How many of what: as the user says, else the method's own numbers."""
+    if method not in METHODS:
+        raise UserError(f"unknown method {method!r}; choose one of {', '.join(METHODS)}")
+    asked = {name: value for name, value in given.items() if value is not None}
+    for name, value in {**asked, "batch_size": batch_size}.items():
+        if value < 1:
+            raise UserError(f"{name}={value} must be at least 1")
+        if name != "batch_size" and name not in METHODS[method].usual:
+            raise UserError(f"method {method!r} has no use for {name}; leave it out")
+    return {**METHODS[method].usual, **asked}
+
+
+def _plan_for(method: str, plan: Sampler | None) -> Sampler | None:
+    """The plan that a method follows, or a sentence on why it cannot."""
+    if method not in ("orders", "plan"):
+        if plan is not None:
+            raise UserError(f"method {method!r} follows no plan; use 'plan' or 'orders'")
+        return None
+    if plan is None:
+        return FirstHitting() if method == "orders" else LeftToRight()
+    if plan.deterministic and method == "orders":
+        raise UserError(f"{type(plan).__name__} has one order only, so its likelihood is exact; use method 'plan'")
+    if not plan.deterministic and method == "plan":
+        raise UserError(f"the order of {type(plan).__name__} is random, so its likelihood is a mean; use 'orders'")
+    return plan
+
+
+def _row(rows: RowNats, i: int, scored: np.ndarray) -> RowNats:
+    """One row of a batch: nats (draws,), tokens (n,), error ()."""
+    tokens = None if rows.tokens is None else rows.tokens[i][scored]
+    return RowNats(rows.nats[i], tokens, None if rows.error is None else rows.error[i])
+
+
+def _together(
+    found: list[RowNats], passages: list[Passage], scored: list[ScoredPassage], protocol: dict[str, Any]
+) -> Likelihood:
+    """Rows to texts, texts to the whole."""
+    texts = []
+    for number, what in enumerate(scored):
+        own = [row for row, passage in zip(found, passages, strict=True) if passage.text == number]
+        nats = np.sum([row.nats for row in own], axis=0)  # (draws,)
+        parts = [row.tokens for row in own if row.tokens is not None]
+        texts.append(
+            Likelihood(
+                float(nats.mean()),
+                len(what.pieces),
+                what.size,
+                _error(own, nats, len(what.pieces)),
+                None,
+                protocol,
+                what.pieces,
+                np.concatenate(parts).tolist() if parts else None,
+            )
+        )
+    counts = np.array([len(p.ids) - p.given if p.asked is None else len(p.asked) for p in passages], dtype=float)
+    totals = np.stack([row.nats for row in found])  # (rows, draws)
+    whole = summarise(totals, counts, None, protocol)
+    error = _error(found, totals.sum(0), int(counts.sum()))
+    sizes = [what.size for what in scored if what.size is not None]
+    size = sum(sizes) if len(sizes) == len(scored) else None
+    return Likelihood(whole.nats, whole.tokens, size, error, whole.stderr_data, protocol, texts=texts)
+
+
+def _error(rows: Sequence[RowNats], nats: np.ndarray, tokens: int) -> float | None:
+    """The Monte Carlo error per token: what the rows say of themselves, else from the draws of their sum."""
+    known = [row.error for row in rows if row.error is not None]
+    if len(known) == len(rows):
+        return math.sqrt(sum(float(error) ** 2 for error in known)) / tokens
+    return float(nats.std(ddof=1) / math.sqrt(len(nats)) / tokens) if len(nats) > 1 else None

@@ -1,0 +1,178 @@
+"""From texts and spans to rows for the network: laid out as in training, with the positions that are asked about."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ..data.canvas import PromptBuilder
+from ..data.tokenization import Tokenizer
+from ..types import Batch, UserError
+
+Span = tuple[int, int]  # characters of the text, the end not included
+MARKED = re.compile(r"\[\[(.*?)\]\]", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Passage:
+    """One row: a block of a text, or a whole text of which some tokens are asked about."""
+
+    text: int  # which text
+    ids: list[int]
+    asked: list[int] | None  # places in `ids`; None = all of them, as one block of a text
+    given: int = 0  # tokens at its start that the model does not score
+
+
+@dataclass(frozen=True)
+class ScoredPassage:
+    """What of one text is scored."""
+
+    pieces: list[str]
+    size: int | None  # bytes; None where the model leaves tokens out
+
+
+def read_texts(path: str) -> list[tuple[str, object]]:
+    """(text, its span or None) of every line of a file that is not empty.
+
+    A line of a .jsonl file is a string, or an object with a "text" and, if only a part of it counts, a "span".
+    """
+    try:
+        lines = Path(path).read_bytes().decode().splitlines()
+    except UnicodeDecodeError:
+        raise UserError(f"{path} is not UTF-8; convert it first") from None
+    rows = [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
+    if not rows:
+        raise UserError(f"{path} has no text in it; write one a line")
+    if not path.endswith((".jsonl", ".ndjson")):
+        return [(line, None) for _, line in rows]
+    return [_line(path, number, line) for number, line in rows]
+
+
+def _line(path: str, number: int, line: str) -> tuple[str, object]:
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        row = None
+    row = {"text": row} if isinstance(row, str) else row
+    if not isinstance(row, dict) or not isinstance(row.get("text"), str):
+        raise UserError(f'line {number} of {path} is no text; write {{"text": "...", "span": [0, 5]}} or a string')
+    return row["text"], row.get("span")
+
+
+def marked(text: str) -> tuple[str, list[Span]]:
+    """("the cat", [(4, 7)]) from "the [[cat]]": a text without its marks, and what they enclose."""
+    plain, spans = "", []
+    for i, part in enumerate(MARKED.split(text)):
+        if i % 2:
+            spans.append((len(plain), len(plain) + len(part)))
+        plain += part
+    if not spans:
+        raise UserError("there is no span in the text; mark what is to be scored as [[...]]")
+    return plain, spans
+
+
+def each_span(span: object, texts: str | Sequence[str]) -> list[list[Span] | None]:
+    """The spans of every text: for one text (start, end) or several of them, for several texts one such entry each."""
+    count = 1 if isinstance(texts, str) else len(texts)
+    if span is None:
+        return [None] * count
+    if isinstance(texts, str):
+        return [_spans(span)]
+    if not isinstance(span, Sequence) or len(span) != count or any(isinstance(entry, int) for entry in span):
+        raise UserError(f"{count} texts need a list of {count} spans, one for each, or None for a whole text")
+    return [None if entry is None else _spans(entry) for entry in span]
+
+
+def _spans(entry: object) -> list[Span]:
+    several = [entry] if _is_span(entry) else entry
+    if not isinstance(several, Sequence) or isinstance(several, str) or not several or not all(map(_is_span, several)):
+        raise UserError(f"{entry!r} is not a span; give (start, end) in characters, or a list of such pairs")
+    return [(one[0], one[1]) for one in several]
+
+
+def _is_span(entry: object) -> bool:
+    whole = isinstance(entry, Sequence) and len(entry) == 2
+    return whole and all(isinstance(end, int) and not isinstance(end, bool) for end in entry)  # type: ignore[attr-defined]
+
+
+def read_passages(
+    painter: PromptBuilder, texts: Sequence[str], spans: Sequence[list[Span] | None], given: int = 0
+) -> tuple[list[Passage], list[ScoredPassage]]:
+    """The rows of all texts, and what is scored of each.
+
+    A whole text longer than the model is cut into blocks. A text with a span has to fit, for its context to be seen.
+    The first `given` tokens of a row are not scored.
+    """
+    room = painter.spec.length - (0 if painter.frame is None else 2)
+    passages, scored = [], []
+    for number, (text, own) in enumerate(zip(texts, spans, strict=True)):
+        ids = painter.encode(text)
+        if not ids:
+            raise UserError(f"text {number + 1} to score is empty; give it at least one token")
+        if own is None:
+            if len(ids) <= given:
+                raise UserError(f"text {number + 1} is only what this model is given and does not score; give it more")
+            passages += [Passage(number, ids[i : i + room], None, given) for i in range(0, len(ids), room)]
+            pieces = [piece for i, piece in enumerate(painter.tokenizer.pieces(ids)) if i % room >= given]
+            scored.append(ScoredPassage(pieces, None if given else len(text.encode())))
+            continue
+        if len(ids) > room:
+            raise UserError(
+                f"text {number + 1} has {len(ids)} tokens, more than the {room} that the model can see at once; "
+                "shorten the context of the span"
+            )
+        asked, size = span_tokens(painter.tokenizer, text, ids, own)
+        passages.append(Passage(number, ids, asked))
+        scored.append(ScoredPassage(painter.tokenizer.pieces([ids[i] for i in asked]), size))
+    return passages, scored
+
+
+def span_tokens(tokenizer: Tokenizer, text: str, ids: list[int], spans: Sequence[Span]) -> tuple[list[int], int]:
+    """The tokens that spans touch, and the bytes of text that these stand for.
+
+    A token is whole or not at all: a span that cuts one is widened to it (" cat" for "cat", with most tokenizers).
+    """
+    for start, end in spans:
+        if not 0 <= start < end <= len(text):
+            raise UserError(
+                f"the span {start}:{end} does not lie in a text of {len(text)} characters; give 0 <= start < end"
+            )
+    found, offsets = tokenizer.offsets(text)
+    if found != ids:  # a vocabulary with [MASK] as an ordinary word, which we take apart
+        raise UserError("the text holds the mask token of this tokenizer as a word; take it out to score a span")
+    asked = [i for i, (a, b) in enumerate(offsets) if any(a < end and start < b for start, end in spans)]
+    if not asked:
+        raise UserError("no token of the text stands for the span; the tokenizer drops these characters")
+    covered = {place for i in asked for place in range(*offsets[i])}
+    return asked, sum(len(text[place].encode()) for place in covered)
+
+
+def lay_out(painter: PromptBuilder, passages: Sequence[Passage], first: int, total: int) -> tuple[Batch, Tensor]:
+    """Rows as in training (block ends, padding), and (B, L) bool: the positions that the process may hide.
+
+    Of a whole text these are all positions that exist, as in training, block ends included; the block ends are hidden
+    now and then, but do not count. Of a span they are its own tokens alone.
+    """
+    vocab, spec = painter.vocab, painter.spec
+    filler = next(token for token in (vocab.pad, vocab.eos, vocab.mask) if token is not None)
+    before, after = ([], []) if painter.frame is None else ([painter.frame[0]], [painter.frame[1]])
+    longest = max(len(p.ids) for p in passages) + len(before) + len(after)
+    width = spec.length if spec.attend_pads else longest
+    tokens = torch.full((len(passages), width), filler)
+    scored, free, present = (torch.zeros(len(passages), width, dtype=torch.bool) for _ in range(3))
+    for i, passage in enumerate(passages):
+        row = torch.tensor([*before, *passage.ids, *after])
+        every = torch.arange(passage.given, len(passage.ids))
+        places = every if passage.asked is None else torch.tensor(passage.asked)
+        tokens[i, : len(row)] = row
+        scored[i, places + len(before)] = True
+        present[i, : width if spec.attend_pads else len(row)] = True
+        free[i] = present[i] if passage.asked is None else scored[i]
+    index = torch.arange(first, first + len(passages))
+    return Batch(tokens, index, total, scored, None if present.all() else present), free

@@ -1,0 +1,267 @@
+"""Folders that are complete or not there at all.
+
+A checkpoint is a folder: safetensors for everything with numbers in it, JSON and text for the rest, and a manifest
+with the size and SHA-256 of every file. It is written under a temporary name, synced, and renamed, so a kill or a full
+disk at any moment leaves the previous checkpoint untouched. Nothing is ever unpickled.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from ..types import UserError
+
+MANIFEST = "manifest.json"
+SHARDS = "shards"
+STEP = re.compile(r"step-(\d{8})")
+
+
+@contextmanager
+def writing(folder: Path) -> Iterator[Path]:
+    """A temporary folder that becomes `folder`, sealed and synced, when the block ends well, and vanishes if not."""
+    temporary = temporary_name(folder)
+    shutil.rmtree(temporary, ignore_errors=True)
+    try:
+        temporary.mkdir(parents=True)
+        yield temporary
+        seal(temporary)
+        if folder.exists():
+            shutil.rmtree(folder)
+        os.rename(temporary, folder)
+        sync(folder.parent)
+    except (OSError, SafetensorError) as error:
+        raise UserError(
+            f"could not write checkpoint {folder} ({error}); earlier checkpoints are untouched, "
+            "free some space and run the same command again"
+        ) from None
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def temporary_name(folder: Path) -> Path:
+    """Where a checkpoint is written before it gets its name."""
+    return folder.with_name(f".{folder.name}.writing")
+
+
+def seal(folder: Path) -> None:
+    """Record size and checksum of every file, and push all of it to the disk."""
+    paths = [p for p in sorted(folder.rglob("*")) if p.is_file() and p.name != MANIFEST]
+    files = {p.relative_to(folder).as_posix(): _fingerprint(p) for p in paths}
+    (folder / MANIFEST).write_text(json.dumps({"format": 1, "files": files}, indent=1), encoding="utf-8")
+    for path in paths:  # safetensors closes its files to all other users
+        shutil.copymode(folder / MANIFEST, path)
+    for path in (folder, *folder.rglob("*")):
+        sync(path)
+
+
+def verify(folder: Path, only: str | None = None) -> None:
+    """Raise one sentence that names the file if anything (or one file) is missing, cut short or changed."""
+    manifest = read_json(folder / MANIFEST, f"checkpoint {folder} is incomplete")
+    files = manifest.get("files")
+    if not isinstance(files, dict) or not files:
+        raise UserError(f"checkpoint file {folder / MANIFEST} is damaged: it lists no files{_fix(folder)}")
+    for name, want in files.items():
+        path = folder / name
+        if only not in (None, name):
+            continue
+        if not isinstance(want, dict) or not {"size", "sha256"} <= want.keys():
+            raise UserError(f"checkpoint file {folder / MANIFEST} is damaged: it says nothing of {name}{_fix(folder)}")
+        if not path.is_file():
+            raise UserError(f"checkpoint file {path} is missing{_fix(folder)}")
+        size = path.stat().st_size
+        if size != want["size"]:
+            raise UserError(f"checkpoint file {path} is damaged: {size} bytes instead of {want['size']}{_fix(folder)}")
+        if _fingerprint(path)["sha256"] != want["sha256"]:
+            raise UserError(f"checkpoint file {path} is damaged: its checksum does not match{_fix(folder)}")
+
+
+# -- tensors, whole or in shards: groups of named tensors -----------------------------------------------------------
+
+Groups = Mapping[str, Mapping[str, Tensor]]
+
+
+def write_whole(folder: Path, groups: Groups) -> None:
+    """One safetensors file a group."""
+    for group, tensors in groups.items():
+        save_file({k: v.detach().contiguous().cpu() for k, v in tensors.items()}, folder / f"{group}.safetensors")
+
+
+def write_shards(folder: Path, groups: Groups) -> None:
+    """Every process writes its part through torch.distributed.checkpoint, as safetensors (a collective call)."""
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
+
+    flat = {f"{group}.{name}": tensor for group, tensors in groups.items() for name, tensor in tensors.items()}
+    try:
+        dcp.save(flat, storage_writer=HuggingFaceStorageWriter(str(folder / SHARDS), save_distributed=True))
+    except dcp.api.CheckpointException as error:
+        first = next(iter(error.failures.values()))[0]
+        raise OSError(str(first)) from None
+
+
+def read_into(folder: Path, group: str, targets: Mapping[str, Tensor]) -> None:
+    """Fill tensors by name, strictly, from a checkpoint of either kind; targets may be sharded."""
+    if (folder / SHARDS).is_dir():
+        _read_shards(folder, group, targets)
+        return
+    path = folder / f"{group}.safetensors"
+    try:
+        values = load_file(path)
+    except FileNotFoundError:
+        raise UserError(f"checkpoint file {path} is missing{_fix(folder)}") from None
+    except (SafetensorError, OSError, ValueError) as error:
+        raise UserError(f"checkpoint file {path} is damaged: {error}{_fix(folder)}") from None
+    check_names({name: t.shape for name, t in targets.items()}, {name: t.shape for name, t in values.items()}, path)
+    for name, target in targets.items():
+        assign(target, values[name])
+
+
+def _read_shards(folder: Path, group: str, targets: Mapping[str, Tensor]) -> None:
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+
+    reader = HuggingFaceStorageReader(str(folder / SHARDS))
+    stored = reader.read_metadata().state_dict_metadata
+    own = {n.removeprefix(f"{group}."): m.size for n, m in stored.items() if n.startswith(f"{group}.")}  # type: ignore[union-attr]
+    check_names({name: t.shape for name, t in targets.items()}, own, folder / SHARDS)
+    flat = {f"{group}.{name}": target.detach() for name, target in targets.items()}
+    alone = not any(hasattr(target, "device_mesh") for target in targets.values())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        dcp.load(flat, storage_reader=reader, no_dist=alone)
+
+
+def check_names(wanted: Mapping[str, Any], found: Mapping[str, Any], path: str | Path) -> None:
+    """Every tensor is accounted for, with the right shape; names and shapes only."""
+    for what, names in (("lacks", wanted.keys() - found.keys()), ("has unknown", found.keys() - wanted.keys())):
+        if names:
+            some = ", ".join(sorted(names)[:3]) + (", ..." if len(names) > 3 else "")
+            raise UserError(f"{path} does not fit this model: it {what} {len(names)} tensor(s): {some}")
+    for name, shape in wanted.items():
+        if tuple(found[name]) != tuple(shape):
+            raise UserError(
+                f"{path} does not fit this model: {name} has shape {tuple(found[name])}, the model wants {tuple(shape)}"
+            )
+
+
+def read_json(path: Path, context: str = "cannot read the checkpoint") -> dict[str, Any]:
+    """A JSON object from a file, or one sentence."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"{context}: {path} does not exist{_fix(path.parent)}") from None
+    except (json.JSONDecodeError, UnicodeDecodeError):
+        raise UserError(f"{context}: {path} is damaged (it is not JSON){_fix(path.parent)}") from None
+    if not isinstance(value, dict):
+        raise UserError(f"{context}: {path} is damaged (it is not a JSON object){_fix(path.parent)}")
+    return value
+
+
+# -- the folder of a run ---------------------------------------------------------------------------------------------
+
+
+def step_folder(run: Path, step: int) -> Path:
+    """Where the checkpoint of a step lies."""
+    return run / "checkpoints" / f"step-{step:08d}"
+
+
+def steps(run: Path) -> list[int]:
+    """Steps that have a checkpoint, oldest first."""
+    root = run / "checkpoints"
+    if not root.is_dir():
+        return []
+    found = (STEP.fullmatch(path.name) for path in root.iterdir())
+    return sorted(int(match[1]) for match in found if match)
+
+
+def prune(run: Path, keep_last: int, best: int | None) -> None:
+    """Delete all checkpoints but the last k and the best, and what killed writers left."""
+    for step in steps(run)[:-keep_last]:
+        if step != best:
+            shutil.rmtree(step_folder(run, step), ignore_errors=True)
+    for leftover in (run / "checkpoints").glob(".step-*.writing"):
+        shutil.rmtree(leftover, ignore_errors=True)
+
+
+def resolve(path: str | Path, which: str = "last") -> Path:
+    """The checkpoint folder that a path means: itself, or the last (or best) one of a run."""
+    folder = Path(path)
+    if (folder / MANIFEST).is_file() or (STEP.fullmatch(folder.name) and folder.is_dir()):
+        return folder
+    found = steps(folder)
+    if not found:
+        raise UserError(f"no checkpoint in {folder}; train one with: unmask train demo --out {folder}")
+    last = step_folder(folder, found[-1])
+    if which == "last":
+        return last
+    verify(last, only="state.json")
+    best = read_json(last / "state.json").get("best")
+    if not best or best["step"] not in found:
+        raise UserError(f"{folder} has no best checkpoint yet; use the last one")
+    return step_folder(folder, best["step"])
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Replace a small text file in one step."""
+    temporary = path.with_name(f".{path.name}.writing")
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        sync(temporary)
+        os.replace(temporary, path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise UserError(f"could not write {path} ({error.strerror}); checkpoints are untouched") from None
+
+
+def _fix(folder: Path) -> str:
+    if STEP.fullmatch(folder.name):
+        return f"; delete the folder {folder} to go on from the checkpoint before it"
+    return ""
+
+
+def _fingerprint(path: Path) -> dict[str, Any]:
+    with path.open("rb") as file:
+        return {"size": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
+
+
+def sync(path: Path) -> None:
+    """Push a file or folder to the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def full(tensor: Tensor) -> Tensor:
+    """The whole of a tensor that may be sharded (a collective call where it is)."""
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+
+
+def local(tensor: Tensor) -> Tensor:
+    """The part here of a tensor that may be sharded; shares memory."""
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
+def assign(target: Tensor, value: Tensor) -> None:
+    """Copy a whole tensor into one that may be sharded."""
+    if hasattr(target, "device_mesh"):
+        from torch.distributed.tensor import distribute_tensor
+
+        value = distribute_tensor(value.to(target.device), target.device_mesh, target.placements)  # type: ignore[attr-defined]
+    with torch.no_grad():
+        target.copy_(value)

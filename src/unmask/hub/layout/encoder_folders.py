@@ -1,0 +1,272 @@
+"""Masked language models of others: the config.json and the tensors of any encoder of transformers, and MosaicBERT's.
+
+They become models of method mdlm, with the log-linear schedule: a network that is told no time and gives a distribution
+for every masked token is a denoiser, whatever objective it was trained with. Names of tensors are brought up to date by
+transformers (it knows what its own old versions wrote); what is missing or unknown then is an error.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...config import Config, DataConfig, ModelConfig, TrainConfig, parse
+from ...data.tokenization import Tokenizer
+from ...networks.architectures import (
+    buffers_of,
+    class_of,
+    dropout_of,
+    fresh,
+    masked_lms,
+    plain,
+    positions_of,
+    quiet,
+    settings,
+)
+from ...networks.encoder import ties_of
+from ...networks.layers import padded
+from ...types import UserError, Vocab
+from ..checkpoint import check_names
+from .dna_layouts import BACKBONES, fits_mamba, mamba_with, our_tensors
+from .terms import Described, inside, value
+from .weights import PREFIX, our_names
+
+log = logging.getLogger(__name__)
+LENGTH = 128  # tokens a row, where the network has positions for so many
+OTHERS = re.compile(r"(^|\.)(pooler|position_ids|token_type_ids|inv_freq|seq_relationship|contact_head)(\.|$)")
+PADDING = 1024  # rows that the embedding of a network may have beyond its tokenizer
+
+
+def is_mosaic(tree: Mapping[str, Any]) -> bool:
+    """Whether a config.json is that of MosaicBERT, which calls itself a BERT."""
+    return tree.get("model_type") == "bert" and "alibi_starting_size" in tree
+
+
+def is_encoder(tree: Mapping[str, Any]) -> bool:
+    """Whether a config.json is that of a masked language model of transformers."""
+    kind = tree.get("model_type")
+    return isinstance(kind, str) and kind not in ("mdlm", "unmask") and kind in masked_lms()
+
+
+def read_encoder(tree: Mapping[str, Any], where: str | Path, tokenizer: str | None = None) -> Described:
+    """A masked language model of transformers; `tokenizer` says where its tokenizer is found."""
+    spec = inside(where, lambda: settings(tree))
+    kind, width = tree["model_type"], type(spec).attribute_map.get("hidden_size", "hidden_size")
+    if not {width, "hidden_size"} & tree.keys():
+        raise UserError(f"{where} does not describe a network: its model_type is {kind!r}, and it says no {width}")
+    size = value(tree, "vocab_size", int, where, spec.vocab_size)
+    with torch.device("meta"):
+        most = positions_of(inside(where, lambda: fresh(spec)))[1]
+    architecture = plain(tree) | {"architectures": [masked_lms()[kind]]}
+    config = inside(where, lambda: _config(_network(spec, architecture), min(LENGTH, most or LENGTH), tokenizer))
+    return Described(config, None, (), size)
+
+
+def _network(spec: Any, architecture: Mapping[str, Any]) -> dict[str, Any]:
+    found = {"hidden_dim": "hidden_size", "n_blocks": "num_hidden_layers", "n_heads": "num_attention_heads"}
+    shape = {ours: own for ours, theirs in found.items() if isinstance(own := getattr(spec, theirs, None), int | float)}
+    return shape | {"dropout": dropout_of(spec), "backbone": "transformers", "architecture": dict(architecture)}
+
+
+def read_mosaic(tree: Mapping[str, Any], where: str | Path, tokenizer: str | None = None) -> Described:
+    """MosaicBERT, whose config.json is that of BERT with ALiBi."""
+    names = {"hidden_dim": "hidden_size", "n_blocks": "num_hidden_layers", "n_heads": "num_attention_heads"}
+    network = {ours: value(tree, theirs, int, where) for ours, theirs in names.items()}
+    inner = value(tree, "intermediate_size", int, where)
+    if inner < 1 or inner % network["hidden_dim"]:
+        raise UserError(f"{where} has intermediate_size {inner}, which is no multiple of its hidden_size")
+    network |= {"backbone": "mosaicbert", "mlp_ratio": inner // network["hidden_dim"]}
+    network["dropout"] = value(tree, "hidden_dropout_prob", float, where, 0.1)
+    size = value(tree, "vocab_size", int, where)
+    return Described(inside(where, lambda: _config(network, LENGTH, tokenizer or "bert-base-uncased")), None, (), size)
+
+
+def _config(network: Mapping[str, Any], length: int, tokenizer: str | None) -> Config:
+    """Rows as BERT was trained on: texts one after the other with [SEP] between, from [CLS] to [SEP]."""
+    model = ModelConfig().model_dump(mode="json") | dict(network)
+    data = DataConfig(length=max(2, length), tokenizer=tokenizer or "bert-base-uncased", block_ends=length > 2)
+    return parse(Config(data=data, train=TrainConfig(ema=0)).model_dump(mode="json") | {"model": model})
+
+
+def fits(size: int, described: Described) -> bool:
+    """Whether a tokenizer of that size may be the one of an encoder: its embedding may be padded."""
+    rows = described.vocab_size
+    if described.config.model.backbone == "mosaicbert":
+        return padded(size) == padded(rows)
+    if described.config.model.backbone == "mamba":
+        return fits_mamba(size, rows)
+    return size <= rows <= min(size + PADDING, 2 * size)
+
+
+def with_tokenizer(described: Described, tokenizer: Tokenizer, given: Any = None) -> Described:
+    """An encoder of others whose tokenizer is found: rows have ends where it has tokens for them."""
+    config, vocab = described.config, tokenizer.vocab
+    if described.vocab is not None or config.model.backbone == "dit":
+        return described
+    if config.model.backbone == "mamba":
+        return mamba_with(described, tokenizer, given)
+    data: dict[str, Any] = {} if given is None or isinstance(given, Tokenizer) else {"tokenizer": str(given)}
+    if vocab.eos is None:
+        data |= {"block_ends": False, "eos_between": False}
+    return replace(described, config=config.model_copy(update={"data": config.data.model_copy(update=data)}))
+
+
+# -- config.json with our part ---------------------------------------------------------------------------------------
+
+
+def with_part(config: Config, own: Mapping[str, Any], dtype: str) -> dict[str, Any]:
+    """The config.json of an encoder for transformers, and ours in it, which does not say the network again."""
+    sections = dict(own["config"])
+    sections["model"] = {key: value for key, value in sections["model"].items() if key != "architecture"}
+    return {**(config.model.architecture or {}), "dtype": dtype, "unmask": {**own, "config": sections}}
+
+
+def sections_of(tree: Mapping[str, Any], sections: Mapping[str, Any]) -> dict[str, Any]:
+    """The config in our part of a config.json, with the network of an encoder put back."""
+    model = sections.get("model")
+    if not isinstance(model, Mapping) or model.get("backbone") != "transformers":
+        return dict(sections)
+    network = plain({key: value for key, value in tree.items() if key != "unmask"})
+    return {**sections, "model": {**model, "architecture": network}}
+
+
+def agree(tree: Mapping[str, Any], vocab: Vocab, where: str | Path) -> None:
+    """The embedding of an encoder has a row for every token."""
+    if not is_encoder(tree):
+        raise UserError(f"{where} is damaged: model_type {tree.get('model_type')!r} is no encoder of transformers")
+    size = value(tree, "vocab_size", int, where)
+    if size < vocab.size:
+        raise UserError(f"{where} contradicts itself: vocab_size is {size} there and {vocab.size} in its 'unmask' part")
+
+
+# -- tensors ---------------------------------------------------------------------------------------------------------
+
+
+class NoHead(UserError):
+    """An encoder without a masked-LM head."""
+
+
+def named(
+    described: Described, tensors: Mapping[str, Tensor], where: str | Path, new_head: bool = False
+) -> tuple[Described, dict[str, Tensor]]:
+    """What a config.json describes with the tensors of its files under our names, complete and no more.
+
+    With `new_head` an encoder that has no masked-LM head gets a fresh one, the same every time.
+    """
+    if described.config.model.backbone != "transformers":
+        if new_head:
+            raise UserError(f"{where} has a head of its own; leave out --new-head")
+        if described.config.model.backbone in BACKBONES:
+            return described, our_tensors(described, tensors, where)
+        mosaic = described.config.model.backbone == "mosaicbert"
+        return described, _mosaic(tensors, where) if mosaic else our_names(tensors)
+    architecture = dict(described.config.model.architecture or {})
+    if new_head:
+        architecture["tie_word_embeddings"] = True
+    model, info = _load(architecture, tensors, where)
+    _complete(model, info, where, new_head)
+    if lost := untied(model):  # the file has two tensors for one
+        log.info("%s: %s is a tensor of its own", where, lost[0])
+        architecture["tie_word_embeddings"] = False
+    dropped: set[str] = set() if lost else set(ties_of(model))
+    dropped |= _buffers(model, tensors, where)
+    found = {PREFIX + name: tensor for name, tensor in model.state_dict().items() if name not in dropped}
+    network = described.config.model.model_copy(update={"architecture": architecture})
+    return replace(described, config=described.config.model_copy(update={"model": network})), found
+
+
+def _buffers(model: Any, tensors: Mapping[str, Tensor], where: str | Path) -> set[str]:
+    """The names of buffers, which are computed: those of the files must be the same, as far as 16 bits tell."""
+    own, computed = dict(model.named_buffers()), buffers_of(model.config)
+    for name, wanted in computed.items():
+        if name in tensors and not torch.allclose(own[name].double(), wanted.double(), rtol=1e-2, atol=1e-6):
+            raise UserError(f"{where} does not fit this model: {name} is not what its config.json says")
+    return set(own)
+
+
+def untied(model: Any) -> list[str]:
+    """The names of parameters that are to be another one, and are not."""
+    pairs = model.get_expanded_tied_weights_keys(all_submodels=True)
+    own = dict(model.named_parameters(remove_duplicate=False))
+    return sorted(name for name, source in pairs.items() if own.get(name) is not own.get(source))
+
+
+def _mosaic(tensors: Mapping[str, Tensor], where: str | Path) -> dict[str, Tensor]:
+    """Published names: without the pooler, and the decoder that is the embedding once more."""
+    named = {name.removeprefix("backbone."): tensor for name, tensor in tensors.items()}
+    kept = {name: tensor for name, tensor in named.items() if not OTHERS.search(name)}
+    decoder = kept.pop("cls.predictions.decoder.weight", None)
+    table = kept.get("bert.embeddings.word_embeddings.weight")
+    if decoder is not None and (table is None or not torch.equal(decoder, table)):
+        raise UserError(f"{where} has a decoder that is not tied to its embedding, which MosaicBERT has not")
+    return {f"backbone.{name}": tensor for name, tensor in kept.items()}
+
+
+def _load(architecture: Mapping[str, Any], tensors: Mapping[str, Tensor], where: str | Path) -> tuple[Any, Any]:
+    """The model of transformers with these tensors, and what its loader says of them."""
+    spec = inside(where, lambda: settings(architecture))
+    floats = {name: tensor for name, tensor in tensors.items() if tensor.is_floating_point() or not _other(name)}
+    with quiet(), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)  # of a new head
+        try:
+            return class_of(spec).from_pretrained(
+                None,
+                config=spec,
+                state_dict=floats,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,
+                dtype=torch.float32,
+                local_files_only=True,
+                trust_remote_code=False,
+            )
+        except (RuntimeError, ValueError, TypeError, KeyError, OSError) as error:
+            raise UserError(f"{where} cannot be read as a {spec.model_type}: {error}") from None
+
+
+def _other(name: str) -> bool:
+    return OTHERS.search(name) is not None
+
+
+def _complete(model: Any, info: Any, where: str | Path, new_head: bool) -> None:
+    """Raise if a tensor is missing, unknown or mis-shaped, or the whole head is not there."""
+    base = f"{model.base_model_prefix}."
+    tied = ties_of(model)
+    head = {name for name, _ in model.named_parameters() if not name.startswith(base) and name not in tied}
+    missing: set[str] = set(info["missing_keys"]) - dict(model.named_buffers()).keys()
+    headless = bool(head) and head <= missing
+    if new_head and not headless:
+        raise UserError(f"{where} has a masked-LM head of its own; leave out --new-head")
+    lacking = {name for name in missing if name.startswith(base)} if headless else missing
+    extra = _unknown(model, info["unexpected_keys"])
+    wanted: dict[str, Sequence[int]] = dict.fromkeys(lacking, ())
+    found: dict[str, Sequence[int]] = dict.fromkeys(extra, ())
+    for name, theirs, ours in info["mismatched_keys"]:
+        found[name], wanted[name] = theirs, ours
+    check_names(wanted, found, where)
+    if headless and not new_head:
+        raise NoHead(
+            f"{where} has no masked-LM head; make one with: unmask convert {where} DIR --new-head, then fine-tune it: "
+            "unmask finetune DIR mdlm"
+        )
+    if heads := sorted(name for name in info["unexpected_keys"] if name not in extra and not _other(name)):
+        log.info("%s: left out heads for other tasks: %s", where, ", ".join(heads))
+
+
+def _unknown(model: Any, names: Iterable[str]) -> set[str]:
+    """Tensors that should not be there: all but those of heads for other tasks, and what old versions stored."""
+    parts = {name for name, _ in model.named_modules()}
+    base = {model.base_model_prefix, *(name for name, _ in model.base_model.named_children())}
+    unknown = set()
+    for name in names:
+        above = name.split(".")[:-1]
+        depth = max(n for n in range(len(above) + 1) if ".".join(above[:n]) in parts)
+        if not _other(name) and ((above[:1] and above[0] in base) or depth > 1 or depth == len(above)):
+            unknown.add(name)
+    return unknown

@@ -1,0 +1,130 @@
+"""The folder itself: whether it is one, its tokenizer, and writing it completely or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from ...config import Config
+from ...data.tokenization import CONFIG_FILE, JSON_FILE, VOCAB_FILE, Tokenizer, read_backend, read_tokenizer, size_of
+from ...types import UserError
+from ..checkpoint import read_json, sync, temporary_name
+from .encoder_folders import fits
+from .ours import describe, from_json
+from .terms import CARD, CONFIG, WEIGHTS, Described, is_foreign, needs_mask
+from .weights import tensors_of
+
+
+def is_folder(path: str | Path) -> bool:
+    """Whether a path is a folder in which a model travels (and not a run or a checkpoint of ours)."""
+    return (Path(path) / CONFIG).is_file()
+
+
+def read_folder(folder: str | Path, name: str | None = None) -> Described:
+    """What the config.json of a folder says; `name` is the one it has on the Hub, if it is from there."""
+    path = Path(folder) / CONFIG
+    return from_json(read_json(path, "cannot read the model"), path, name or str(folder))
+
+
+def load_tokenizer(folder: str | Path, described: Described) -> Tokenizer | None:
+    """The tokenizer of a folder, or None; other libraries may have rewritten its files, so config.json decides."""
+    folder = Path(folder)
+    file, settings = folder / JSON_FILE, folder / CONFIG_FILE
+    if not file.is_file() and not (is_foreign(described) and (folder / VOCAB_FILE).is_file()):
+        return None
+    if described.vocab is None or (settings.is_file() and "unmask" in read_json(settings, "cannot read the tokenizer")):
+        tokenizer = read_tokenizer(folder, own_mask=needs_mask(described))
+    else:
+        named = described.tokenizer or {"name": folder.name, "kind": "json"}
+        backend = read_backend(file)
+        if (size := size_of(backend)) != described.vocab_size:
+            raise UserError(_misfit(f"{file} has {size:,} tokens", described))
+        tokenizer = Tokenizer(backend, described.vocab, str(named["name"]), str(named["kind"]))
+    check_tokenizer(tokenizer, described, str(folder))
+    return tokenizer
+
+
+def check_tokenizer(tokenizer: Tokenizer, described: Described, where: str) -> None:
+    """Raise if a tokenizer is not the one that a model was trained with, as far as its size and special ids tell."""
+    vocab = tokenizer.vocab
+    if not (fits(vocab.size, described) if is_foreign(described) else vocab.size == described.vocab_size):
+        raise UserError(
+            _misfit(f"{where}: the tokenizer {tokenizer.name!r} has {vocab.size:,} tokens with [MASK]", described)
+        )
+    if described.vocab is not None and vocab.mask != described.vocab.mask:
+        raise UserError(
+            f"{where}: [MASK] is token {vocab.mask} of the tokenizer {tokenizer.name!r} and token "
+            f"{described.vocab.mask} of the model; give the tokenizer that the model was trained with"
+        )
+
+
+def _misfit(what: str, described: Described) -> str:
+    return f"{what}, and the model {described.vocab_size:,}; give the tokenizer that it was trained with"
+
+
+def write_folder(
+    folder: str | Path,
+    model: nn.Module,
+    tokenizer: Tokenizer,
+    config: Config,
+    labels: Sequence[str] = (),
+    dtype: str = "float32",
+    card: str | None = None,
+) -> Path:
+    """Write a model as a folder that travels; it is there completely or not at all, and nothing is overwritten."""
+    described = describe(config, tokenizer, labels, dtype)
+    return write_files(folder, described, tensors_of(model, config, dtype), tokenizer, card)
+
+
+def write_files(
+    folder: str | Path,
+    described: Mapping[str, Any],
+    weights: Mapping[str, Tensor],
+    tokenizer: Tokenizer | None = None,
+    card: str | None = None,
+) -> Path:
+    """Write the files of a folder from what is in them."""
+    folder = Path(folder)
+    with creating(folder) as new:
+        (new / CONFIG).write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
+        save_file(dict(weights), new / WEIGHTS, metadata={"format": "pt"})
+        shutil.copymode(new / CONFIG, new / WEIGHTS)  # safetensors closes its files to all other users
+        if tokenizer is not None:
+            tokenizer.save(new)
+        if card is not None:
+            (new / CARD).write_text(card, encoding="utf-8")
+    return folder
+
+
+def refuse_existing(folder: Path) -> None:
+    """Raise if something would be overwritten; an empty folder is nothing."""
+    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
+        raise UserError(f"{folder} is there already; give the name of a new folder, or delete it first")
+
+
+@contextmanager
+def creating(folder: Path) -> Iterator[Path]:
+    """A temporary folder that becomes `folder`, synced, when the block ends well, and vanishes if not."""
+    refuse_existing(folder)
+    temporary = temporary_name(folder.absolute())
+    try:
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir(parents=True)
+        yield temporary
+        for path in (*temporary.iterdir(), temporary):
+            sync(path)
+        os.rename(temporary, folder)  # over an empty folder, if there is one
+        sync(folder.absolute().parent)
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"could not write {folder} ({error}); nothing is left of it") from None
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)

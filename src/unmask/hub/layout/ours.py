@@ -1,0 +1,130 @@
+"""The config.json that we write: the published keys, and under "unmask" what these do not say."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from ...config import Config, parse
+from ...data.tokenization import Tokenizer
+from ...types import UserError, Vocab
+from .dna_layouts import kind_of, read_genomic
+from .encoder_folders import agree, is_encoder, is_mosaic, read_encoder, read_mosaic, sections_of, with_part
+from .published import read_mdlm, read_sedd
+from .terms import CONFIG, DTYPES, GPT2, ROLES, SHAPE, Described, inside, is_published, mapping, read_vocab
+
+FORMAT = 1
+
+
+def to_json(
+    config: Config,
+    vocab: Vocab,
+    labels: Sequence[str] = (),
+    dtype: str = "float32",
+    tokenizer: Mapping[str, str] | None = None,
+) -> dict[str, Any]:
+    """The config.json of a model; `tokenizer` are the name and kind of its tokenizer."""
+    if dtype not in DTYPES:
+        raise UserError(f"dtype {dtype!r} must be one of {', '.join(DTYPES)}")
+    published = is_published(config)
+    settings = config.model.model_dump(mode="json")
+    data = config.data.model_copy(update={"cache": None, "local": None})  # paths of this machine
+    travelling = config.model_copy(update={"data": data})
+    own = {
+        "format": FORMAT,
+        "config": travelling.model_dump(mode="json"),
+        "labels": list(labels),
+        "vocab": asdict(vocab),
+        "tokenizer": dict(tokenizer) if tokenizer else None,
+    }
+    if config.model.backbone == "transformers":
+        return with_part(config, own, dtype)
+    return {
+        "architectures": ["MDLM" if published else "Unmask"],
+        "model_type": "mdlm" if published else "unmask",
+        **{key: settings[key] for key in SHAPE},
+        "model_length": config.data.length,
+        "vocab_size": vocab.size,
+        **{f"{role}_token_id": getattr(vocab, role) for role in ROLES},
+        "dtype": dtype,
+        "unmask": own,
+    }
+
+
+def describe(
+    config: Config, tokenizer: Tokenizer, labels: Sequence[str] = (), dtype: str = "float32"
+) -> dict[str, Any]:
+    """The config.json of a model with its tokenizer."""
+    return to_json(config, tokenizer.vocab, labels, dtype, {"name": tokenizer.name, "kind": tokenizer.kind})
+
+
+def to_published(config: Config, vocab: Vocab, dtype: str = "float32") -> dict[str, Any]:
+    """The config.json in the words of the published one alone; what is as in the paper is left out."""
+    drop = {"unmask", "mlp_ratio", "dtype", *(f"{role}_token_id" for role in ROLES)}
+    ours = to_json(config, vocab, (), dtype)
+    tree = {key: value for key, value in ours.items() if key not in drop} | {"torch_dtype": dtype}
+    if config.model.mlp_ratio != 4:
+        tree["mlp_ratio"] = config.model.mlp_ratio
+    if vocab.size != GPT2.size:
+        tree |= {f"{role}_token_id": getattr(vocab, role) for role in ROLES}
+    return tree
+
+
+def from_json(tree: Mapping[str, Any], where: str | Path = CONFIG, tokenizer: str | None = None) -> Described:
+    """What a config.json says: one of ours, or a published one; `where` names it in errors.
+
+    `tokenizer` says where the tokenizer of a masked language model of others is found.
+    """
+    if "unmask" in tree:
+        return _ours(tree, where)
+    if tree.get("model_type") == "mdlm":
+        return read_mdlm(tree, where)
+    if isinstance(tree.get("model"), Mapping) and "graph" in tree:
+        return read_sedd(tree, where)
+    if kind_of(tree) is not None:
+        return read_genomic(tree, where, tokenizer)
+    if is_mosaic(tree):
+        return read_mosaic(tree, where, tokenizer)
+    if is_encoder(tree):
+        return read_encoder(tree, where, tokenizer)
+    kind = tree.get("model_type")
+    raise UserError(
+        f"{where} does not describe a masked diffusion model: its model_type is {kind!r}, and unmask reads 'mdlm', "
+        "'unmask', SEDD's config, 'caduceus', 'mamba', 'hyenadna', and masked language models (bert, roberta, ...), "
+        "which look both ways"
+    )
+
+
+def _ours(tree: Mapping[str, Any], where: str | Path) -> Described:
+    own = tree["unmask"]
+    if not isinstance(own, Mapping) or own.get("format") != FORMAT:
+        made = own.get("format") if isinstance(own, Mapping) else own
+        raise UserError(f"{where} has an 'unmask' part of format {made!r}, and this version reads {FORMAT}; update it")
+    config = inside(where, lambda: parse(sections_of(tree, mapping(own, "config", where))))
+    vocab = read_vocab(mapping(own, "vocab", where), where)
+    labels, tokenizer = own.get("labels", []), own.get("tokenizer")
+    if not isinstance(labels, list) or not all(isinstance(name, str) for name in labels):
+        raise UserError(f"{where} is damaged: its labels are not a list of names")
+    if (config.data.label is None) == bool(labels):
+        raise UserError(
+            f"{where} contradicts itself: data.label is {config.data.label!r} and it lists {len(labels)} labels"
+        )
+    if tokenizer is not None and not (isinstance(tokenizer, Mapping) and {"name", "kind"} <= tokenizer.keys()):
+        raise UserError(f"{where} is damaged: its tokenizer has no name and kind")
+    if config.model.backbone == "transformers":
+        agree(tree, vocab, where)
+    else:
+        _agree(tree, to_json(config, vocab, labels), where)
+    return Described(config, vocab, tuple(labels), vocab.size, tokenizer)
+
+
+def _agree(tree: Mapping[str, Any], said: Mapping[str, Any], where: str | Path) -> None:
+    """The published keys say what the 'unmask' part says; what a library left out is no contradiction."""
+    keys = (*SHAPE, "model_length", "vocab_size", "model_type", *(f"{role}_token_id" for role in ROLES))
+    for key in keys:
+        if tree.get(key) is not None and tree[key] != said[key]:
+            raise UserError(
+                f"{where} contradicts itself: {key} is {tree[key]!r} there and {said[key]!r} in its 'unmask' part"
+            )

@@ -1,0 +1,84 @@
+"""The config.json of published models: MDLM's and SEDD's. What they do not say is the paper's run on OpenWebText."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ...config import Config, parse
+from ...recipes import owt
+from ...types import UserError, Vocab
+from .terms import ROLES, SHAPE, Described, inside, mapping, read_vocab, usual_vocab, value
+
+NETWORK = {"hidden_size": "hidden_dim", "n_blocks": "n_blocks", "n_heads": "n_heads", "cond_dim": "cond_dim"}
+
+
+def read_mdlm(tree: Mapping[str, Any], where: str | Path) -> Described:
+    """The paper's run on OpenWebText, with the network that config.json describes."""
+    wanted = {
+        "hidden_dim": int,
+        "n_blocks": int,
+        "n_heads": int,
+        "cond_dim": int,
+        "model_length": int,
+        "vocab_size": int,
+        "time_conditioning": bool,
+    }
+    for key, kind in wanted.items():
+        value(tree, key, kind, where)
+    optional = {"mlp_ratio": int, "dropout": float}
+    model = {key: tree[key] for key in SHAPE if key in wanted}
+    model |= {key: value(tree, key, kind, where) for key, kind in optional.items() if key in tree}
+    config = inside(where, lambda: paper_config("mdlm", model, tree["model_length"]))
+    return Described(config, _mdlm_vocab(tree, where), (), tree["vocab_size"])
+
+
+def _mdlm_vocab(tree: Mapping[str, Any], where: str | Path) -> Vocab | None:
+    size = tree["vocab_size"]
+    if tree.get("mask_token_id") is None:
+        return usual_vocab(size)
+    return read_vocab({"size": size} | {role: tree.get(f"{role}_token_id") for role in ROLES}, where)
+
+
+def read_sedd(tree: Mapping[str, Any], where: str | Path) -> Described:
+    """The config of louaaron/sedd-small and -medium: sections model, noise, graph, and the number of tokens."""
+    net, noise, graph = (mapping(tree, key, where) for key in ("model", "noise", "graph"))
+    if graph.get("type") != "absorb":
+        raise UserError(f"{where} describes a SEDD of graph {graph.get('type')!r}; unmask reads the absorbing one only")
+    if net.get("scale_by_sigma") is False:
+        raise UserError(f"{where} describes a SEDD without scale_by_sigma, whose outputs mean something else")
+    network = read_network(net, where) | {"time_conditioning": True}
+    length = value(net, "length", int, where)
+    config = inside(where, lambda: paper_config("sedd", network, length, noise_schedule(noise, where)))
+    size = value(tree, "tokens", int, where) + 1
+    return Described(config, usual_vocab(size), (), size)
+
+
+def read_network(net: Mapping[str, Any], where: str | Path) -> dict[str, Any]:
+    """The network that a section `model` of the public repositories describes, in our words."""
+    sizes = {ours: value(net, theirs, int, where) for theirs, ours in NETWORK.items()}
+    return sizes | {"dropout": value(net, "dropout", float, where, 0.1)}
+
+
+def noise_schedule(noise: Mapping[str, Any], where: str | Path) -> dict[str, Any]:
+    """The schedule section that means a noise of the public repositories."""
+    name = noise.get("type")
+    with_eps = {"loglinear": "log-linear", "cosine": "cosine", "cosinesqr": "cosine-squared"}
+    if name in with_eps:
+        return {"name": with_eps[name], "eps": value(noise, "eps", float, where, 1e-3)}
+    if name == "geometric":
+        low, high = (value(noise, key, float, where) for key in ("sigma_min", "sigma_max"))
+        return {"name": "geometric", "sigma_min": low, "sigma_max": high}
+    raise UserError(f"{where} has noise type {name!r}; unmask reads {', '.join(with_eps)} and geometric")
+
+
+def paper_config(
+    method: str, network: Mapping[str, Any], length: int, schedule: Mapping[str, Any] | None = None
+) -> Config:
+    """The paper's run on OpenWebText with another network, method, length or schedule."""
+    tree = owt().model_dump(mode="json")
+    tree["model"] |= {"method": method, **network}
+    tree["data"]["length"] = length
+    tree["schedule"] |= dict(schedule or {})
+    return parse(tree)

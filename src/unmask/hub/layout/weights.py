@@ -1,0 +1,146 @@
+"""The tensors of a folder: reading them from whatever files there are, and giving them to a model, strictly."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from ...config import Config
+from ...models import registry
+from ...models.language_model import LanguageModel
+from ...types import UserError, Vocab
+from .. import pickled
+from ..checkpoint import assign, check_names, read_json
+from .terms import CHECKPOINT, DTYPES, INDEX, PICKLE, WEIGHTS, Described, is_published
+
+PREFIX = "backbone.model."  # before the names that transformers has for the tensors of an encoder
+INV_FREQ = "backbone.rotary_emb.inv_freq"  # a buffer of the published network, which we compute
+
+
+def inv_freq(config: Config) -> Tensor:
+    """The rotary frequencies as the published network computes them, bit for bit."""
+    dim = config.model.hidden_dim // config.model.n_heads
+    return 1.0 / (10_000.0 ** (torch.arange(0, dim, 2).float() / dim))
+
+
+def check_rotary(found: Tensor, config: Config, where: str | Path) -> None:
+    """Raise if frequencies are not those of base 10000, whole or as 16 bits have them."""
+    ours, found = inv_freq(config), found.float().cpu()
+    near = (torch.allclose(found, ours.to(dtype).float(), rtol=1e-5) for dtype in DTYPES.values())
+    if found.shape != ours.shape or not any(near):
+        raise UserError(f"{where} does not fit this model: {INV_FREQ} is of another rotary base than 10000")
+
+
+def read_tensors(folder: str | Path) -> dict[str, Tensor]:
+    """All tensors of a folder: model.safetensors, shards with an index, other safetensors, or a pickled file."""
+    folder = Path(folder)
+    if (folder / WEIGHTS).is_file():
+        return _read(folder / WEIGHTS)
+    if (folder / INDEX).is_file():
+        return _read_shards(folder)
+    if files := sorted(folder.glob("*.safetensors")):
+        return _joined(files)
+    if (folder / PICKLE).is_file():
+        return pickled.tensors(pickled.load(folder / PICKLE), folder / PICKLE)
+    if (folder / CHECKPOINT).is_file():
+        tree = pickled.load(folder / CHECKPOINT)
+        return pickled.tensors(tree.get("state_dict") if isinstance(tree, dict) else tree, folder / CHECKPOINT)
+    raise UserError(f"{folder} has no weights: it holds neither {WEIGHTS} nor {PICKLE}")
+
+
+def read_weights(folder: str | Path) -> dict[str, Tensor]:
+    """The tensors of a folder under our names: SEDD's published files have them without "backbone."."""
+    return our_names(read_tensors(folder))
+
+
+def our_names(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The same tensors; if none of them is inside a backbone, all are put there."""
+    inside = any(name.startswith("backbone.") for name in tensors)
+    return {name if inside else f"backbone.{name}": tensor for name, tensor in tensors.items()}
+
+
+def _read(path: Path) -> dict[str, Tensor]:
+    try:
+        return load_file(path)
+    except FileNotFoundError:
+        raise UserError(f"weights file {path} is missing; copy or download the folder again") from None
+    except (SafetensorError, OSError, ValueError) as error:
+        raise UserError(f"weights file {path} is damaged: {error}; copy or download it again") from None
+
+
+def _joined(files: Sequence[Path]) -> dict[str, Tensor]:
+    found: dict[str, Tensor] = {}
+    for file in files:
+        tensors = _read(file)
+        if twice := sorted(found.keys() & tensors.keys()):
+            raise UserError(f"weights file {file} holds {twice[0]}, which another file of its folder holds too")
+        found |= tensors
+    return found
+
+
+def _read_shards(folder: Path) -> dict[str, Tensor]:
+    places = read_json(folder / INDEX, "cannot read the weights").get("weight_map")
+    if not isinstance(places, dict) or not all(isinstance(name, str) for name in places.values()):
+        raise UserError(f"{folder / INDEX} is damaged: it has no weight_map")
+    names = sorted(set(places.values()))
+    for name in names:  # a name and not a path: an index must not lead out of its folder
+        if Path(name).name != name or not name.endswith(".safetensors"):
+            raise UserError(f"{folder / INDEX} is damaged: {name!r} is not a safetensors file of its folder")
+    found = _joined([folder / name for name in names])
+    check_names(dict.fromkeys(places, ()), dict.fromkeys(found, ()), folder / INDEX)
+    return found
+
+
+def blueprint(described: Described, vocab: Vocab, count: int, where: str | Path) -> LanguageModel:
+    """The model that a config describes, without memory for its weights; `count` tensors are there for it."""
+    config = described.config
+    if config.model.n_blocks > count:
+        raise UserError(f"{where} does not fit this model of {config.model.n_blocks} blocks: it has {count} tensors")
+    try:
+        with torch.device("meta"):
+            return registry.model(config, vocab, len(described.labels))
+    except (RuntimeError, OverflowError, TypeError):  # sizes that no machine has
+        raise UserError(f"{where} is described as a network too large to exist") from None
+
+
+def check(model: nn.Module, tensors: Mapping[str, Tensor], config: Config, where: str | Path) -> None:
+    """Raise if a tensor is missing, unknown, mis-shaped or of a wrong type; shapes of the model suffice."""
+    found = {name: tensor for name, tensor in tensors.items() if name != INV_FREQ}
+    wanted = {name: tensor.shape for name, tensor in model.state_dict().items() if name != INV_FREQ}
+    check_names(wanted, {name: tensor.shape for name, tensor in found.items()}, where)
+    for name, tensor in found.items():
+        if tensor.dtype not in DTYPES.values():
+            raise UserError(f"{where} does not fit this model: {name} holds {tensor.dtype}, not 16- or 32-bit floats")
+    if (theirs := tensors.get(INV_FREQ)) is not None:
+        check_rotary(theirs, config, where)
+
+
+def fill(model: nn.Module, tensors: Mapping[str, Tensor], config: Config, where: str | Path) -> None:
+    """Give a model its weights, strictly: every tensor is accounted for; 16-bit ones become float32."""
+    check(model, tensors, config, where)
+    for name, target in model.state_dict().items():
+        if name != INV_FREQ:
+            assign(target, tensors[name])
+
+
+def tensors_of(model: nn.Module, config: Config, dtype: str = "float32") -> dict[str, Tensor]:
+    """The tensors of a model as they are written: MDLM's with the buffer that the published network has.
+
+    Those of an encoder of transformers have the names that they have there.
+    """
+    weights = {name: _cast(name, tensor, dtype) for name, tensor in model.state_dict().items()}
+    if config.model.backbone == "transformers":
+        return {name.removeprefix(PREFIX): tensor for name, tensor in weights.items()}
+    return weights | ({INV_FREQ: inv_freq(config)} if is_published(config) else {})
+
+
+def _cast(name: str, tensor: Tensor, dtype: str) -> Tensor:
+    value = tensor.detach().to(device="cpu", dtype=DTYPES[dtype]).contiguous()
+    if bool(torch.isfinite(tensor).all()) and not bool(torch.isfinite(value).all()):
+        raise UserError(f"{name} holds numbers beyond the range of {dtype}; write the folder as float32 or bfloat16")
+    return value

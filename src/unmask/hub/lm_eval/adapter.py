@@ -1,0 +1,234 @@
+"""The class that the lm-evaluation-harness sees, and its command with that class known.
+
+The harness (0.4.13) finds model classes in its own list or where somebody registered one in the same process; it looks
+for no plugins. So `main` registers ours and hands over to the harness's own command.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import logging
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import torch
+
+from ...config import nearest
+from ...evaluation.likelihood import compute_dtype
+from ...lm import LM
+from ...process.keys import check_seed
+from ...progress import progress_bar
+from ...types import UserError
+from ...version import __version__
+from ..resolve import load
+from .generation_requests import SETTINGS, GenerationRequests
+from .likelihood_requests import LikelihoodRequests
+
+ROWS = 32  # of a network call, where nobody says
+log = logging.getLogger("unmask")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What `--model_args` may say."""
+
+    pretrained: str | LM
+    draws: int = 32  # network rows a continuation, or a block of a text
+    estimator: str | None = None  # strata or times; None: the one with the least noise that the model allows
+    seed: int = 0
+    device: str = "cpu"
+    which: str = "last"  # or best, of a run
+    weights: str = "ema"  # or raw
+    tokenizer: str | None = None  # for models that come without one
+    revision: str | None = None  # of a model on the Hub
+    max_gen_toks: int = 256  # where a task does not say
+    rows: int = ROWS  # of a network call
+    writing: dict[str, Any] = field(default_factory=dict)  # sampler, steps and so on, where a task does not say
+
+
+def settings(**given: Any) -> Settings:
+    """Checked settings. `batch_size` is `rows` by the name that the harness has for it; its default of 1 is ours."""
+    size = given.pop("batch_size", None)
+    given.pop("max_batch_size", None)  # of "auto", which means the usual number
+    if size is not None and not str(size).startswith("auto"):
+        if not str(size).isdecimal() or int(size) < 1:
+            raise UserError(f"batch_size={size} must be a whole number of at least 1, or auto")
+        given.setdefault("rows", int(size) if int(size) > 1 else ROWS)
+    own = [f.name for f in fields(Settings) if f.name != "writing"]
+    for name in given:
+        if name not in own and name not in SETTINGS:
+            known = [*own, "batch_size", *SETTINGS]
+            raise UserError(f"model_args: {name} is not known{nearest(name, known)}; it takes {', '.join(known)}")
+    if not given.get("pretrained"):
+        raise UserError("no model is named; give its folder, for example --model_args pretrained=runs/demo")
+    for name in ("draws", "seed", "max_gen_toks", "rows"):
+        value = given.get(name, 1)
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise UserError(f"model_args: {name}={value} must be a whole number")
+    check_seed(given.get("seed", 0))
+    writing = {name: given.pop(name) for name in SETTINGS if name in given}
+    return Settings(**given, writing=writing)
+
+
+def harness_options(given: dict[str, Any]) -> dict[str, Any]:
+    """What the harness's own options say. Its command asks for cuda:0 by default, also where there is none."""
+    missing = str(given.get("device")).startswith("cuda") and not torch.cuda.is_available()
+    return {name: value for name, value in given.items() if value is not None and not (name == "device" and missing)}
+
+
+def open_model(own: Settings) -> LM:
+    """The model that is named, or the one that is given."""
+    if isinstance(own.pretrained, LM):
+        return own.pretrained
+    found = {"tokenizer": own.tokenizer, "revision": own.revision}
+    more: dict[str, Any] = {name: value for name, value in found.items() if value is not None}
+    return load(str(own.pretrained), which=own.which, weights=own.weights, device=own.device, **more)
+
+
+def protocol(own: Settings, reading: LikelihoodRequests, asking: GenerationRequests) -> dict[str, Any]:
+    """What the figures of a run depend on."""
+    lm = reading.lm
+    likelihood: dict[str, Any] = {"likelihood": "none"}
+    if lm.model.likelihood:
+        exact = reading.exact
+        likelihood = {
+            "likelihood": "exact" if exact else "evidence bound",
+            "loglikelihood": "of the continuation, given the context",
+            "loglikelihood_rolling": f"in blocks of {reading.room} tokens, each without the others",
+            "estimator": reading.used,
+            "draws": 1 if exact else reading.draws,
+            "no_draws_up_to_tokens": (reading.draws + 1).bit_length() - 1 if reading.used == "strata" else 0,
+            "is_greedy": "left to right, one token at a time",
+            **lm.model.describe(),
+            **reading.seen,
+        }
+    return {
+        "version": __version__,
+        "weights": own.weights if lm.config.train.ema else "raw",
+        "checkpoint": own.which,
+        **likelihood,
+        "writing": asking.options({}, 0).settle(lm.model).describe(),
+        "seed": own.seed,
+        "dtype": compute_dtype(lm.model),
+        "device": str(lm.model.device),
+        "tokenizer": lm.tokenizer.name,
+    }
+
+
+@functools.cache
+def adapter() -> type[Any]:
+    """The class, registered as `unmask`; the harness is imported here and nowhere else."""
+    try:
+        base: Any = importlib.import_module("lm_eval.api.model").LM
+        register = importlib.import_module("lm_eval.api.registry").register_model
+        parse = importlib.import_module("lm_eval.utils").simple_parse_args_string
+    except ImportError as error:
+        raise UserError(
+            f"the lm-evaluation-harness cannot be imported ({error}); install it with: pip install 'unmask[eval]'"
+        ) from None
+
+    class Unmask(base):
+        """A model of this library as the harness sees one."""
+
+        def __init__(self, **model_args: Any) -> None:
+            super().__init__()
+            self.settings = settings(**model_args)
+            own, lm = self.settings, open_model(self.settings)
+            self._device = lm.model.device
+            self.reading = LikelihoodRequests(lm, own.draws, own.estimator, own.seed, own.rows)
+            self.asking = GenerationRequests(lm, own.seed, own.rows, own.max_gen_toks, own.writing)
+
+        @classmethod
+        def create_from_arg_obj(cls, arg_dict: dict[str, Any], additional_config: dict[str, Any] | None = None) -> Any:
+            """A model from `--model_args`, and from the harness's options where these say nothing."""
+            return cls(**{**harness_options(additional_config or {}), **arg_dict})
+
+        @classmethod
+        def create_from_arg_string(cls, arg_string: str, additional_config: dict[str, Any] | None = None) -> Any:
+            """The same, from key=value,key=value."""
+            return cls.create_from_arg_obj(parse(arg_string), additional_config)
+
+        def loglikelihood(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
+            """(log p(continuation | context), whether greedy writing gives it) of every request."""
+            pairs = [request.args for request in requests]
+            before = dict(self.reading.seen)
+            found = self._collect("loglikelihood", pairs, disable_tqdm, self.reading.pairs)
+            _tell({name: count - before[name] for name, count in self.reading.seen.items()})
+            return found
+
+        def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
+            """Log p of whole texts."""
+            texts = [request.args for request in requests]
+
+            def read(args: Any, found: Any) -> None:
+                self.reading.texts([text for (text,) in args], lambda i, value, _: found(i, value))
+
+            return self._collect("loglikelihood_rolling", texts, disable_tqdm, read)
+
+        def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
+            """What the model writes after each context, up to a stop string."""
+            return self._collect("generate_until", [r.args for r in requests], disable_tqdm, self.asking.write)
+
+        def _collect(self, kind: str, args: list[Any], quiet: bool, run: Any) -> list[Any]:
+            """Run all requests; each answer goes into the harness's cache at once."""
+            answers: dict[int, Any] = {}
+            with progress_bar(kind, quiet) as progress:
+
+                def found(i: int, *answer: Any) -> None:
+                    answers[i] = answer if len(answer) > 1 else answer[0]
+                    self.cache_hook.add_partial(kind, args[i], answers[i])
+                    progress(len(answers), len(args))
+
+                run(args, found)
+            return [answers[i] for i in range(len(args))]
+
+        def get_model_info(self) -> dict[str, Any]:
+            """What the harness writes beside its results."""
+            lm = self.reading.lm
+            return {
+                "model_num_parameters": sum(p.numel() for p in lm.model.parameters()),
+                "model_dtype": compute_dtype(lm.model),
+                "unmask": protocol(self.settings, self.reading, self.asking),
+            }
+
+        @property
+        def tokenizer_name(self) -> str:
+            """The tokenizer, for the names of cached requests."""
+            return str(self.reading.lm.tokenizer.name)
+
+        def chat_template(self, chat_template: bool | str = False) -> str:
+            """None: these models were trained on plain text."""
+            if chat_template:
+                raise UserError("this model was trained on plain text and has no chat template; leave it out")
+            return ""
+
+        def apply_chat_template(self, chat_history: Any, add_generation_prompt: bool = True) -> str:
+            """Refused, in the same words."""
+            return self.chat_template(True)
+
+    register("unmask")(Unmask)
+    return Unmask
+
+
+def _tell(seen: dict[str, int]) -> None:
+    if seen["contexts_cut"]:
+        log.warning("unmask: %d contexts were cut from the left to fit into the model", seen["contexts_cut"])
+    if seen["continuations_in_windows"]:
+        log.warning(
+            "unmask: %d continuations are longer than the model; each is the sum over windows of half its length",
+            seen["continuations_in_windows"],
+        )
+
+
+def main(args: Sequence[str]) -> None:
+    """The harness's own command, with `--model unmask` known to it."""
+    adapter()
+    command = importlib.import_module("lm_eval.__main__").cli_evaluate
+    before, sys.argv = sys.argv, ["lm-eval", *args]  # the harness reads the command line from there
+    try:
+        command()
+    finally:
+        sys.argv = before

@@ -1,0 +1,285 @@
+"""How likely a continuation is after its context, and a whole text: what the harness compares answers by.
+
+Of a diffusion model it is the bound on -log p(continuation | context): the context is always seen, only the
+continuation is ever hidden. A continuation of M tokens has 2^M - 1 sets that can be hidden. Where that is no more than
+the draws, all of them are looked at, and the bound has no Monte Carlo error; that is the case for most answers of
+multiple-choice tasks. Else it is drawn. Of an autoregressive model the log-likelihood is exact.
+
+Random numbers are named by (seed, context, length of the continuation). So they do not depend on the batch, and answers
+of equal length to one question hide the same positions: what the draws have in common drops out of the comparison.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from ...data.canvas import PromptBuilder
+from ...data.documents import storable
+from ...evaluation import ESTIMATORS, count_weights, strata_nats, times_nats, usual_method
+from ...evaluation.exact import time_of
+from ...evaluation.likelihood import eval_keys, evaluating, need_likelihood
+from ...evaluation.predictions import diffusion, free_positions, token_nll
+from ...evaluation.spans import Passage, lay_out
+from ...lm import LM
+from ...models.autoregressive import AutoRegressive, CachedDenoiser
+from ...models.language_model import in_chunks
+from ...models.masked import MaskedDiffusion
+from ...process.keys import Keys
+from ...types import Batch, UserError
+
+Found = Callable[[int, float, bool], None]  # (which request, log-likelihood, whether it is the greedy one)
+
+
+@dataclass
+class LikelihoodRequests:
+    """A model and how its bound is drawn."""
+
+    lm: LM
+    draws: int = 32  # network rows a continuation, or a block of a text
+    estimator: str | None = None  # strata or times; None: the one with the least noise that the model allows
+    seed: int = 0
+    rows: int = 32  # of a network call
+    seen: dict[str, int] = field(default_factory=lambda: dict.fromkeys(("contexts_cut", "continuations_in_windows"), 0))
+
+    def __post_init__(self) -> None:
+        if self.estimator is not None and self.estimator not in ESTIMATORS:
+            raise UserError(f"unknown estimator {self.estimator!r}; choose one of {', '.join(ESTIMATORS)}")
+        for name in ("draws", "rows"):
+            if getattr(self, name) < 1:
+                raise UserError(f"{name}={getattr(self, name)} must be at least 1")
+        if self.estimator == "strata" and not self.exact:
+            diffusion(self.lm.model, "strata", timeless=True)  # what it refuses is said before anything is read
+        self.keys = eval_keys(self.seed)
+
+    @property
+    def exact(self) -> bool:
+        """Whether nothing is drawn."""
+        return self.lm.model.exact
+
+    @property
+    def used(self) -> str:
+        """The estimator in use."""
+        if self.exact:
+            return "none: exact"
+        return self.estimator or ("strata" if usual_method(self.lm.model) == "strata" else "times")
+
+    @property
+    def room(self) -> int:
+        """The tokens of a text that the model can see at once."""
+        return room(self.lm.painter)
+
+    # -- requests ----------------------------------------------------------------------------------------------------
+
+    def pairs(self, pairs: Sequence[tuple[str, str]], found: Found) -> None:
+        """The log-likelihood of each continuation after its context, and whether the model's greedy one is the same."""
+        self._read([self._continued(i, *pair) for i, pair in enumerate(pairs)], found)
+
+    def texts(self, texts: Sequence[str], found: Found) -> None:
+        """The log-likelihood of whole texts, in blocks of the model's length, each without the others as context."""
+        self._read([self._blocks(i, text) for i, text in enumerate(texts)], found, greedy=False)
+
+    def _continued(self, number: int, context: str, continuation: str) -> list[Passage]:
+        before, after = split(self.lm.painter, storable(context), storable(continuation))
+        if after and not before:
+            before = self._prefix()
+        parts = list(windows(before, after, self.room, self._given()))
+        if len(parts) > 1:
+            self.seen["continuations_in_windows"] += 1
+        elif parts and len(parts[0][0]) < len(before):
+            self.seen["contexts_cut"] += 1
+        return [
+            Passage(number, [*seen, *asked], list(range(len(seen), len(seen) + len(asked)))) for seen, asked in parts
+        ]
+
+    def _blocks(self, number: int, text: str) -> list[Passage]:
+        ids, prefix = self.lm.painter.encode(storable(text)), self._prefix() if text else []
+        size = self.room - len(prefix)
+        blocks = [ids[i : i + size] for i in range(0, len(ids), size)]
+        return [Passage(number, [*prefix, *block], None, len(prefix)) for block in blocks]
+
+    def _given(self) -> int:
+        """Tokens at the start of a row that the model cannot score; BOS is one where rows have it."""
+        return self.lm.model.given if self.lm.painter.frame is None else 0
+
+    def _prefix(self) -> list[int]:
+        return start_of_text(self.lm)
+
+    # -- rows --------------------------------------------------------------------------------------------------------
+
+    def _read(self, requests: list[list[Passage]], found: Found, greedy: bool = True) -> None:
+        """Requests of one or more rows, each told as soon as it is read."""
+        need_likelihood(self.lm.model)
+        left = [len(passages) for passages in requests]
+        nats, same = [0.0] * len(requests), [True] * len(requests)
+        for number in (i for i, count in enumerate(left) if not count):
+            found(number, 0.0, True)  # nothing is asked, and nothing is what it writes
+        with evaluating(self.lm.model), torch.no_grad():
+            for passage, value, right in self._rows([p for passages in requests for p in passages], greedy):
+                nats[passage.text] += value
+                same[passage.text] &= right
+                left[passage.text] -= 1
+                if not left[passage.text]:
+                    found(passage.text, -nats[passage.text], same[passage.text])
+
+    def _rows(self, passages: Sequence[Passage], greedy: bool) -> Iterator[tuple[Passage, float, bool]]:
+        model, painter = self.lm.model, self.lm.painter
+        if isinstance(model, AutoRegressive):
+            order = sorted(passages, key=lambda passage: -len(passage.ids))  # rows of a call are of one length, nearly
+            for start in range(0, len(order), self.rows):
+                part = order[start : start + self.rows]
+                yield from zip(part, *next_tokens(model, painter, part), strict=True)
+            return
+        assert isinstance(model, MaskedDiffusion)
+        for passage in passages:
+            batch, free = lay_out(painter, [passage], 0, 1)
+            right = greedy and is_greedy(model, batch, free[0], self.rows)
+            yield passage, self._nats(model, passage, batch, free), right
+
+    def _nats(self, model: MaskedDiffusion, passage: Passage, batch: Batch, free: Tensor) -> float:
+        """The bound of one row; `batch` holds nothing else."""
+        keys = self.keys.fork(_name(passage))
+        if self.used == "strata":
+            if 2 ** int(free.sum()) <= self.draws + 1:
+                return every_set(model, batch, free, self.rows)
+            drawn = strata_nats(model, batch, keys, calls=self.draws, free=free, batch_size=self.rows)
+            return float(drawn.nats.double().sum())
+        return self._times(model, batch, free, keys)
+
+    def _times(self, model: MaskedDiffusion, batch: Batch, free: Tensor, keys: Keys) -> float:
+        """The mean over draws, each in a stratum of time of its own."""
+        hidden = None if torch.equal(free, free_positions(batch)) else free  # None: any method can do it
+        total = 0.0
+        for index in torch.arange(self.draws).split(self.rows):
+            copies = replace(batch.rows(torch.zeros_like(index)), index=index, total=self.draws).to(model.device)
+            own = None if hidden is None else hidden.expand(len(index), -1)
+            total += float(times_nats(model, copies, keys, own).nats.double().sum())
+        return total / self.draws
+
+
+def _name(passage: Passage) -> str:
+    """What names the random numbers of a row: a continuation by its length and what is before it, a block by itself."""
+    first = len(passage.ids) if passage.asked is None else passage.asked[0]
+    name = f"{passage.ids[:first]} {len(passage.ids)}"
+    return "harness " + hashlib.sha256(name.encode()).hexdigest()
+
+
+def room(painter: PromptBuilder) -> int:
+    """The tokens of a text that fit into a row beside BOS and EOS."""
+    return painter.spec.length - (0 if painter.frame is None else 2)
+
+
+def start_of_text(lm: LM) -> list[int]:
+    """What has to stand before a text: for a model that cannot predict its first token, the end of another text."""
+    if not lm.model.given or lm.painter.frame is not None:
+        return []
+    vocab = lm.tokenizer.vocab
+    token = vocab.eos if vocab.bos is None else vocab.bos
+    if token is None:
+        raise UserError(
+            "this autoregressive model has no start symbol and its tokenizer no end-of-text token, so nothing predicts "
+            "a first token; train it with objective.start_token=true"
+        )
+    return [token]
+
+
+def split(painter: PromptBuilder, context: str, continuation: str) -> tuple[list[int], list[int]]:
+    """The tokens of both, cut where the continuation begins; a token with characters of both belongs to the latter."""
+    if not continuation:
+        return painter.encode(context), []
+    whole = painter.encode(context + continuation)
+    ids, offsets = painter.tokenizer.offsets(context + continuation)
+    if ids != whole:  # a vocabulary with [MASK] as an ordinary word, which we take apart
+        return painter.encode(context), painter.encode(continuation)
+    first = next((i for i, (_, end) in enumerate(offsets) if end > len(context)), len(ids))
+    return ids[:first], ids[first:]
+
+
+def tail(ids: list[int], most: int) -> list[int]:
+    """The last tokens."""
+    return ids[max(0, len(ids) - most) :]
+
+
+def windows(
+    context: list[int], continuation: list[int], room: int, given: int = 0
+) -> Iterator[tuple[list[int], list[int]]]:
+    """(what is seen, what is asked): one pair if the continuation fits, else half a row at a time after what it was.
+
+    At least `given` tokens are seen. The context is cut from the left.
+    """
+    step = len(continuation) if len(continuation) <= room - given else max(1, room // 2)
+    for start in range(0, len(continuation), max(1, step)):
+        asked = continuation[start : start + step]
+        yield tail([*context, *continuation[:start]], room - len(asked)), asked
+
+
+def every_set(model: MaskedDiffusion, batch: Batch, free: Tensor, rows: int) -> float:
+    """The bound of one row as a sum over every set of free positions that may be hidden: nothing is drawn.
+
+    A set of n of M positions has chance 1 / C(M, n) among those of its size, and its tokens count c_n / n each.
+    """
+    places = torch.nonzero(free[0]).squeeze(-1)
+    m = len(places)
+    sets = torch.tensor(list(itertools.product((False, True), repeat=m)), dtype=torch.bool)[1:]  # (2^m - 1, m)
+    masked = torch.zeros(len(sets), free.shape[1], dtype=torch.bool)
+    masked[:, places] = sets
+    row = torch.zeros(len(sets), dtype=torch.int64)
+    t = torch.ones(len(sets), dtype=torch.float64)  # nobody listens
+    nll = token_nll(model, batch, row, masked, masked & batch.weight()[row], t, rows).sum(1)
+    c, n = count_weights(model.law, model.schedule, m), sets.sum(1)
+    ways = torch.tensor([math.comb(m, int(size)) for size in n], dtype=torch.float64)
+    return float((c[n] / (n * ways) * nll).sum())
+
+
+def is_greedy(model: MaskedDiffusion, batch: Batch, free: Tensor, rows: int) -> bool:
+    """Whether writing the free positions of one row from left to right, the likeliest token each, gives its tokens.
+
+    Token i is asked for while the tokens before it stand and the others are masks. A network with a clock is told the
+    time at which that share of them is hidden.
+    """
+    places = torch.nonzero(free).squeeze(-1)
+    n, x = len(places), batch.tokens.to(model.device)
+    for i in torch.arange(n).split(rows):
+        masked = free & (torch.arange(len(free)) >= places[i][:, None])  # (k, L)
+        z = torch.where(masked.to(model.device), model.vocab.mask, x)
+        present = None if batch.present is None else batch.present.expand(len(i), -1)
+        t = time_of(model.schedule, (n - i).double() / n)
+        at = places[i].to(model.device)
+        log_x = model.log_x(model.hidden(z, t, present, queries=at[:, None])[:, 0])
+        if not torch.equal(_likeliest(log_x, model.vocab.mask), x[0, at]):
+            return False
+    return True
+
+
+def next_tokens(
+    model: AutoRegressive, painter: PromptBuilder, passages: Sequence[Passage]
+) -> tuple[list[float], list[bool]]:
+    """-log p of the asked tokens of each row, and whether each of them is the likeliest next one."""
+    batch, _ = lay_out(painter, passages, 0, len(passages))
+    x, asked = batch.tokens.to(model.device), batch.weight()
+    places = [torch.nonzero(row).squeeze(-1) for row in asked]
+    most = max(map(len, places))
+    columns = torch.stack([torch.cat([own, own[-1:].expand(most - len(own))]) for own in places]).to(x.device)
+    counts = torch.arange(most) < torch.tensor([len(own) for own in places])[:, None]  # (B, M): not a repetition
+    hidden = CachedDenoiser(model, len(passages)).hidden(x, torch.zeros(len(x)), queries=columns)
+
+    def judge(rows: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        log_x = model.log_x(rows)
+        return -log_x.gather(-1, targets[:, None]).squeeze(-1), _likeliest(log_x, model.vocab.mask) == targets
+
+    here = counts.to(x.device)
+    nll, right = in_chunks(judge, model.vocab.size, hidden[here], x.gather(1, columns)[here])
+    sizes = counts.sum(1).tolist()
+    nats = [float(part.double().sum()) for part in nll.cpu().split(sizes)]
+    return nats, [bool(part.all()) for part in right.cpu().split(sizes)]
+
+
+def _likeliest(log_x: Tensor, mask: int) -> Tensor:
+    """(N,) the likeliest token of each row that is not [MASK]."""
+    return log_x.index_fill(-1, torch.tensor([mask], device=log_x.device), -math.inf).argmax(-1)

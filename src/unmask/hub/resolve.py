@@ -1,0 +1,244 @@
+"""Models by name: from a folder, a name inside this package or a Hub id to an `LM`.
+
+From the Hub come config.json, safetensors and tokenizer files, and nothing else: no code, and a pickle only where there
+is no other weights file, read by a machine that runs nothing (`pickles`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ..config import load_yaml, nearest
+from ..data import tasks
+from ..data.genome.bases import dna_tokenizer
+from ..data.labels import load_labels
+from ..data.online import hub, reason
+from ..data.tokenization import (
+    BUILT_IN,
+    JSON_FILE,
+    VOCAB_FILE,
+    Tokenizer,
+    bytes_tokenizer,
+    hub_tokenizer,
+    on_shelf,
+    read_tokenizer,
+)
+from ..distributed import pick_device
+from ..evaluation.classification import TaskModel
+from ..lm import LM
+from ..models import registry
+from ..networks.encoder import Encoder
+from ..types import UserError
+from . import checkpoint, layout
+from .layout import Described
+
+PRETRAINED = Path(__file__).parent / "pretrained"  # folders that travel with the package
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
+# Names from before the Hub had organisations, as bert-base-uncased: it still knows them, and no new ones are given.
+OLD_ID = re.compile(r"(bert|roberta|xlm-roberta|distilbert|distilroberta|albert|camembert)-[\w.-]+", re.ASCII)
+WANTED = [*layout.FILES, layout.INDEX, "special_tokens_map.json", VOCAB_FILE]
+PICKLES = (".ckpt", ".bin", ".pt", ".pth")
+
+
+def load(
+    path: str | Path,
+    *,
+    which: str = "last",
+    weights: str = "ema",
+    device: str = "cpu",
+    tokenizer: str | Path | Tokenizer | None = None,
+    revision: str | None = None,
+    new_head: bool = False,
+) -> LM:
+    """An `LM` from the folder of a run or checkpoint, a folder that travels, the name of a built-in model, or a Hub id.
+
+    The folder or Hub id may be of any masked language model of transformers (BERT and its kin), of Caduceus, Mamba or
+    HyenaDNA, too.
+
+    `which` is "last" or "best" (for a run), `weights` "ema" (the average, where the run kept one) or "raw". `tokenizer`
+    (a folder, a tokenizer.json, a vocab.txt or a Hub name) is for models that come without one, `revision` for the Hub.
+    `new_head` gives an encoder that has no masked-LM head a fresh one, to be trained.
+    """
+    if which not in ("last", "best") or weights not in ("ema", "raw"):
+        raise UserError("which must be 'last' or 'best', and weights 'ema' or 'raw'")
+    folder = find(path, revision)
+    if not layout.is_folder(folder):
+        if new_head:
+            raise UserError(f"{path} is a run, which has a head; leave out --new-head")
+        if tokenizer is not None:
+            raise UserError(f"{path} is a run with a tokenizer of its own; leave tokenizer out")
+        return _load_run(folder, which, weights, device)
+    if which != "last" or weights != "ema":
+        raise UserError(f"{path} holds one set of weights; leave which and weights out")
+    described = layout.read_folder(folder, None if Path(path).exists() else str(path))
+    tokens = the_tokenizer(tokenizer, described, str(path), folder)
+    described = layout.with_tokenizer(described, tokens, tokenizer)
+    where = str(folder if Path(path).exists() else path)
+    described, tensors = layout.named(described, layout.read_tensors(folder), where, new_head)
+    return assemble(described, tokens, tensors, str(folder), device)
+
+
+def find(path: str | Path, revision: str | None = None) -> Path:
+    """The folder that a path, the name of a built-in model, or a Hub id means."""
+    name, folder = str(path), Path(path)
+    if folder.exists():
+        if folder.suffix in PICKLES and folder.is_file():
+            raise UserError(f"{path} is a pickled file; make a folder of it first with: unmask convert {path} DIR")
+        if revision is not None:
+            raise UserError(f"{path} is a folder here; revision is for models on the Hub")
+        return folder
+    if name in pretrained():
+        return PRETRAINED / name
+    if isinstance(path, str) and (HUB_ID.fullmatch(name) or OLD_ID.fullmatch(name)):
+        return _download(name, revision)
+    close = nearest(name, pretrained())
+    known = f"; built in are: {', '.join(pretrained())}" if close else ""
+    raise UserError(f"there is no model at {path}{close}{known}; train one with: unmask train demo --out {path}")
+
+
+def pretrained() -> list[str]:
+    """The names of the models inside this package."""
+    if not PRETRAINED.is_dir():
+        return []
+    return sorted(folder.name for folder in PRETRAINED.iterdir() if layout.is_folder(folder))
+
+
+def the_tokenizer(
+    given: str | Path | Tokenizer | None, described: Described, name: str, folder: Path | None = None
+) -> Tokenizer:
+    """The tokenizer of a model: the given one, that of its folder, or the one its config names; its size must fit."""
+    if given is None and folder is not None and (own := layout.load_tokenizer(folder, described)) is not None:
+        return own
+    wanted = described.config.data.tokenizer if given is None else given
+    own_mask = layout.needs_mask(described)
+    if given is None and own_mask and Path(described.config.data.tokenizer).exists():
+        raise UserError(
+            f"{name} comes without {JSON_FILE} and {VOCAB_FILE}; give one with tokenizer=PATH, or write one with "
+            "transformers: AutoTokenizer.from_pretrained(...).save_pretrained(DIR)"
+        )
+    found = wanted if isinstance(wanted, Tokenizer) else _fetch_tokenizer(wanted, name, given is not None, own_mask)
+    layout.check_tokenizer(found, described, name)
+    return found
+
+
+def _fetch_tokenizer(wanted: str | Path, model: str, given: bool, own_mask: bool) -> Tokenizer:
+    """A tokenizer by its path, from the folder $UNMASK_TOKENIZERS, or from the Hub."""
+    own = Path(wanted).expanduser()
+    if str(wanted) == "dna" and not (given and own.exists()):
+        return dna_tokenizer()
+    place = own if given and own.exists() else on_shelf(wanted)
+    if place is not None:
+        return read_tokenizer(place, own_mask)
+    if str(wanted) == "bytes":
+        return bytes_tokenizer()
+    if given and str(wanted) in BUILT_IN:
+        raise UserError(f"a tokenizer of kind {wanted} is made from a text; give the folder of the one of {model}")
+    try:
+        return hub_tokenizer(str(wanted), own_mask)
+    except UserError as error:
+        if given:
+            raise
+        raise UserError(
+            f"{model} comes without a tokenizer, and {error}; give one with tokenizer=PATH, or set UNMASK_TOKENIZERS "
+            f"to a folder that holds {wanted}/tokenizer.json"
+        ) from None
+
+
+def assemble(
+    described: Described, tokenizer: Tokenizer, tensors: Mapping[str, Tensor], where: str, device: str = "cpu"
+) -> LM:
+    """An `LM` from its parts; `where` names the weights in errors."""
+    config, labels = described.config, list(described.labels)
+    model = layout.blueprint(described, tokenizer.vocab, len(tensors), where)
+    layout.check(model, tensors, config, where)  # before memory is taken
+    model = model.to_empty(device=pick_device(device))
+    layout.fill(model, tensors, config, where)
+    if isinstance(model.backbone, Encoder):
+        model.backbone.probe(where)
+    return LM(model.eval(), tokenizer, config, labels=labels)
+
+
+def _load_run(path: Path, which: str, weights: str, device: str) -> LM:
+    folder = checkpoint.resolve(path, which)
+    checkpoint.verify(folder)
+    config = load_yaml(folder / "config.yaml")
+    if config.task.name is not None:
+        raise UserError(
+            f"{path} holds a classifier for {config.task.name}, not a language model; "
+            "use it with unmask.training.finetune.load_classifier"
+        )
+    tokenizer = Tokenizer.load(folder)
+    labels = load_labels(folder, config.data.label)
+    with torch.device("meta"):
+        model = registry.model(config, tokenizer.vocab, len(labels))
+    model = model.to_empty(device=pick_device(device))
+    group = "ema" if weights == "ema" and config.train.ema else "model"
+    checkpoint.read_into(folder, group, dict(model.state_dict()))
+    return LM(model.eval(), tokenizer, config, labels=labels)
+
+
+def load_classifier(path: str | Path, device: str = "cpu", *, which: str | None = None) -> TaskModel:
+    """The classifier of a run of `finetune`: its best checkpoint, or the last where none is the best.
+
+    `which` is "best" or "last"; `path` may also be a checkpoint.
+    """
+    if which not in (None, "best", "last"):
+        raise UserError("which must be 'best' or 'last'")
+    if not checkpoint.steps(Path(path)) and (seeds := sorted(Path(path).glob("**/seed-*"))):
+        raise UserError(f"{path} holds a classifier a seed; give one of them, for example {seeds[0]}")
+    folder = checkpoint.resolve(path, which or "last")
+    if which is None and (best := checkpoint.read_json(folder / "state.json")["best"]) and folder != Path(path):
+        folder = checkpoint.step_folder(Path(path), best["step"])
+    checkpoint.verify(folder)
+    config = load_yaml(folder / "config.yaml")
+    if config.task.name is None:
+        raise UserError(f"{path} holds a language model and no classifier; train one with: unmask finetune {path} TASK")
+    task, tokenizer = tasks.task(config.task.name), Tokenizer.load(folder)
+    model = registry.classifier(config, task, tokenizer.vocab, len(load_labels(folder, config.data.label)))
+    checkpoint.read_into(folder, "model", dict(model.state_dict()))
+    if config.train.ema:
+        checkpoint.read_into(folder, "ema", dict(model.named_parameters()))
+    return TaskModel(model.to(pick_device(device)).eval(), tokenizer, task, config)
+
+
+# -- the Hub ---------------------------------------------------------------------------------------------------------
+
+
+def _download(name: str, revision: str | None) -> Path:
+    """The folder of a model of the Hub in the local cache: data files only."""
+    folder = _snapshot(name, revision, WANTED)
+    if not any(folder.glob("*.safetensors")):
+        folder = _snapshot(name, revision, [*WANTED, layout.PICKLE, layout.CHECKPOINT])
+    if not layout.is_folder(folder):
+        raise UserError(f"the model {name} on the Hugging Face Hub has no {layout.CONFIG}; unmask cannot read it")
+    return folder
+
+
+def _snapshot(name: str, revision: str | None, patterns: list[str]) -> Path:
+    from huggingface_hub import snapshot_download
+
+    with hub() as online:
+        try:
+            return Path(
+                snapshot_download(
+                    name,
+                    revision=revision,
+                    allow_patterns=patterns,
+                    ignore_patterns=["*/*"],
+                    local_files_only=not online,
+                )
+            )
+        except Exception as error:  # all that the library and its transport raise
+            there = (
+                f"the Hugging Face Hub does not give it: {reason(error)}"
+                if online
+                else "the Hugging Face Hub cannot be reached, and its cache here does not hold it"
+            )
+            at = f" at revision {revision}" if revision else ""
+            ways = "check the name" if online else "connect to the network, or give the folder of a copy"
+            raise UserError(f"there is no model at {name}, and {there}{at}; {ways}") from None

@@ -1,0 +1,287 @@
+"""From a config to objects: the one place where a name chooses a class."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ..config import Config, ModelConfig, ObjectiveConfig, ScheduleConfig
+from ..data.tasks import Task
+from ..networks.caduceus import Caduceus
+from ..networks.causal import Causal
+from ..networks.dit import DiT
+from ..networks.hyena import Hyena
+from ..networks.interface import Network
+from ..networks.mamba import Mamba
+from ..networks.mosaicbert import MosaicBert
+from ..process.parameterization import Mean, Parameterization, Score
+from ..process.schedule import (
+    ClippedTime,
+    ContinuousTime,
+    Cosine,
+    DiscreteTime,
+    Geometric,
+    Law,
+    Linear,
+    LogUniform,
+    Polynomial,
+    Schedule,
+)
+from ..types import UserError, Vocab
+from .autoregressive import AutoRegressive
+from .classifier import Classifier
+from .language_model import LanguageModel
+from .masked import MaskedDiffusion, Objective
+from .plaid import Plaid
+from .ssd_lm import SimplexDiffusion
+
+CAUSAL_ONLY = ("mamba", "hyena")
+BERT_RATE = 0.15  # the share of tokens that Devlin et al. (2018) have guessed
+
+
+def schedule(spec: ScheduleConfig) -> Schedule:
+    """The schedule that a config names."""
+    if spec.sigma_min >= spec.sigma_max:
+        raise UserError(f"schedule.sigma_min={spec.sigma_min} must be below schedule.sigma_max={spec.sigma_max}")
+    makers = {
+        "log-linear": lambda: Polynomial(1.0, spec.eps),
+        "polynomial": lambda: Polynomial(spec.power, spec.eps),
+        "cosine": lambda: Cosine(1, spec.eps),
+        "cosine-squared": lambda: Cosine(2, spec.eps),
+        "linear": lambda: Linear(spec.sigma_max),
+        "geometric": lambda: Geometric(spec.sigma_min, spec.sigma_max),
+        "log-uniform": lambda: LogUniform(spec.low, spec.eps),
+    }
+    return makers[spec.name]()
+
+
+def law(spec: ObjectiveConfig, times: ScheduleConfig | None = None) -> Law:
+    """The law of the bound that a config names; `times` has the settings of a proposal."""
+    if spec.bound == "continuous":
+        if spec.proposal is None:
+            return ContinuousTime(spec.cutoff)
+        named = (times or ScheduleConfig()).model_copy(update={"name": spec.proposal})
+        return ContinuousTime(spec.cutoff, schedule(named))
+    assert spec.steps is not None
+    return DiscreteTime(spec.steps)
+
+
+def objective(spec: ObjectiveConfig) -> Objective:
+    """What the training of a masked diffusion model minimises."""
+    clipped = None if spec.clip is None else ClippedTime(*spec.clip)
+    rate = (spec.mask_rate or BERT_RATE) if spec.loss == "mlm" else None
+    return Objective(spec.loss == "cross-entropy", clipped, spec.times == "strata", rate)
+
+
+def dit(spec: ModelConfig, vocab: Vocab, n_labels: int = 0) -> DiT:
+    """The paper's diffusion transformer."""
+    return DiT(
+        vocab,
+        hidden_dim=spec.hidden_dim,
+        n_blocks=spec.n_blocks,
+        n_heads=spec.n_heads,
+        cond_dim=spec.cond_dim,
+        mlp_ratio=spec.mlp_ratio,
+        dropout=spec.dropout,
+        time_conditioning=spec.time_conditioning,
+        n_labels=n_labels,
+    )
+
+
+def mosaicbert(spec: ModelConfig, vocab: Vocab, causal: bool = False) -> MosaicBert:
+    """BERT with ALiBi and GEGLU."""
+    return MosaicBert(vocab, spec.hidden_dim, spec.n_blocks, spec.n_heads, spec.mlp_ratio, spec.dropout, causal=causal)
+
+
+def caduceus(spec: ModelConfig, vocab: Vocab) -> Caduceus:
+    """Mamba in both directions, on both strands."""
+    _without_dropout(spec)
+    return Caduceus(
+        vocab,
+        spec.hidden_dim,
+        spec.n_blocks,
+        spec.state_dim,
+        spec.conv_width,
+        spec.expand,
+        spec.strands,
+        spec.swap_strands,
+    )
+
+
+def left_to_right(spec: ModelConfig, vocab: Vocab) -> Network:
+    """The network that looks to the left only."""
+    if spec.backbone == "mosaicbert":
+        return mosaicbert(spec, vocab, causal=True)
+    if spec.backbone == "mamba":
+        _without_dropout(spec)
+        return Mamba(vocab, spec.hidden_dim, spec.n_blocks, spec.state_dim, spec.conv_width, spec.expand)
+    if spec.backbone == "hyena":
+        return Hyena(
+            vocab,
+            spec.hidden_dim,
+            spec.n_blocks,
+            spec.mlp_ratio,
+            spec.dropout,
+            spec.filter_dim,
+            spec.filter_length,
+            spec.filter_shift,
+        )
+    if spec.backbone in ("caduceus", "transformers"):
+        raise UserError(f"the {spec.backbone} backbone looks both ways; set model.method=mdlm")
+    return Causal(vocab, spec.hidden_dim, spec.n_blocks, spec.n_heads, spec.mlp_ratio, spec.dropout)
+
+
+def _without_dropout(spec: ModelConfig) -> None:
+    """Raise for a setting that would change nothing."""
+    if spec.dropout:
+        raise UserError(f"the {spec.backbone} backbone has no dropout; set model.dropout=0")
+
+
+def network(spec: ModelConfig, vocab: Vocab, n_labels: int = 0) -> Network:
+    """The network that looks both ways."""
+    if spec.backbone == "dit":
+        return dit(spec, vocab, n_labels)
+    if spec.time_conditioning:
+        raise UserError(f"the {spec.backbone} backbone is told no time; set model.time_conditioning=false")
+    if n_labels:
+        raise UserError(f"the {spec.backbone} backbone takes no labels; leave data.label out")
+    if spec.backbone == "mosaicbert":
+        return mosaicbert(spec, vocab)
+    if spec.backbone == "caduceus":
+        return caduceus(spec, vocab)
+    if spec.backbone in CAUSAL_ONLY:
+        raise UserError(f"the {spec.backbone} backbone looks to the left only; set model.method=ar")
+    from ..networks.encoder import Encoder
+
+    assert spec.architecture is not None
+    return Encoder.from_architecture(spec.architecture, vocab, spec.dropout)
+
+
+def masked(parameterization: Parameterization) -> Method:
+    """Masked diffusion whose logits mean this."""
+
+    def make(config: Config, vocab: Vocab, n_labels: int) -> LanguageModel:
+        spec = config.objective
+        if not parameterization.carry_over and (spec.clip is not None or spec.loss != "bound"):
+            raise UserError(
+                f"method {config.model.method} learns to copy tokens from the whole bound only; "
+                "leave out objective.clip and objective.loss"
+            )
+        if config.model.backbone == "transformers" and config.train.strategy == "fsdp":
+            raise UserError("fsdp does not shard networks of transformers; set train.strategy=ddp")
+        if parameterization.is_measure and spec.loss == "mlm":
+            raise UserError(
+                "masked language modeling needs probabilities, and SEDD learns ratios; set model.method=mdlm"
+            )
+        return MaskedDiffusion(
+            network(config.model, vocab, n_labels),
+            schedule(config.schedule),
+            law(config.objective, config.schedule),
+            parameterization,
+            objective(config.objective),
+        )
+
+    return make
+
+
+def _without_bound(config: Config) -> None:
+    """Raise if a model without a diffusion bound is given settings of one: they would change nothing."""
+    usual = ObjectiveConfig()
+    for name in ("bound", "proposal", "loss", "clip", "times"):
+        if getattr(config.objective, name) != getattr(usual, name):
+            raise UserError(f"method {config.model.method} has no use for objective.{name}; leave it out")
+
+
+def autoregressive(config: Config, vocab: Vocab, n_labels: int) -> LanguageModel:
+    """A causal transformer."""
+    if config.objective.loss == "mlm":
+        raise UserError(
+            "masked language modeling needs a network that looks both ways, and method ar looks to the left only; "
+            "set model.method=mdlm, or leave out objective.loss"
+        )
+    _without_bound(config)
+    if config.model.time_conditioning:
+        raise UserError("an autoregressive model knows no time; set model.time_conditioning=false")
+    if n_labels:
+        raise UserError("an autoregressive model takes no labels; leave data.label out")
+    return AutoRegressive(left_to_right(config.model, vocab), start=config.objective.start_token)
+
+
+def simplex(config: Config, vocab: Vocab, n_labels: int) -> LanguageModel:
+    """SSD-LM on the paper's diffusion transformer."""
+    spec = config.simplex
+    _without_bound(config)
+    if config.model.backbone != "dit":
+        raise UserError(
+            f"SSD-LM reads logits, which the {config.model.backbone} backbone takes not; leave out model.backbone"
+        )
+    if config.train.strategy == "fsdp":
+        raise UserError("SSD-LM has weights outside its backbone, which fsdp does not shard; set train.strategy=ddp")
+    if spec.block > config.data.length:
+        raise UserError(
+            f"simplex.block={spec.block} is longer than a row; set it to at most data.length={config.data.length}"
+        )
+    return SimplexDiffusion(dit(config.model, vocab, n_labels), spec.block, spec.steps, spec.scale, spec.context)
+
+
+def plaid(config: Config, vocab: Vocab, n_labels: int) -> LanguageModel:
+    """Gaussian diffusion over embeddings, on a network that looks both ways and reads vectors."""
+    spec = config.plaid
+    _without_bound(config)
+    if config.model.backbone not in ("dit", "caduceus"):
+        raise UserError(
+            f"Plaid gives the network vectors to read both ways, which the {config.model.backbone} backbone takes not; "
+            "set model.backbone=dit or model.backbone=caduceus"
+        )
+    if config.train.strategy == "fsdp":
+        raise UserError("Plaid has weights outside its backbone, which fsdp does not shard; set train.strategy=ddp")
+    return Plaid(
+        network(config.model, vocab, n_labels),
+        embed_dim=spec.embed_dim,
+        gamma_0=spec.gamma_0,
+        gamma_1=spec.gamma_1,
+        self_condition=spec.self_condition,
+        reconstruct=spec.reconstruct,
+        bias_warmup=min(spec.bias_warmup, config.train.steps // 2),  # a short run, too, must get past it
+        lr_factor=spec.lr_factor,
+    )
+
+
+Method = Callable[[Config, Vocab, int], LanguageModel]
+METHODS: dict[str, Method] = {
+    "mdlm": masked(Mean()),
+    "no-carry-over": masked(Mean(carry_over=False)),
+    "d3pm": masked(Mean(zero_mask=False, carry_over=False)),
+    "sedd": masked(Score()),
+    "ar": autoregressive,
+    "ssd-lm": simplex,
+    "plaid": plaid,
+}
+
+
+def model(config: Config, vocab: Vocab, n_labels: int = 0) -> LanguageModel:
+    """The language model that a config names, with fresh weights from torch's global generator.
+
+    How many labels there are is a fact of the data, or of the checkpoint's labels.json, and never a setting.
+    """
+    if not config.objective.start_token and config.model.method != "ar":
+        raise UserError(f"objective.start_token belongs to model.method=ar, not {config.model.method}; leave it out")
+    return METHODS[config.model.method](config, vocab, n_labels)
+
+
+def classifier(config: Config, task: Task, vocab: Vocab, n_labels: int) -> Classifier:
+    """The classifier of a config, with fresh weights."""
+    lm = model(config, vocab, n_labels)
+    backbone = lm.backbone
+    longest = backbone.longest
+    if longest is not None and config.task.length > longest:
+        raise UserError(
+            f"task.length={config.task.length} is longer than the {longest} tokens that the model can take; "
+            f"set task.length to at most {longest}"
+        )
+    return Classifier(
+        backbone,
+        task.n_outputs,
+        dropout=config.task.dropout,
+        pooling=config.task.pooling,
+        reader=lm if isinstance(lm, Plaid) else None,
+    )

@@ -1,0 +1,192 @@
+"""SSD-LM (Han et al. 2022; SYSTEMS 3.10): diffusion on the logits of a block of tokens, after a context of tokens.
+
+The network sees the context as tokens and, after it, the block as a mixture of embeddings, embed_sum(softmax(z_t)), and
+the time. It learns the tokens of the block by plain cross-entropy. There is no bound on a likelihood in this.
+
+In training a block begins at the same place in all rows of a step, as in the published code (there, of a batch on one
+device): contexts then have one length and need no padding. A row whose text ends earlier gives its last block instead.
+Contexts may be empty here (published: at least one token), so that a text can begin from nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ..networks.interface import Network
+from ..networks.kernels.attention import Attn
+from ..networks.layers import Embedding
+from ..process.keys import Keys
+from ..process.parameterization import Mean
+from ..process.schedule import strata
+from ..sampling import Request, Sampler
+from ..sampling.simplex import Simplex, almost_one_hot, noised, write_blocks
+from ..types import Batch, State, TokenNats, UserError
+from .language_model import LanguageModel, Until, in_chunks
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A context and a block of each row: (B, C) tokens, (B, W) tokens and whether they count, (B, C + W) exists."""
+
+    context: Tensor
+    x: Tensor
+    weight: Tensor
+    valid: Tensor | None
+
+
+class SimplexDiffusion(LanguageModel):
+    """A bidirectional backbone that fills a block of logits."""
+
+    likelihood = False
+    any_length = True
+    usual_sampler = "simplex"
+
+    def __init__(
+        self, backbone: Network, block: int = 25, steps: int = 5000, scale: float = 5.0, context: int | None = None
+    ) -> None:
+        super().__init__()
+        _check_settings(backbone, block, steps, scale, context)
+        self.backbone, self.block, self.steps, self.scale = backbone, block, steps, scale
+        self.context = context  # the most tokens that a block sees before it; None = all
+        self.embed_sum = nn.Linear(backbone.vocab.size, backbone.hidden_dim, bias=False)
+        self.timestep = nn.Linear(1, backbone.hidden_dim)
+        with torch.no_grad():  # a z that is sure of a token begins as that token's embedding
+            self.embed_sum.weight.copy_(_embedding(backbone).embedding.T)
+
+    def hidden(
+        self, context: Tensor, z: Tensor, t: Tensor, valid: Tensor | None = None, label: Tensor | None = None
+    ) -> Tensor:
+        """Hidden states (B, W, hidden) of blocks z (B, W, V) at times t (B,) in [0, 1], after contexts (B, C)."""
+        shown = self.embed_sum(torch.softmax(z, -1)) + self.timestep(t.float().to(z.device)[:, None])[:, None]
+        # An empty context goes through the embedding too: under DDP every weight needs a gradient in every step.
+        inputs = torch.cat([_embedding(self.backbone)(context), shown.to(self.embed_sum.weight)], dim=1)
+        first, last = context.shape[1], inputs.shape[1]
+        queries, positions = None, None
+        if self.backbone.takes_queries:
+            queries = torch.arange(first, last, device=z.device).expand(len(z), -1)
+        if valid is not None:  # what is left out stands on the left: the first token that exists has position 0
+            positions = (torch.arange(last, device=z.device) - valid.long().argmax(1, keepdim=True)).clamp(min=0)
+        cond = self.backbone.condition(torch.zeros(len(z), device=z.device), label)
+        hidden = self.backbone(inputs=inputs, cond=cond, attn=Attn("full", valid, positions, queries))[0]
+        return hidden if queries is not None else hidden[:, first:]
+
+    def log_x(
+        self, context: Tensor, z: Tensor, t: Tensor, valid: Tensor | None = None, label: Tensor | None = None
+    ) -> Tensor:
+        """Log x̂ (B, W, V) of blocks; nothing on [MASK]."""
+        return Mean().log_x(self.backbone.head(self.hidden(context, z, t, valid, label)), self.vocab.mask)
+
+    def nats(self, batch: Batch, keys: Keys) -> TokenNats:
+        """Refused."""
+        raise UserError("an SSD-LM model has no likelihood; judge its samples with unmask eval --generative")
+
+    def loss(self, batch: Batch, keys: Keys) -> tuple[Tensor, Tensor]:
+        """Unweighted cross-entropy of one block of each row, at one time each; over the scored tokens in it."""
+        cut = self.cut(batch, keys)
+        device = batch.tokens.device
+        step = (torch.floor(strata(batch.index, batch.total, keys) * self.steps) + 1).clamp(max=self.steps)
+        t = step / self.steps  # uniform on 1/T, 2/T, ..., 1
+        z = noised(
+            almost_one_hot(cut.x, self.vocab.size, self.scale), t, self._noise(batch, keys).to(device), self.scale
+        )
+        hidden = self.hidden(cut.context, z, t, cut.valid, batch.label)
+        (nll,) = in_chunks(self._nll, self.vocab.size, hidden[cut.weight], cut.x[cut.weight])
+        return nll.sum(), cut.weight.sum()
+
+    def cut(self, batch: Batch, keys: Keys) -> Cut:
+        """The blocks that a step looks at, and their contexts: the same place in all rows that are long enough."""
+        length = batch.tokens.shape[1]
+        if length < self.block:
+            raise UserError(
+                f"rows of {length} tokens are shorter than a block of {self.block}; "
+                f"set simplex.block to at most {length} or raise data.length"
+            )
+        start = int(keys.stream("context").integers(length - self.block + 1))
+        weight, device = batch.weight(), batch.tokens.device
+        ends = (weight * torch.arange(1, length + 1, device=device)).amax(1)  # (B,) where the text of a row ends
+        starts = (ends - self.block).clamp(min=0, max=start)
+        seen = int(starts.max()) if self.context is None else min(self.context, int(starts.max()))
+        columns = starts[:, None] + torch.arange(-seen, self.block, device=device)  # (B, C + W)
+        exists, columns = columns >= 0, columns.clamp(min=0)
+        if batch.present is not None:
+            exists = exists & batch.present.gather(1, columns)
+            exists = exists | ~exists.any(1, keepdim=True)  # an empty row would be a softmax over nothing
+        tokens = batch.tokens.gather(1, columns)
+        valid = None if exists.all() else exists
+        return Cut(tokens[:, :seen], tokens[:, seen:], weight.gather(1, columns)[:, seen:], valid)
+
+    def _noise(self, batch: Batch, keys: Keys) -> Tensor:
+        """(B, W, V) normal numbers, a stream a row."""
+        shape = (self.block, self.vocab.size)
+        rows = [keys.stream("noise", int(i)).standard_normal(shape, dtype=np.float32) for i in batch.index]
+        return torch.from_numpy(np.stack(rows))
+
+    def _nll(self, hidden: Tensor, tokens: Tensor) -> tuple[Tensor, ...]:
+        log_x = Mean().log_x(self.backbone.head(hidden), self.vocab.mask)
+        return (-log_x.gather(-1, tokens[:, None]).squeeze(-1),)
+
+    def write(self, tasks: Sequence[Request], batch_size: int, until: Until | None) -> Iterator[State]:
+        """Block after block from left to right, a state for each; all canvases through the network together."""
+        if batch_size < 1:
+            raise UserError(f"batch_size={batch_size} must be at least 1")
+        for task in tasks:
+            self._check_task(task)
+        return write_blocks(self, tasks, batch_size, until)
+
+    def _check_task(self, task: Request) -> None:
+        self.check(task.canvas, task.plan)
+        assert isinstance(task.plan, Simplex)
+        task.plan.check_choice(task.choice)
+        if task.guidance != 1:
+            raise UserError(f"guidance={task.guidance} has no meaning for an SSD-LM model; leave it at 1")
+        if task.control is not None:
+            task.control.check(task.canvas, self.vocab)
+
+    def check(self, canvas: Tensor, plan: Sampler) -> None:
+        """Raise if a plan cannot be followed on a canvas."""
+        if not isinstance(plan, Simplex):
+            raise UserError(
+                f"an SSD-LM model writes blocks from left to right and cannot follow {type(plan).__name__}; "
+                "choose the simplex sampler, without a stride"
+            )
+        masked = canvas == self.vocab.mask
+        if (masked[:-1] & ~masked[1:]).any():
+            raise UserError(
+                "an SSD-LM model writes from left to right: it cannot fill gaps or meet a suffix; "
+                "give only a beginning, or use a masked diffusion model"
+            )
+
+    def describe(self) -> dict[str, Any]:
+        """The law of its loss, for protocols."""
+        return {
+            "bound": "none: cross-entropy of a noised block",
+            "block": self.block,
+            "steps": self.steps,
+            "scale": self.scale,
+            "context": self.context,
+        }
+
+
+def _embedding(backbone: Network) -> Embedding:
+    """The token embedding of a backbone."""
+    found = getattr(backbone, "vocab_embed", None)
+    if not isinstance(found, Embedding):
+        raise UserError(f"SSD-LM needs a network with a token embedding, which {type(backbone).__name__} does not show")
+    return found
+
+
+def _check_settings(backbone: Network, block: int, steps: int, scale: float, context: int | None) -> None:
+    """Raise for a model that cannot be."""
+    for name, value in (("block", block), ("steps", steps), ("context", 1 if context is None else context)):
+        if value < 1:
+            raise UserError(f"simplex.{name}={value} must be at least 1")
+    if not 0 < scale < float("inf"):
+        raise UserError(f"simplex.scale={scale} must be a number above 0")
+    if backbone.time_conditioning:
+        raise UserError("SSD-LM tells the network its time in the input; set model.time_conditioning=false")

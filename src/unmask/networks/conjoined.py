@@ -1,0 +1,74 @@
+"""Both strands of DNA through any network that looks both ways (paper section 5.2: reverse-complement equivariance).
+
+A sequence and its reverse complement are one molecule. A network that is not equivariant by its weights says something
+else of each. `Conjoined` asks it about both and takes the mean of the logits, with the bases of the other strand
+complemented. Then what it says of the other strand is what it says of this one, read backwards: exactly, as a sum does
+not depend on the order of its two terms.
+
+Why the mean of the logits and not that of the probabilities: it needs to know nothing of what logits mean (a softmax
+without [MASK], SEDD's scores), and the bound of the conjoined network is at most the mean of the bounds of the two
+strands, as sum sqrt(p q) is at most 1.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .interface import Network
+from .kernels.attention import Attn
+
+
+def backwards(tokens: Tensor, valid: Tensor | None = None) -> Tensor:
+    """(B, L) the column that each column changes places with where rows are read backwards; padding stays in place."""
+    column = torch.arange(tokens.shape[1], device=tokens.device).expand(tokens.shape)
+    if valid is None:
+        return column.flip(1)
+    rank, count = valid.long().cumsum(1) - 1, valid.sum(1, keepdim=True)
+    existing = valid.long().argsort(dim=1, descending=True, stable=True)  # columns that exist, in their order, first
+    return torch.where(valid, existing.gather(1, (count - 1 - rank).clamp(min=0)), column)
+
+
+class Conjoined(Network):
+    """A network on both strands: hidden states are those of this strand, then those of the other, column by column."""
+
+    def __init__(self, inner: Network, complement: Tensor) -> None:
+        super().__init__()
+        assert not inner.causal, "a network that looks to the left only cannot see both strands"
+        self.inner, self.vocab, self.hidden_dim = inner, inner.vocab, 2 * inner.hidden_dim
+        self.time_conditioning, self.n_labels, self.longest = inner.time_conditioning, inner.n_labels, inner.longest
+        self.complement: Tensor
+        self.register_buffer("complement", complement.long(), persistent=False)  # id to id, its own inverse
+
+    def condition(self, sigma: Tensor, label: Tensor | None = None) -> Tensor | None:
+        """As the network's own."""
+        return self.inner.condition(sigma, label)
+
+    def forward(
+        self,
+        tokens: Tensor | None = None,
+        *,
+        inputs: Tensor | None = None,
+        types: Tensor | None = None,
+        cond: Tensor | None = None,
+        attn: Attn | None = None,
+        cache: Any = None,
+    ) -> tuple[Tensor, None]:
+        """(B, L) tokens to (B, L, 2 hidden)."""
+        attn = attn or Attn()
+        self.refuse(inputs=inputs, types=types, cache=cache, queries=attn.queries, positions=attn.positions)
+        assert tokens is not None, "the Conjoined backbone needs tokens"
+        attn = replace(attn, queries=None, positions=None)
+        turn = backwards(tokens, attn.valid)
+        own = self.inner(tokens, cond=cond, attn=attn)[0]
+        other = self.inner(self.complement[tokens].gather(1, turn), cond=cond, attn=attn)[0]
+        return torch.cat((own, other.gather(1, turn[..., None].expand_as(other))), dim=-1), None
+
+    def head(self, rows: Tensor) -> Tensor:
+        """(N, 2 hidden) to (N, V) logits: the mean of both strands'."""
+        own, other = (self.inner.head(half) for half in rows.chunk(2, dim=-1))
+        beyond = torch.arange(len(self.complement), other.shape[-1], device=rows.device)  # rows of a padded embedding
+        return (own + other[:, torch.cat((self.complement[: other.shape[-1]], beyond))]) / 2

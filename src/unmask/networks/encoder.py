@@ -1,0 +1,254 @@
+"""Any masked language model of transformers as a backbone: tokens to its last hidden states, rows to its logits.
+
+The whole model of transformers is inside, as `model`, so tensors have their names there after "model.". Nothing comes
+from the network and no code of a repository runs: `from_architecture` makes it from what its config.json says.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..types import UserError, Vocab
+from .architectures import buffers_of, first_line, fresh, positions_of, quiet, settings
+from .interface import Network
+from .kernels.attention import Attn
+
+UNUSED = ("pooler", "contact_head")  # parts of some networks that have no influence on logits
+CANNOT_PAD = ("convbert", "fnet", "nystromformer", "yoso")  # their padding changes what is said of real tokens
+PROBED = 8  # tokens on which the whole network is compared with its two halves
+
+
+class Encoder(Network):
+    """A masked language model of transformers, cut between its base and its head."""
+
+    def __init__(self, model: Any, vocab: Vocab) -> None:
+        super().__init__()
+        spec = model.config
+        if model.base_model is model:
+            raise UserError(f"{_kind(model)} has no base model apart from its head, so that unmask cannot run it")
+        if spec.vocab_size < vocab.size:
+            raise UserError(
+                f"this {_kind(model)} has {spec.vocab_size:,} tokens and its tokenizer {vocab.size:,}; give the "
+                "tokenizer that it was trained with"
+            )
+        self.vocab, self.hidden_dim, self.model = vocab, int(spec.hidden_size), model
+        self._takes = frozenset(inspect.signature(model.base_model.forward).parameters)
+        self.takes_types = "token_type_ids" in self._takes and (getattr(spec, "type_vocab_size", 0) or 0) > 1
+        self.first, self.longest = positions_of(model)
+        for name in UNUSED:  # DDP waits for the gradient of all that can have one
+            if isinstance(part := getattr(model.base_model, name, None), nn.Module):
+                part.requires_grad_(False)
+        self.ties = ties_of(self)
+        self.computed = {name for name, _ in self.named_buffers()} & self.state_dict().keys()
+        self.register_state_dict_post_hook(_once)
+        self.register_load_state_dict_pre_hook(_again)
+
+    @classmethod
+    def from_architecture(cls, tree: Mapping[str, Any], vocab: Vocab, dropout: float | None = None) -> Encoder:
+        """The network that a config.json describes, with fresh weights; `dropout` replaces all that it says of it."""
+        return cls(fresh(settings(tree, dropout)), vocab)
+
+    @property
+    def base(self) -> Any:
+        """The part up to the last hidden states."""
+        return self.model.base_model
+
+    @property
+    def blocks(self) -> list[nn.Module]:
+        """The layers: the longest list of modules."""
+        lists = [module for module in self.base.modules() if isinstance(module, nn.ModuleList)]
+        return list(max(lists, key=len, default=()))
+
+    def condition(self, sigma: Tensor, label: Tensor | None = None) -> None:
+        """Nothing: it is told neither the time nor a label."""
+        self.refuse(label=label)
+
+    def forward(
+        self,
+        tokens: Tensor | None = None,
+        *,
+        inputs: Tensor | None = None,
+        types: Tensor | None = None,
+        cond: Tensor | None = None,
+        attn: Attn | None = None,
+        cache: Any = None,
+    ) -> tuple[Tensor, None]:
+        """(B, L) tokens, or (B, L, embedding) inputs, to (B, L, hidden)."""
+        attn = attn or Attn()
+        self.refuse(cond=cond, cache=cache, queries=attn.queries)
+        if attn.pattern != "full":
+            raise ValueError('the Encoder backbone looks both ways; give it Attn("full")')
+        x = tokens if inputs is None else inputs
+        if x is None or (tokens is not None and inputs is not None):
+            raise ValueError("give the Encoder backbone either tokens or inputs")
+        self._check_length(x.shape[1])
+        given = {
+            "attention_mask": self._mask(attn.valid),
+            "position_ids": self._positions(x, attn.positions),
+            "token_type_ids": self._types(types),
+        }
+        told = {name: value for name, value in given.items() if value is not None}
+        if getattr(self.model.config, "token_dropout", False):
+            self.refuse(inputs=inputs)
+            return self.base(inputs_embeds=self._embed(x, **told), **told)[0], None
+        return self.base(**{"input_ids" if inputs is None else "inputs_embeds": x}, **told)[0], None
+
+    def _check_length(self, length: int) -> None:
+        if self.longest is not None and length > self.longest:
+            raise UserError(
+                f"{length} tokens are more than the {self.longest} positions of this {_kind(self.model)}; set "
+                f"data.length to at most {self.longest}"
+            )
+
+    def _mask(self, valid: Tensor | None) -> Tensor | None:
+        if valid is None:
+            return None
+        if self.model.config.model_type in CANNOT_PAD or "attention_mask" not in self._takes:
+            if bool(valid.all()):
+                return None
+            raise UserError(f"{_kind(self.model)} cannot leave out padding; use rows without it: data.layout=wrap")
+        # A row of nothing but padding would be softmax over nothing: let it see all of itself; nobody reads it.
+        return (valid | ~valid.any(1, keepdim=True)).long()
+
+    def _positions(self, x: Tensor, positions: Tensor | None) -> Tensor | None:
+        """Columns are positions. RoBERTa and its kin would count tokens that are not its pad, from pad + 1 on."""
+        if positions is None and not self.first:
+            return None
+        if "position_ids" not in self._takes:
+            self.refuse(positions=positions)
+            return None
+        places = torch.arange(x.shape[1], device=x.device) if positions is None else positions
+        if positions is not None:
+            self._check_length(int(positions.max()) + 1)
+        return (places + self.first).expand(x.shape[:2])
+
+    def _types(self, types: Tensor | None) -> Tensor | None:
+        if types is None or self.takes_types:
+            return types
+        if bool(types.any()):
+            raise UserError(f"{_kind(self.model)} does not tell the two texts of a pair apart; give all tokens type 0")
+        return None
+
+    def _embed(self, tokens: Tensor, **told: Tensor) -> Tensor:
+        """ESM's embeddings. It scales them by the share of masks, where it counts those in the padding, too.
+
+        And of a row of masks alone it makes 0 / 0: there the right answer is the embedding of nothing.
+        """
+        mask, valid = self.model.config.mask_token_id, told.get("attention_mask")
+        absent = torch.zeros_like(tokens, dtype=torch.bool) if valid is None else valid == 0
+        blank = (absent | (tokens == mask)).all(1, keepdim=True)
+        seen = self.base.embeddings(input_ids=tokens.masked_fill(absent | blank, 0 if mask else 1), **told)
+        empty = self.base.embeddings(inputs_embeds=torch.zeros_like(seen), **told)
+        return torch.where(blank[..., None], empty, seen)
+
+    def head(self, rows: Tensor) -> Tensor:
+        """(N, hidden) to (N, V) logits, by the model's own forward with these rows in the place of its base's."""
+        hidden = rows.flatten(0, -2)[None]
+        given = FixedEmbeddings(hidden)
+        base, model = copy.copy(self.base), copy.copy(self.model)  # shallow: they share all weights
+        base.__dict__["forward"] = lambda *args, **more: given
+        model.__dict__["_modules"] = {**self.model._modules, self.model.base_model_prefix: base}
+        ids = torch.zeros(hidden.shape[:2], dtype=torch.int64, device=rows.device)
+        logits: Tensor = model(input_ids=ids).logits
+        size = self.vocab.size  # without the padding of the vocabulary
+        return logits[0, :, :size].view(*rows.shape[:-1], size)
+
+    @torch.no_grad()
+    def probe(self, where: Any = "this model") -> None:
+        """Raise if the logits of the whole are not those of base and head one after the other, or padding is seen."""
+        usual = [token for token in range(self.vocab.size) if token != self.model.config.pad_token_id]
+        count = min(PROBED, self.longest or PROBED) // 2
+        row = torch.tensor([usual[: 2 * count]], device=next(self.parameters()).device)
+        valid = torch.arange(row.shape[1], device=row.device)[None] < count
+        padded = self.model.config.model_type not in CANNOT_PAD and "attention_mask" in self._takes
+        training = self.training
+        self.eval()
+        try:
+            with quiet():
+                whole = self.model(input_ids=row).logits[..., : self.vocab.size]
+                split = self.head(self(row)[0])
+                alone, beside = self(row[:, :count])[0], self(row, attn=Attn(valid=valid if padded else None))[0]
+        except Exception as error:  # whatever networks for something else raise
+            raise UserError(f"{where} cannot be run as a masked language model: {first_line(error)}") from None
+        finally:
+            self.train(training)
+        if whole.shape != split.shape or not close(whole, split):
+            why = "whose logits are no function of its last hidden states"
+        elif padded and not close(alone, beside[:, :count]):
+            why = "in which padding changes what is said of the other tokens"
+        else:
+            return
+        raise UserError(f"{where} is a {_kind(self.model)}, {why}; unmask cannot run it")
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Encoder:
+        """As ever, and then tie again what `to_empty` makes twice, and compute the buffers that it leaves unset."""
+        hollow = any(buffer.is_meta for buffer in self.buffers())
+        super()._apply(fn, recurse)
+        for name, source in self.ties.items():
+            owner, _, leaf = name.rpartition(".")
+            self.get_submodule(owner)._parameters[leaf] = self.get_parameter(source)
+        if hollow and not any(buffer.is_meta for buffer in self.buffers()):
+            self._restore_buffers()
+        return self
+
+    def _restore_buffers(self) -> None:
+        own = dict(self.model.named_buffers())
+        with torch.no_grad():
+            for name, value in buffers_of(self.model.config).items():
+                own[name].copy_(value)
+
+
+class FixedEmbeddings:
+    """What a base model would have returned, were these its last hidden states; of all else, nothing."""
+
+    def __init__(self, hidden: Tensor) -> None:
+        self.last_hidden_state = hidden
+
+    def __getitem__(self, index: Any) -> Any:
+        return (self.last_hidden_state,)[index]
+
+    def __getattr__(self, name: str) -> None:
+        if name.startswith("__"):
+            raise AttributeError(name)
+
+
+def close(a: Tensor, b: Tensor) -> bool:
+    """Whether two outputs of a network differ by rounding only."""
+    return bool((a - b).abs().max() <= 1e-3 * a.abs().max().clamp(min=1e-3))
+
+
+def _kind(model: Any) -> str:
+    return type(model).__name__
+
+
+# -- a state with every weight once, and nothing that is computed ----------------------------------------------------
+
+
+def ties_of(module: nn.Module) -> dict[str, str]:
+    """Every further name of a parameter, with its first one."""
+    first: dict[int, str] = {}
+    named = list(module.named_parameters(remove_duplicate=False))
+    for name, parameter in named:
+        first.setdefault(id(parameter), name)
+    return {name: first[id(parameter)] for name, parameter in named if first[id(parameter)] != name}
+
+
+def _once(module: nn.Module, state: dict[str, Tensor], prefix: str, local: Any) -> None:
+    assert isinstance(module, Encoder)
+    for name in (*module.ties, *module.computed):
+        state.pop(prefix + name, None)
+
+
+def _again(module: nn.Module, state: dict[str, Tensor], prefix: str, *more: Any) -> None:
+    assert isinstance(module, Encoder)
+    for name, source in module.ties.items():
+        if prefix + source in state:
+            state.setdefault(prefix + name, state[prefix + source])
+    for name in module.computed:
+        state.setdefault(prefix + name, module.get_buffer(name))

@@ -1,0 +1,90 @@
+"""Parts that networks share."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+MULTIPLE = 8  # vocabularies of networks with tied heads are padded to one of these
+
+
+def padded(size: int) -> int:
+    """Rows of the embedding for a vocabulary: 30522 -> 30528."""
+    return -(-size // MULTIPLE) * MULTIPLE
+
+
+class LayerNorm(nn.Module):
+    """Layer norm with a scale and no bias, in float32, with the shift and scale of adaLN taken in."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(dim))
+
+    def forward(self, x: Tensor, shift: Tensor | None = None, scale: Tensor | None = None) -> Tensor:
+        """LN(x) · weight · (1 + scale) + shift; shift and scale are (1 or B, 1, dim)."""
+        dim = x.shape[-1:]
+        with torch.autocast(x.device.type, enabled=False):
+            if shift is None or scale is None:
+                return F.layer_norm(x.float(), dim, self.weight)
+            if scale.shape[0] == 1:  # one condition for all rows: it folds into the affine part
+                weight = (self.weight * (1 + scale.float())).view(dim)
+                return F.layer_norm(x.float(), dim, weight, shift.float().view(dim))
+            return torch.addcmul(shift.float(), F.layer_norm(x.float(), dim, self.weight), 1 + scale.float())
+
+
+class Embedding(nn.Module):
+    """Token embedding; a bare parameter named as in the published checkpoints."""
+
+    def __init__(self, size: int, dim: int) -> None:
+        super().__init__()
+        self.embedding = nn.Parameter(torch.empty(size, dim))
+        nn.init.kaiming_uniform_(self.embedding, a=math.sqrt(5))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """(B, L) to (B, L, dim)."""
+        return F.embedding(tokens, self.embedding)
+
+
+class TimestepEmbedder(nn.Module):
+    """sigma (B,) to (B, dim): a sinusoid of 256 channels and a small MLP."""
+
+    def __init__(self, dim: int, frequencies: int = 256, max_period: float = 10_000.0) -> None:
+        super().__init__()
+        self.frequencies, self.max_period = frequencies, max_period
+        self.mlp = nn.Sequential(nn.Linear(frequencies, dim), nn.SiLU(), nn.Linear(dim, dim))
+
+    def forward(self, sigma: Tensor) -> Tensor:
+        """(B,) to (B, dim)."""
+        half = self.frequencies // 2
+        steps = torch.arange(half, dtype=torch.float32, device=sigma.device) / half
+        angle = sigma.float()[:, None] * torch.exp(-math.log(self.max_period) * steps)
+        return self.mlp(torch.cat((angle.cos(), angle.sin()), dim=-1))
+
+
+@dataclass(frozen=True)
+class PackedRows:
+    """The columns of rows with padding, moved together: real ones first, in their order."""
+
+    order: Tensor  # (R, L): where each column comes from
+    exists: Tensor  # (R, L) bool, true first
+
+    @classmethod
+    def of(cls, valid: Tensor | None) -> PackedRows | None:
+        """None where nothing is padding."""
+        if valid is None or bool(valid.all()):
+            return None
+        order = torch.argsort(~valid, dim=1, stable=True)
+        return cls(order, valid.gather(1, order))
+
+    def take(self, columns: Tensor) -> Tensor:
+        """(R, L) or (R, L, dim), moved."""
+        index = self.order if columns.dim() == 2 else self.order[..., None].expand_as(columns)
+        return columns.gather(1, index)
+
+    def back(self, columns: Tensor) -> Tensor:
+        """(R, L, dim), each where it came from."""
+        return columns.gather(1, self.order.argsort(1)[..., None].expand_as(columns))

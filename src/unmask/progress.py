@@ -1,0 +1,83 @@
+"""Progress of long work, on standard error: a live bar on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
+
+from .types import Progress
+
+# What a terminal would obey, as pictures of it: control characters, and marks that turn the direction of a line.
+CONTROLS = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"} | {0x7F: 0x2421}
+CONTROLS |= dict.fromkeys((*range(0x80, 0xA0), *range(0x202A, 0x202F), *range(0x2066, 0x206A)), 0xFFFD)
+
+
+class Display:
+    """Live progress on a terminal, plain lines where there is none; silent on all processes but the first."""
+
+    def __init__(self, total: int, start: int, quiet: bool = False, every: float = 10.0) -> None:
+        self.total, self.start, self.quiet, self.every = total, start, quiet, every
+        self.began = self.spoke = time.monotonic()
+        self.console = Console(stderr=True, highlight=False, emoji=False)
+        self.live: Bar | None = None
+        self.figures: dict[str, str] = {}
+        if not quiet and self.console.is_terminal:
+            columns = (TextColumn("step {task.completed}/{task.total}"), BarColumn(), TimeRemainingColumn())
+            self.live = Bar(*columns, TextColumn("{task.description}"), console=self.console)
+            self.task = self.live.add_task("", total=total, completed=start)
+            self.live.start()
+
+    def update(self, step: int, **figures: str) -> None:
+        """Show where the run is."""
+        self.figures.update(figures)
+        text = "  ".join(f"{name} {value}" for name, value in self.figures.items())
+        if self.live:
+            self.live.update(self.task, completed=step, description=text)
+        elif not self.quiet:
+            now = time.monotonic()
+            if now - self.spoke >= self.every or step == self.total or step == self.start + 1:
+                self.spoke = now
+                left = (now - self.began) / max(step - self.start, 1) * (self.total - step)
+                print(f"step {step}/{self.total}  {text}  left {_clock(left)}", file=sys.stderr, flush=True)
+
+    def say(self, text: str, always: bool = False) -> None:
+        """A line of its own; `always`, also where progress is not wanted."""
+        if always or not self.quiet:
+            self.console.print(text, markup=False, soft_wrap=True)
+
+    def close(self) -> None:
+        """Leave the terminal as it was."""
+        if self.live:
+            self.live.stop()
+
+
+@contextmanager
+def progress_bar(what: str, quiet: bool = False) -> Iterator[Progress]:
+    """A bar on a terminal, a line every ten seconds elsewhere; always on standard error."""
+    console = Console(stderr=True)
+    if quiet:
+        yield lambda done, total: None
+    elif console.is_terminal:
+        with Bar(TextColumn(what), BarColumn(), TimeRemainingColumn(), console=console, transient=True) as bar:
+            task = bar.add_task(what, total=None)
+            yield lambda done, total: bar.update(task, completed=done, total=total or None)  # 0: not known
+    else:
+        spoke = [time.monotonic()]
+
+        def line(done: int, total: int) -> None:
+            if time.monotonic() - spoke[0] > 10:
+                spoke[0] = time.monotonic()
+                print(f"{what}: {done}/{total}" if total else f"{what}: {done}", file=sys.stderr, flush=True)
+
+        yield line
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(int(seconds), 60)
+    return f"{minutes}m{rest:02d}s" if minutes else f"{rest}s"

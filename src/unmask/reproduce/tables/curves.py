@@ -1,0 +1,113 @@
+"""The training curves of fig:nll_owt: how much the loss of single batches jumps about, for MDLM and for SEDD."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+
+from ...types import UserError
+from .. import paper
+from ..bench import Bench
+from ..report import Check, Curve, Figure, Plot, Report, Row, Table
+from ..scales import LONGER
+
+METHODS = {"MDLM": "mdlm", "SEDD": "sedd"}
+MEAN, SPREAD, POINTS = "mean", "standard deviation", "batches"
+
+
+def journal(path: Path) -> tuple[np.ndarray, np.ndarray]:
+    """(steps, losses) of a training; a step that was made twice, after an interruption, counts as it was made last."""
+    losses: dict[int, float] = {}
+    file = path / "log.jsonl"
+    try:
+        for line in file.read_text(encoding="utf-8").splitlines():
+            record = json.loads(line)
+            if "loss" in record:
+                losses[int(record["step"])] = float(record["loss"])
+    except OSError as error:
+        raise UserError(f"cannot read the journal {file} ({error.strerror}); train the model anew") from None
+    except (ValueError, TypeError, KeyError):
+        raise UserError(f"the journal {file} is damaged; remove the folder {path} to train the model anew") from None
+    steps = np.array(sorted(losses))
+    return steps, np.array([losses[step] for step in steps.tolist()])
+
+
+def strays(steps: np.ndarray, losses: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(losses, how far each is from a straight line through all of them) of the second half of a training."""
+    late = steps > steps.max(initial=0) / 2
+    x, y = steps[late].astype(float), losses[late]
+    if len(y) < 4:
+        raise UserError(
+            f"the second half of a training has {len(y)} logged steps, and a spread needs 4; log more often"
+        )
+    slope, level = np.polyfit(x, y, 1)
+    return y, y - slope * x - level
+
+
+def spread(strayed: np.ndarray) -> Figure:
+    """The standard deviation around the line; its error is from the fourth moment, for losses are not normal."""
+    n = len(strayed)
+    variance = float((strayed**2).sum() / (n - 2))  # two numbers say where the line is
+    error = math.sqrt(max(float((strayed**4).mean()) - variance**2, 0.0) / n)
+    deviation = math.sqrt(variance)
+    return Figure(deviation, error / (2 * deviation) if deviation else 0.0)
+
+
+def wider(claim: str, narrow: np.ndarray, wide: np.ndarray, sigmas: float = 2.0) -> Check:
+    """Whether the second strays further than the first, batch by batch: both trainings saw the same ones."""
+    gap, n = wide**2 - narrow**2, len(narrow)
+    variance = Figure(float(gap.sum() / (n - 2)), float(gap.std(ddof=1) * math.sqrt(n) / (n - 2)))
+    assert variance.error is not None
+    shown = f"standard deviation {spread(wide)} against {spread(narrow)}; variance {variance} larger, paired by batch"
+    if not abs(variance.value) > sigmas * variance.error:
+        return Check(claim, None, f"{shown}: within {sigmas:g} errors, not decided")
+    return Check(claim, variance.value > 0, shown)
+
+
+def variance_curve(bench: Bench) -> Report:
+    """The loss of every logged batch of MDLM's and SEDD's training, and how far it strays from its trend."""
+    bench.need(list(METHODS.values()))
+    longer = all(bench.finished(name + LONGER) for name in METHODS.values())  # then the same trainings, continued
+    end = LONGER if longer else ""
+    found = {method: journal(bench.path(name + end)) for method, name in METHODS.items()}
+    late = {method: strays(*curve) for method, curve in found.items()}
+    for name in METHODS.values():
+        bench.lm(name + end)  # so that the report says what was trained
+    rows = [
+        Row(method, {}, {MEAN: _mean(y, off), SPREAD: spread(off), POINTS: Figure(len(y))})
+        for method, (y, off) in late.items()
+    ]
+    printed, config = paper.TRAIN_NLL, bench.config("mdlm")
+    curves = [Curve(method, x.astype(float).tolist(), y.tolist()) for method, (x, y) in found.items()]
+    claim = "SEDD's training loss has the larger variance"
+    return bench.report(
+        "variance-curve",
+        printed.label,
+        [
+            Table(
+                "Training loss of single batches, second half of the training",
+                printed.label,
+                [MEAN, SPREAD, POINTS],
+                rows,
+            )
+        ],
+        plots=[Plot("train-nll", "Loss of single batches, not smoothed", printed.x_label, printed.y_label, curves)],
+        checks=[wider(claim, late["MDLM"][1], late["SEDD"][1])],
+        protocol={
+            "journal": f"the loss of one batch of {config.train.batch_size} rows, every {config.train.log_every} steps",
+            "trend": "a straight line through the second half",
+            "±": "standard error over batches; of the deviation, from the fourth moment",
+            "noise": f"the same rows, times ({config.objective.times}) and masks for both methods, batch by batch",
+        },
+        notes=[f"The paper: {printed.protocol}.", *printed.remarks],
+    )
+
+
+def _mean(losses: np.ndarray, strayed: np.ndarray) -> Figure:
+    return Figure(float(losses.mean()), spread(strayed).value / math.sqrt(len(losses)))
+
+
+__all__ = ["variance_curve"]

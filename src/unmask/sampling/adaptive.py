@@ -1,0 +1,131 @@
+"""Orders that are decided step by step, by what the network says: the surest positions first.
+
+They are no longer samples of the law that `unmask eval` bounds: the order prefers likely tokens. But the order
+depends on the network's distribution alone, never on the token that is drawn, so a text still has an exact likelihood
+under such a plan (`replay` computes it).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..process.keys import Keys
+from ..types import UserError, Vocab
+from .orders import check_k
+from .sampler import Denoiser, Sampler, Trajectory, masked_positions
+
+
+def confidence(log_x: Tensor) -> Tensor:
+    """Probability of the most likely token."""
+    return log_x.amax(-1).exp()
+
+
+def entropy(log_x: Tensor) -> Tensor:
+    """Minus the entropy in nats: larger is surer, like the others."""
+    return -torch.special.entr(log_x.exp()).sum(-1)
+
+
+def margin(log_x: Tensor) -> Tensor:
+    """By how much the most likely token is ahead of the next."""
+    best = log_x.topk(2, dim=-1).values.exp()
+    return best[:, 0] - best[:, 1]
+
+
+TIE = 1e-5  # scores that are closer than this differ by no more than rounding
+
+
+def by_score(scores: Tensor) -> Tensor:
+    """Indices from the highest score to the lowest; ties go from left to right.
+
+    Ties are the rule, not the exception: all positions of an empty canvas have the same distribution, since attention
+    over equal values cannot see where they stand. Rounding must not choose among them, as it depends on the batch.
+    """
+    order = scores.argsort(descending=True, stable=True)
+    rank = torch.zeros_like(order)
+    rank[1:] = (scores[order].diff() < -TIE).cumsum(0)
+    return order[(rank * len(scores) + order).argsort()]
+
+
+MEASURES: dict[str, Callable[[Tensor], Tensor]] = {"confidence": confidence, "entropy": entropy, "margin": margin}
+
+
+@dataclass(frozen=True)
+class Adaptive(Sampler):
+    """The surest positions first: k a step, or as many as reach a threshold (at least one)."""
+
+    measure: str = "confidence"
+    k: int | None = None
+    steps: int | None = None  # instead of k: about this many steps, k = masks / steps rounded up
+    threshold: float | None = None  # instead of k: at least this confidence or margin, at most this entropy
+    deterministic = True
+    timeless = True
+
+    def __post_init__(self) -> None:
+        if self.measure not in MEASURES:
+            raise UserError(f"unknown measure {self.measure!r}; choose one of {', '.join(MEASURES)}")
+        if sum(x is not None for x in (self.k, self.steps, self.threshold)) != 1:
+            raise UserError(f"give the {self.measure} order either tokens a step, a number of steps, or a threshold")
+        if self.k is not None:
+            check_k(self.k)
+        if self.steps is not None and self.steps < 1:
+            raise UserError(f"steps={self.steps} must be at least 1")
+        if self.threshold is not None:
+            top = float("inf") if self.measure == "entropy" else 1.0
+            if not 0 <= self.threshold <= top:
+                limit = "at least 0 nats" if self.measure == "entropy" else "in [0, 1]"
+                raise UserError(f"threshold={self.threshold} of the {self.measure} order must be {limit}")
+
+    def course(self, canvas: Tensor, model: Denoiser, key: Keys) -> Trajectory:
+        """Ready to look at all masks."""
+        masks = int((canvas == model.vocab.mask).sum())
+        k = self.k or (None if self.steps is None else -(-masks // self.steps))
+        least = self.threshold
+        if least is not None and self.measure == "entropy":
+            least = -least
+        return _AdaptiveTrajectory(canvas, key, model.vocab, MEASURES[self.measure], k, least)
+
+
+class _AdaptiveTrajectory(Trajectory):
+    def __init__(
+        self,
+        canvas: Tensor,
+        key: Keys,
+        vocab: Vocab,
+        measure: Callable[[Tensor], Tensor],
+        k: int | None,
+        least: float | None,
+    ) -> None:
+        super().__init__(canvas, key)
+        self.vocab, self.measure, self.k, self.least = vocab, measure, k, least
+        self.left = masked_positions(canvas, vocab)
+        self.masks, self.chosen = len(self.left), self.left[:0]
+
+    @property
+    def finished(self) -> bool:
+        return not len(self.left)
+
+    def look(self) -> Tensor:
+        return self.left
+
+    def score(self, log_x: Tensor) -> Tensor:
+        return self.measure(log_x)
+
+    def choose(self, scores: Tensor) -> None:
+        enough = torch.zeros_like(scores, dtype=torch.bool) if self.least is None else scores >= self.least
+        if not enough.any():
+            enough[by_score(scores)[: self.k or 1]] = True
+        self.chosen = self.left[enough]
+
+    def due(self) -> Tensor:
+        return self.chosen
+
+    def write(self, positions: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        changes = super().write(positions, tokens)
+        self.left = masked_positions(self.canvas, self.vocab)
+        self.step += 1
+        self.t = len(self.left) / self.masks
+        return changes

@@ -1,0 +1,104 @@
+"""The textbook (paper section 3.2): a network call and a full look at every masked position, at each of T steps.
+
+Slow and obvious; a reference for the others, and the right step for networks whose x̂ has mass on [MASK] or does not
+sum to 1, where the chance of being revealed is the network's to say: D3PM and SEDD, whose analytic (tau-leaping) step
+it is. Euler's step differs in nothing but that chance.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..process.keys import Keys
+from ..process.masking import fold
+from ..process.schedule import reveal_chance
+from .sampler import Denoiser, Sampler, Trajectory, masked_positions, time_grid
+
+
+@dataclass(frozen=True)
+class Ancestral(Sampler):
+    """T steps, each with a network call, needed or not."""
+
+    steps: int
+    euler: bool = False  # the chance of a step is its length times the rate at its beginning
+    any_mass = True
+
+    def course(self, canvas: Tensor, model: Denoiser, key: Keys) -> Trajectory:
+        """Ready at t = 1."""
+        times, alphas = time_grid(model.schedule, self.steps)
+        chances = reveal_chance(alphas[1:], alphas[:-1])
+        if self.euler:
+            chances = model.schedule.rate(times[:-1]) / self.steps
+        return _AncestralTrajectory(canvas, key, model, times, chances)
+
+
+class _AncestralTrajectory(Trajectory):
+    ruled = False  # rules never touch when a position is revealed, also where the network says it
+
+    def __init__(self, canvas: Tensor, key: Keys, model: Denoiser, times: Tensor, chances: Tensor) -> None:
+        super().__init__(canvas, key)
+        self.vocab, self.times, self.chances = model.vocab, times, chances
+        self.keep = model.schedule.keep(times)  # not alpha: mass on [MASK] is folded away as in the bound
+        self.last = len(times) - 1
+        self.masked = self.own = masked_positions(canvas, self.vocab)
+        self.rewrites = not model.carry_over  # the step to t = 0 is then the reconstruction, of all that was written
+        if self.rewrites:
+            self.last -= 1
+        self.revealed = self.masked[:0]
+        self._draws = self._draw()
+
+    def _draw(self) -> Tensor:
+        """(2, L) uniforms of this step: revealed or not, and which token."""
+        return self.key.uniform("ancestral", [self.step], 2, len(self.canvas))[0]
+
+    @property
+    def finished(self) -> bool:
+        """After T steps, and one more at t = 0 that writes all that is left over.
+
+        Only a schedule with alpha_0 < 1, or a network that has mass on [MASK] to the end, leaves anything. Without
+        carry-over step T is the one that writes all.
+        """
+        return self.step > self.last or (self.step == self.last and not len(self.masked) and not self._rewriting)
+
+    @property
+    def _rewriting(self) -> bool:
+        return self.rewrites and self.step == self.last and len(self.own) > 0
+
+    def look(self) -> Tensor:
+        return self.own if self._rewriting else self.masked
+
+    def score(self, log_x: Tensor) -> Tensor:
+        """Sum of x̃: p(z_s = y | z_t = m) = u x̃(y)."""
+        log_mask, log_total = log_x[:, self.vocab.mask], torch.logsumexp(log_x, -1)
+        return fold(log_total, log_mask, log_total, self.keep[self.step].to(log_x))[1]
+
+    def choose(self, scores: Tensor) -> None:
+        if self.step == self.last:
+            self.revealed = self.look()
+            return
+        chance = self.chances[self.step] * scores.double()  # above 1 for a measure that is too large: then for sure
+        self.revealed = self.masked[self._draws[0, self.masked] < chance]
+
+    def due(self) -> Tensor:
+        return self.revealed
+
+    def fixed(self, mask: int) -> int:
+        if not self.rewrites or self.finished:
+            return super().fixed(mask)
+        return int(self.own[0]) if len(self.own) else len(self.canvas)
+
+    def uniform(self, positions: Tensor) -> Tensor:
+        return self._draws[1, positions]
+
+    def write(self, positions: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        changes = super().write(positions, tokens)
+        self.step += 1
+        if not self.finished:
+            self.t = float(self.times[self.step])
+            self._draws = self._draw()
+        self.masked = masked_positions(self.canvas, self.vocab)
+        self.revealed = self.masked[:0]
+        return changes

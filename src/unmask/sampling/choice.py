@@ -1,0 +1,61 @@
+"""How a token is taken from x̂. Nothing here touches the chance of being revealed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..process.masking import categorical
+from ..types import UserError
+
+NEVER = float("-inf")
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Temperature, then top-k, top-p and min-p, each on what the one before it left."""
+
+    temperature: float = 1.0  # 0 = the most likely token
+    top_k: int | None = None  # tokens as likely as the k-th are kept too
+    top_p: float | None = None  # the smallest set of tokens that holds at least this much (the crossing one included)
+    min_p: float | None = None  # tokens at least this likely, as a fraction of the most likely one
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.temperature < float("inf"):
+            raise UserError(f"temperature={self.temperature} must be a number of at least 0")
+        if self.top_k is not None and self.top_k < 1:
+            raise UserError(f"top_k={self.top_k} must be at least 1")
+        if self.top_p is not None and not 0 < self.top_p <= 1:
+            raise UserError(f"top_p={self.top_p} must be in (0, 1]")
+        if self.min_p is not None and not 0 <= self.min_p <= 1:
+            raise UserError(f"min_p={self.min_p} must be in [0, 1]")
+
+    def __call__(self, log_x: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
+        """(tokens, what the network gave them) for rows of log x̂ (N, V) and one uniform a row."""
+        tokens = self.tokens(log_x, uniform)
+        return tokens, log_x.gather(-1, tokens[:, None]).squeeze(-1).exp()
+
+    def tokens(self, log_x: Tensor, uniform: Tensor) -> Tensor:
+        """(N,) tokens for rows of log weights (N, V), which need not be normalised, and one uniform a row."""
+        return log_x.argmax(-1) if self.temperature == 0 else categorical(self.filtered(log_x), uniform)
+
+    def filtered(self, log_x: Tensor) -> Tensor:
+        """Log weights after temperature, top-k, top-p and min-p, not normalised."""
+        logits = log_x
+        if self.temperature != 1:  # the largest becomes 0 first: no temperature is too small
+            logits = (log_x - log_x.amax(-1, keepdim=True)).double() / self.temperature
+        if self.top_k is not None and self.top_k < logits.shape[-1]:
+            least = logits.topk(self.top_k, dim=-1).values[:, -1:]
+            logits = logits.masked_fill(logits < least, NEVER)
+        if self.top_p is not None and self.top_p < 1:
+            order = logits.sort(dim=-1, descending=True)
+            before = torch.softmax(order.values.double(), -1).cumsum(-1).roll(1, -1)
+            before[:, 0] = 0.0
+            drop = torch.zeros_like(before, dtype=torch.bool).scatter(-1, order.indices, before >= self.top_p)
+            logits = logits.masked_fill(drop, NEVER)
+        if self.min_p:
+            least = logits.amax(-1, keepdim=True) + torch.tensor(self.min_p, dtype=torch.float64).log().to(logits)
+            logits = logits.masked_fill(logits < least, NEVER)
+        return logits

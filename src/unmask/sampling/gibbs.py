@@ -1,0 +1,99 @@
+"""Gibbs sampling from a masked language model (BERT-Mouth: Wang & Cho 2019, arXiv 1902.04094).
+
+Every gap begins as [MASK]. An update takes one position back to [MASK], asks the network for it given all the others,
+and draws its token anew. Where these conditionals belong to one joint law, that law is left as it is, and the chain
+comes to it from anywhere. A trained network's conditionals need not belong to any: then there is no law to name.
+
+The published `parallel` way is no Gibbs sampler: nothing is masked after the first update, the network reads the text
+as it stands and every position is drawn anew at once, also from what the network says where it sees the token. No
+update of this kind leaves the joint law as it is, however good the network.
+
+Unlike the published code, each sequence draws its own positions, and the first updates visit every gap once (in random
+order, or from left to right): no [MASK] is ever left. Given positions never change.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from ..process.keys import Keys
+from ..types import UserError
+from .choice import Choice
+from .sampler import Denoiser, Sampler, Trajectory, masked_positions
+
+Scan = Literal["random", "sequential", "parallel"]
+
+
+@dataclass(frozen=True)
+class Gibbs(Sampler):
+    """Updates of one position each, at `random` or `sequential` (sweeps to the right); `parallel`: of all at once."""
+
+    steps: int = 500  # updates, each with one network call; the authors make 500 for 40 tokens
+    scan: Scan = "random"
+    burn: int = 0  # first updates that draw from the network's whole distribution, whatever the user's choice is
+    timeless = True
+
+    def __post_init__(self) -> None:
+        if self.steps < 1:
+            raise UserError(f"steps={self.steps} must be at least 1")
+        if self.scan not in get_args(Scan):
+            raise UserError(f"unknown scan {self.scan!r}; choose one of {', '.join(get_args(Scan))}")
+        if not 0 <= self.burn < self.steps:
+            raise UserError(f"burn={self.burn} must be at least 0 and less than steps={self.steps}")
+
+    def course(self, canvas: Tensor, model: Denoiser, key: Keys) -> Trajectory:
+        """Ready at the first update."""
+        return _GibbsTrajectory(canvas, key, model, self)
+
+    def turns(self, gaps: Tensor, key: Keys) -> Tensor:
+        """(steps, k) the positions of each update, for gaps (n,)."""
+        n = len(gaps)
+        if self.scan == "parallel":
+            return gaps.expand(self.steps, n)
+        if self.steps < n:
+            raise UserError(f"steps={self.steps} updates cannot write {n} masked tokens; give at least {n} steps")
+        if self.scan == "sequential":
+            return gaps[torch.arange(self.steps) % n, None]
+        stream = key.stream("site")
+        first, rest = stream.permutation(n), stream.integers(n, size=self.steps - n)
+        return gaps[torch.cat([torch.from_numpy(first), torch.from_numpy(rest)]), None]
+
+
+class _GibbsTrajectory(Trajectory):
+    """Update after update. A state shows the canvas as the network sees it next: the next position is taken back."""
+
+    def __init__(self, canvas: Tensor, key: Keys, model: Denoiser, plan: Gibbs) -> None:
+        super().__init__(canvas, key)
+        self.mask, self.burn, self.masks = model.vocab.mask, plan.burn, plan.scan != "parallel"
+        self.gaps = masked_positions(canvas, model.vocab)
+        self.turns = plan.turns(self.gaps, key) if len(self.gaps) else self.gaps
+
+    @property
+    def finished(self) -> bool:
+        return self.step == len(self.turns)
+
+    def due(self) -> Tensor:
+        return self.turns[self.step]
+
+    def choice(self, given: Choice) -> Choice:
+        return Choice() if self.step < self.burn else given
+
+    def uniform(self, positions: Tensor) -> Tensor:
+        return self.key.uniform("token", [self.step], len(self.canvas))[0][positions]
+
+    def fixed(self, mask: int) -> int:
+        return len(self.canvas) if self.finished else int(self.gaps[0])
+
+    def write(self, positions: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        self.canvas[positions] = tokens
+        self.step += 1
+        self.t = 1 - self.step / len(self.turns)  # the share of updates that are left; no network is told
+        if self.finished or not self.masks:
+            return positions, tokens
+        back = self.due()[self.canvas[self.due()] != self.mask]  # none in the first visit
+        self.canvas[back] = self.mask
+        return torch.cat([positions, back]), torch.cat([tokens, torch.full_like(back, self.mask)])

@@ -1,0 +1,157 @@
+"""Plans whose order is known before the first network call.
+
+Under SUBS *when* a position is revealed does not depend on the network: a masked position is revealed in the step
+t -> s with chance (alpha_s - alpha_t)/(1 - alpha_1), and what a cut schedule leaves over, (1 - alpha_0)/(1 - alpha_1),
+in one last step. So the whole schedule of a T-step run is drawn ahead, and the network runs only where something is
+revealed, on those rows. That is the same joint law as T-step ancestral sampling (paper section 4.1), at a cost that
+does not grow with T: at most min(T, masks) calls a sequence. T -> infinity is the first-hitting sampler.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..process.keys import Keys
+from ..types import UserError
+from .sampler import Denoiser, Sampler, Trajectory, masked_positions, time_grid
+
+
+class Reveal(NamedTuple):
+    """Positions that are revealed together."""
+
+    step: int
+    t: float
+    positions: Tensor
+
+
+class PlannedTrajectory(Trajectory):
+    """A course whose events are known beforehand."""
+
+    def __init__(self, canvas: Tensor, key: Keys, events: list[Reveal]) -> None:
+        super().__init__(canvas, key)
+        self.events, self.at = events, 0
+        self._tell()
+
+    @property
+    def finished(self) -> bool:
+        """Whether all events are over."""
+        return self.at == len(self.events)
+
+    def due(self) -> Tensor:
+        """The positions of the next event."""
+        return self.events[self.at].positions
+
+    def write(self, positions: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """Write, and go to the next event."""
+        self.at += 1
+        self._tell()
+        return super().write(positions, tokens)
+
+    def _tell(self) -> None:
+        if not self.finished:
+            self.step, self.t, _ = self.events[self.at]
+
+
+@dataclass(frozen=True)
+class RevealPlan(Sampler):
+    """T-step ancestral sampling, drawn ahead. Each sequence follows its own clock, so batches stay full."""
+
+    steps: int
+
+    def course(self, canvas: Tensor, model: Denoiser, key: Keys) -> PlannedTrajectory:
+        """The steps in which something is revealed."""
+        times, alphas = time_grid(model.schedule, self.steps)
+        reveal = self.draw(canvas == model.vocab.mask, alphas, key)
+        steps = [int(step) for step in reveal.unique() if step >= 0]
+        where = (torch.nonzero(reveal == step).squeeze(-1) for step in steps)
+        events = [Reveal(step, float(times[step]), p) for step, p in zip(steps, where, strict=True)]
+        return PlannedTrajectory(canvas, key, events)
+
+    @staticmethod
+    def draw(masked: Tensor, alphas: Tensor, key: Keys) -> Tensor:
+        """(L,) the step in which each position is revealed: 0 .. T - 1, T for what is left over, -1 if given."""
+        uniform = key.uniform("reveal", [0], len(masked))[0]
+        revealed_by = (alphas[1:] - alphas[0]) / (1 - alphas[0])  # after steps 0 .. T - 1
+        step = torch.searchsorted(revealed_by, uniform, right=True)
+        return torch.where(masked, step, -1)
+
+
+@dataclass(frozen=True)
+class FirstHitting(Sampler):
+    """Ancestral sampling with infinitely many steps: every position has its own time, and no two are equal."""
+
+    def course(self, canvas: Tensor, model: Denoiser, key: Keys) -> PlannedTrajectory:
+        """One event a position, in the order of their times; what a cut schedule leaves over goes together."""
+        positions = masked_positions(canvas, model.vocab)
+        first, last = model.schedule.alpha(torch.tensor([1.0, 0.0], dtype=torch.float64))
+        alpha = first + key.uniform("reveal", [0], len(canvas))[0][positions] * (1 - first)
+        order = alpha.argsort(stable=True)
+        positions, alpha = positions[order], alpha[order]
+        in_time = int((alpha < last).sum())
+        times = model.schedule.inverse(alpha[:in_time])
+        events = [Reveal(i, float(t), positions[i : i + 1]) for i, t in enumerate(times)]
+        if in_time < len(positions):
+            events.append(Reveal(in_time, 0.0, positions[in_time:]))
+        return PlannedTrajectory(canvas, key, events)
+
+
+def in_order(canvas: Tensor, key: Keys, positions: Tensor, k: int) -> PlannedTrajectory:
+    """K positions at a time; the time is the share that is still masked."""
+    groups = positions.split(k) if len(positions) else ()
+    return PlannedTrajectory(
+        canvas, key, [Reveal(i, 1 - i * k / len(positions), group) for i, group in enumerate(groups)]
+    )
+
+
+def check_k(k: int) -> None:
+    """Tokens a step, as a user gave them."""
+    if k < 1:
+        raise UserError(f"tokens a step k={k} must be at least 1")
+
+
+@dataclass(frozen=True)
+class LeftToRight(Sampler):
+    """From the first masked position to the last, k at a time."""
+
+    k: int = 1
+    deterministic = True
+    timeless = True
+
+    def __post_init__(self) -> None:
+        check_k(self.k)
+
+    def course(self, canvas: Tensor, model: Denoiser, key: Keys) -> PlannedTrajectory:
+        """Masked positions as they stand."""
+        return in_order(canvas, key, masked_positions(canvas, model.vocab), self.k)
+
+
+@dataclass(frozen=True)
+class GivenOrder(Sampler):
+    """The order that a user names, k at a time. It counts the masked positions of the canvas from 0."""
+
+    order: Sequence[int]
+    k: int = 1
+    deterministic = True
+    timeless = True
+
+    def __post_init__(self) -> None:
+        check_k(self.k)
+
+    def course(self, canvas: Tensor, model: Denoiser, key: Keys) -> PlannedTrajectory:
+        """Masked positions in that order."""
+        positions = masked_positions(canvas, model.vocab)
+        wanted, there, seen = list(self.order), range(len(positions)), set[int]()
+        for index in wanted:
+            if index not in there:
+                raise UserError(f"the order names masked position {index}, but there are {len(positions)} (from 0)")
+            if index in seen:
+                raise UserError(f"the order names masked position {index} twice")
+            seen.add(index)
+        if missing := set(there) - seen:
+            raise UserError(f"the order leaves out masked position {min(missing)}; name all {len(positions)}")
+        return in_order(canvas, key, positions[torch.tensor(wanted, dtype=torch.int64)], self.k)

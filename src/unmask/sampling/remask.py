@@ -1,0 +1,206 @@
+"""Samplers that take tokens back: remasking (ReMDM) and predictor-corrector steps.
+
+A leg leads from alpha_t to alpha_s. In it a written position becomes [MASK] again with chance sigma, and a masked one
+is revealed with chance (alpha_s - (1 - sigma) alpha_t)/(1 - alpha_t), so that the share of masks stays the schedule's
+(Wang et al. 2025, arXiv 2503.00307). Alpha is `Schedule.keep` here, which is 0 where all are masked: with the alpha of
+a cut schedule the share would be a little off. sigma = 0 is ancestral sampling; alpha_s = alpha_t is a corrector step,
+which only takes back and writes anew. All kinds are tables of legs. When something is revealed still does not depend
+on the network, so legs without a reveal cost no call.
+
+Early mistakes can be mended, so the text is often better at equal calls, but the samples no longer follow the law that
+`unmask eval` bounds. Given positions never change.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..process.keys import Keys
+from ..process.schedule import Schedule
+from ..types import UserError
+from .sampler import Denoiser, Sampler, Trajectory, time_grid
+
+
+@dataclass(frozen=True)
+class Legs:
+    """A table of legs, (N,) float64 each."""
+
+    t: Tensor
+    alpha_t: Tensor
+    alpha_s: Tensor
+    sigma: Tensor
+
+    def __post_init__(self) -> None:
+        assert (self.sigma <= sigma_most(self.alpha_t, self.alpha_s) + 1e-12).all(), "more masks than there can be"
+
+    @property
+    def reveal(self) -> Tensor:
+        """Chance that a masked position is revealed."""
+        return ((self.alpha_s - (1 - self.sigma) * self.alpha_t) / (1 - self.alpha_t)).clamp(0, 1)
+
+
+def sigma_most(alpha_t: Tensor, alpha_s: Tensor) -> Tensor:
+    """The largest chance of remasking that leaves the share of masks to the schedule."""
+    return ((1 - alpha_s) / alpha_t.clamp(min=1e-300)).clamp(max=1)  # nothing is written yet where alpha_t = 0
+
+
+def keep_grid(schedule: Schedule, steps: int) -> tuple[Tensor, Tensor]:
+    """Times 1, 1 - 1/T, ..., 0 and the share of positions that is written at each, (T + 1,) both."""
+    times, _ = time_grid(schedule, steps)
+    return times, schedule.keep(times)
+
+
+def legs_of(t: Tensor, alpha: Tensor, sigma: Tensor) -> Legs:
+    """Legs along times t and alphas (N + 1,), with one more at the end where alpha does not reach 1."""
+    t, alpha_t, alpha_s = t[:-1], alpha[:-1], alpha[1:]
+    if alpha[-1] < 1:
+        one, none = torch.ones(1, dtype=torch.float64), torch.zeros(1, dtype=torch.float64)
+        t, sigma = torch.cat([t, none]), torch.cat([sigma, none])
+        alpha_t, alpha_s = torch.cat([alpha_t, alpha[-1:]]), torch.cat([alpha_s, one])
+    return Legs(t, alpha_t, alpha_s, sigma)
+
+
+def check_window(eta: float, window: tuple[float, float]) -> None:
+    """What a user gave: a strength, and the times between which it is switched on."""
+    if not 0 <= eta <= 1:
+        raise UserError(f"eta={eta} must be in [0, 1]")
+    on, off = window
+    if not 0 <= off < on <= 1:
+        raise UserError(f"the remasking window ({on}, {off}) must go down from at most 1 to at least 0")
+
+
+@dataclass(frozen=True)
+class Remasking(Sampler):
+    """ReMDM with T steps. `cap`: at most eta; `rescale`: eta times the most; `loop`: inside the window alpha stands."""
+
+    steps: int
+    kind: str = "cap"
+    eta: float = 0.02
+    window: tuple[float, float] = (1.0, 0.0)  # on for off < t <= on; the authors loop in (0.55, 0.05)
+    keep: float = 0.9  # loop: the share of positions that stay written while it loops
+
+    def __post_init__(self) -> None:
+        check_window(self.eta, self.window)
+        if self.kind not in ("cap", "rescale", "loop"):
+            raise UserError(f"unknown kind of remasking {self.kind!r}; choose cap, rescale or loop")
+        if not 0 < self.keep < 1:
+            raise UserError(f"keep={self.keep} must be between 0 and 1")
+        if self.steps < 1:
+            raise UserError(f"steps={self.steps} must be at least 1")
+
+    def legs(self, schedule: Schedule) -> Legs:
+        """The table for a schedule."""
+        times, alphas = keep_grid(schedule, self.steps)
+        on = (times[:-1] <= self.window[0]) & (times[:-1] > self.window[1])
+        if self.kind == "loop":
+            return self._loop(schedule, times)
+        most = sigma_most(alphas[:-1], alphas[1:])
+        sigma = most.clamp(max=self.eta) if self.kind == "cap" else self.eta * most
+        return legs_of(times, alphas, sigma * on)
+
+    def _loop(self, schedule: Schedule, times: Tensor) -> Legs:
+        """Down to `keep` before the window, standing there inside it, down to the end after it."""
+        start, stop = self.window
+        first, last = schedule.alpha(torch.tensor([1.0, 0.0], dtype=torch.float64))
+        rest = schedule.inverse(torch.minimum(first + self.keep * (1 - first), last))
+        before = (times - start) / (1 - start) if start < 1 else torch.zeros_like(times)
+        after = times / stop if stop > 0 else torch.zeros_like(times)
+        told = torch.where(times > start, rest + (1 - rest) * before, torch.where(times > stop, rest, rest * after))
+        told[0], told[-1] = 1.0, 0.0
+        alphas = schedule.keep(told)
+        standing = (told[:-1] == rest) & (told[1:] == rest)
+        sigma = sigma_most(alphas[:-1], alphas[1:]).clamp(max=self.eta) * standing
+        return legs_of(told, alphas, sigma)
+
+    def course(self, canvas: Tensor, model: Denoiser, key: Keys) -> Trajectory:
+        """Ready at t = 1."""
+        return _RemaskTrajectory(canvas, key, model, self.legs(model.schedule))
+
+
+@dataclass(frozen=True)
+class PredictorCorrector(Sampler):
+    """T ancestral steps, each followed by corrector steps that take back a share eta and write it anew."""
+
+    steps: int
+    corrections: int = 1
+    eta: float = 0.05
+    window: tuple[float, float] = (1.0, 0.0)  # corrections where off < s <= on, s being the time after the step
+
+    def __post_init__(self) -> None:
+        check_window(self.eta, self.window)
+        if self.corrections < 1 or self.steps < 1:
+            raise UserError(f"steps={self.steps} and corrections={self.corrections} must be at least 1")
+
+    def legs(self, schedule: Schedule) -> Legs:
+        """The table for a schedule."""
+        times, alphas = keep_grid(schedule, self.steps)
+        t, alpha, correct = [times[0]], [alphas[0]], []
+        for s, alpha_s in zip(times[1:], alphas[1:], strict=True):
+            inside = self.window[1] < s <= self.window[0] and alpha_s < 1
+            repeats = 1 + (self.corrections if inside else 0)
+            t += [s] * repeats
+            alpha += [alpha_s] * repeats
+            correct += [False] + [True] * (repeats - 1)
+        grid = torch.stack(alpha)
+        sigma = sigma_most(grid[:-1], grid[1:]).clamp(max=self.eta) * torch.tensor(correct)
+        return legs_of(torch.stack(t), grid, sigma)
+
+    def course(self, canvas: Tensor, model: Denoiser, key: Keys) -> Trajectory:
+        """Ready at t = 1."""
+        return _RemaskTrajectory(canvas, key, model, self.legs(model.schedule))
+
+
+class _RemaskTrajectory(Trajectory):
+    """Leg after leg; what is taken back in legs without a reveal is reported with the next write."""
+
+    def __init__(self, canvas: Tensor, key: Keys, model: Denoiser, legs: Legs) -> None:
+        super().__init__(canvas, key)
+        self.legs, self.reveal, self.mask = legs, legs.reveal, model.vocab.mask
+        self.ours = canvas == self.mask  # may be written and taken back
+        self.leg = 0 if self.ours.any() else len(self.reveal)
+        self.fresh = self.taken = torch.empty(0, dtype=torch.int64)
+        self.shown = self.canvas.clone()  # as of the last state
+        self._seek()
+
+    @property
+    def finished(self) -> bool:
+        return self.leg == len(self.reveal)  # the last leg reveals all that is left
+
+    def _seek(self) -> None:
+        """On to the next leg in which something is revealed."""
+        while not self.finished:
+            uniform = self.key.uniform("leg", [self.leg], len(self.canvas))[0]
+            masked = self.canvas == self.mask
+            self.fresh = torch.nonzero(masked & (uniform < self.reveal[self.leg])).squeeze(-1)
+            self.taken = torch.nonzero(self.ours & ~masked & (uniform < self.legs.sigma[self.leg])).squeeze(-1)
+            if len(self.fresh):
+                self.step, self.t = self.leg, float(self.legs.t[self.leg])
+                return
+            self.canvas[self.taken] = self.mask
+            self.leg += 1
+
+    def due(self) -> Tensor:
+        return self.fresh
+
+    def fixed(self, mask: int) -> int:
+        return len(self.canvas) if self.finished else int(torch.nonzero(self.ours)[0])
+
+    def uniform(self, positions: Tensor) -> Tensor:
+        return self.key.uniform("token", [self.leg], len(self.canvas))[0][positions]
+
+    def write(self, positions: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        self.canvas[positions] = tokens
+        self.canvas[self.taken] = self.mask
+        self.leg += 1
+        self._seek()
+        # Also what the legs up to the next reveal took back: a state shows the canvas as the network sees it next.
+        # Changes are in order: a position may be written and taken back between two calls.
+        gone = torch.nonzero((self.canvas == self.mask) & (self.shown != self.mask)).squeeze(-1)
+        again = positions[self.canvas[positions] == self.mask]
+        gone = torch.cat([gone, again[~torch.isin(again, gone)]])
+        self.shown = self.canvas.clone()
+        masks = torch.full_like(gone, self.mask)
+        return torch.cat([positions, gone]), torch.cat([tokens, masks])

@@ -1,0 +1,331 @@
+"""How a text came to be: a record of every event of a generation, and its form as plain JSON data.
+
+A `Trace` is called with each `State` (it is a `watch=`). Its data are what the replay page and a server show, so the
+format is one thing with one law: positions are absolute, a position that is masked again changes to the mask token,
+and the events applied to the first canvas give exactly the last one. docs/replay.md describes every field.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import groupby
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from ..data.tokenization import Tokenizer
+from ..types import Sample, State, UserError
+
+FORMAT = "unmask-trace/1"
+KEYS = {"format", "mask", "special", "pieces", "protocol", "sequences"}
+SEQUENCE_KEYS = {"canvas", "given", "events", "text", "name", "done"}
+LONGEST = 2**22  # positions: a damaged length must not fill the memory
+EVENT_KEYS = {"step", "t", "calls", "changes"}  # and "length" where the canvas grew
+
+
+class Change(NamedTuple):
+    """A position and what it holds from now on; `tops` are the most likely tokens there, if they were asked for."""
+
+    position: int
+    token: int
+    prob: float
+    tops: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True)
+class TraceEvent:
+    """What one step of a plan changed."""
+
+    step: int
+    t: float | None  # None: the plan has no time
+    calls: int  # network calls for this sequence so far
+    changes: tuple[Change, ...]
+    length: int | None = None  # where the canvas grew: its positions from now on; new ones are masks
+
+
+@dataclass
+class Recording:
+    """One sequence from its first canvas to its text."""
+
+    canvas: list[int]
+    given: list[tuple[int, int]]  # runs [start, end) of positions that hold what the user wrote
+    events: list[TraceEvent] = field(default_factory=list)
+    text: str | None = None
+    name: str = ""  # how it is told from the others: its seed
+    done: bool = False
+
+    def replay(self, mask: int, events: int | None = None) -> list[int]:
+        """The canvas after the first so many events (None: all)."""
+        canvas = list(self.canvas)
+        for event in self.events[:events]:
+            canvas += [mask] * ((event.length or 0) - len(canvas))
+            for change in event.changes:
+                canvas[change.position] = change.token
+        return canvas
+
+
+class Trace:
+    """Collects the states of a generation: `lm.write(canvases, watch=trace)`."""
+
+    def __init__(
+        self, tokenizer: Tokenizer, canvases: Sequence[Tensor], protocol: dict[str, Any] | None = None
+    ) -> None:
+        vocab = tokenizer.vocab
+        self.tokenizer: Tokenizer | None = tokenizer
+        self.mask = vocab.mask
+        self.special = {token for token in (vocab.mask, vocab.pad, vocab.bos, vocab.eos) if token is not None}
+        self.pieces: dict[int, str] = {}  # of the tokens that occur
+        self.protocol: dict[str, Any] = _plain(protocol or {})
+        self._now = [canvas.detach().cpu().clone() for canvas in canvases]
+        starts = [canvas.tolist() for canvas in self._now]
+        self.courses = [Recording(ids, _runs(token != self.mask for token in ids)) for ids in starts]
+        self._meet({self.mask}.union(*starts))
+
+    def __call__(self, state: State) -> None:
+        """Take a state of the generation."""
+        assert self.tokenizer is not None, "a trace that was read from a file is complete"
+        course, before, canvas = self.courses[state.row], self._now[state.row], state.canvas.detach().cpu()
+        assert len(canvas) >= len(before), "a canvas never shrinks"
+        changes = changes_of(state, self.mask)
+        now = canvas.new_full(canvas.shape, self.mask)
+        now[: len(before)] = before
+        for change in changes:  # in order: a position may be written and taken back in one event
+            now[change.position] = change.token
+        # The canvas is the truth: what differs from it and was not named is a change too, so that a replay is exact.
+        changes += [Change(p, int(canvas[p]), 0.0) for p in (now != canvas).nonzero().flatten().tolist()]
+        length = len(canvas) if len(canvas) > len(before) else None
+        t = float(f"{state.t:.6g}") if math.isfinite(state.t) else None
+        course.events.append(TraceEvent(state.step, t, state.calls, tuple(changes), length))
+        course.done = state.done
+        self._now[state.row] = canvas.clone()
+        self._meet({change.token for change in changes} | {token for change in changes for token, _ in change.tops})
+
+    def finish(self, samples: Sequence[Sample]) -> None:
+        """Take texts and seeds from what `LM.write` returned: given strings then stand as they were typed."""
+        for course, sample in zip(self.courses, samples, strict=True):
+            course.text, course.name = sample.text, f"seed {sample.seed}"
+
+    def to_json(self) -> dict[str, Any]:
+        """The trace as plain data for `json.dumps`."""
+        return {
+            "format": FORMAT,
+            "mask": self.mask,
+            "special": sorted(self.special & set(self.pieces)),
+            "pieces": {str(token): self.pieces[token] for token in sorted(self.pieces)},
+            "protocol": self.protocol,
+            "sequences": [
+                {
+                    "canvas": list(course.canvas),
+                    "given": [list(run) for run in course.given],
+                    "events": [_event_json(event) for event in course.events],
+                    "text": self._text(course),
+                    "name": course.name,
+                    "done": course.done,
+                }
+                for course in self.courses
+            ],
+        }
+
+    @classmethod
+    def from_json(cls, data: Any) -> Trace:
+        """Read what `to_json` gave; anything else is refused."""
+        if not isinstance(data, dict) or not isinstance(data.get("format"), str):
+            raise UserError('this is not a trace: a JSON object with a "format" is expected')
+        if data["format"] != FORMAT:
+            raise UserError(f"the trace has the format {data['format']!r}, this version of unmask reads {FORMAT!r}")
+        _keys(data, KEYS, "the trace")
+        trace = cls.__new__(cls)
+        trace.tokenizer, trace._now = None, []
+        pieces, special, trace.protocol = data["pieces"], data["special"], data["protocol"]
+        _need(isinstance(trace.protocol, dict) and _plain(trace.protocol) == trace.protocol, '"protocol" is no object')
+        good = isinstance(pieces, dict) and all(
+            key.isdecimal() and len(key) < 12 and type(piece) is str for key, piece in pieces.items()
+        )
+        _need(good, '"pieces" does not map token ids to text')
+        trace.pieces = {int(token): piece for token, piece in pieces.items()}
+        _need(isinstance(special, list) and _known(special, trace.pieces), '"special" is no list of tokens in "pieces"')
+        _need(_known([data["mask"]], trace.pieces), '"mask" is no token in "pieces"')
+        trace.mask, trace.special = data["mask"], set(special)
+        _need(isinstance(data["sequences"], list), '"sequences" is no list')
+        trace.courses = [
+            _read_course(sequence, trace.mask, trace.pieces, f"sequence {i + 1}")
+            for i, sequence in enumerate(data["sequences"])
+        ]
+        return trace
+
+    def save(self, path: str | Path) -> None:
+        """Write the trace as a JSON file."""
+        write_file(path, json.dumps(self.to_json(), separators=(",", ":")) + "\n")
+
+    @classmethod
+    def load(cls, path: str | Path) -> Trace:
+        """Read a JSON file that `save` wrote."""
+        try:
+            data = json.loads(Path(path).read_text(encoding="utf-8"))
+        except OSError as error:
+            raise UserError(f"cannot read the trace {path} ({(error.strerror or str(error)).lower()})") from None
+        except (ValueError, RecursionError):
+            raise UserError(f"{path} is damaged or not a trace: it is not JSON") from None
+        return cls.from_json(data)
+
+    def _meet(self, tokens: set[int]) -> None:
+        """Remember how new tokens are shown."""
+        assert self.tokenizer is not None
+        new = [token for token in tokens if token not in self.pieces]
+        self.pieces.update(zip(new, self.tokenizer.pieces(new), strict=True))
+
+    def _text(self, course: Recording) -> str:
+        """Its text, or what can be read so far; an end of text reads as a line break."""
+        if course.text is not None or self.tokenizer is None:
+            return course.text or ""
+        ends = {self.tokenizer.vocab.eos, self.tokenizer.vocab.bos}
+        documents = [
+            list(ids) for end, ids in groupby(course.replay(self.mask), lambda token: token in ends) if not end
+        ]
+        return "\n".join(self.tokenizer.decode(ids) for ids in documents)
+
+
+def write_file(path: str | Path, text: str) -> None:
+    """Write a text file that is either there completely or not at all."""
+    path = Path(path)
+    temporary = path.parent / f".{path.name}.{os.getpid()}.writing"
+    try:
+        temporary.write_text(text, encoding="utf-8", newline="\n")
+        os.replace(temporary, path)
+    except OSError as error:
+        with suppress(OSError):
+            temporary.unlink()
+        raise UserError(
+            f"cannot write {path} ({(error.strerror or str(error)).lower()}); choose another path"
+        ) from None
+
+
+# -- states to data --------------------------------------------------------------------------------------------------
+
+
+def changes_of(state: State, mask: int) -> list[Change]:
+    """The changes that a state names."""
+    positions, tokens = state.positions.tolist(), state.tokens.tolist()
+    tops: list[tuple[tuple[int, float], ...]] = []
+    if state.tops is not None:  # of the written positions, which come first
+        pairs = zip(state.tops[0].tolist(), state.tops[1].tolist(), strict=True)
+        tops = [tuple((token, _chance(prob)) for token, prob in zip(*pair, strict=True)) for pair in pairs]
+    tops += [()] * (len(positions) - len(tops))
+    probs = map(_chance, state.probs.tolist())
+    changes = (Change(*change) for change in zip(positions, tokens, probs, tops, strict=True))
+    return [change._replace(tops=()) if change.token == mask else change for change in changes]
+
+
+def _chance(prob: float) -> float:
+    """A probability with four digits: nobody sees more, and a file has many."""
+    return min(1.0, max(0.0, float(f"{prob:.4g}"))) if prob == prob else 0.0
+
+
+def _event_json(event: TraceEvent) -> dict[str, Any]:
+    changes = [
+        [*change[:3], *([[list(top) for top in change.tops]] if change.tops else [])] for change in event.changes
+    ]
+    data = {"step": event.step, "t": event.t, "calls": event.calls, "changes": changes}
+    return data if event.length is None else {**data, "length": event.length}
+
+
+def _plain(value: Any) -> Any:
+    """A protocol as JSON can hold it: what is no plain value becomes its name."""
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if value is None or type(value) in (str, bool) or (type(value) is float and math.isfinite(value)):
+        return value
+    if type(value) is int and abs(value) < 2**53:  # beyond that a browser would show another number
+        return value
+    return str(value)
+
+
+def _runs(flags: Iterable[bool]) -> list[tuple[int, int]]:
+    """The runs [start, end) where a flag is set."""
+    runs = [(flag, [i for i, _ in group]) for flag, group in groupby(enumerate(flags), lambda pair: pair[1])]
+    return [(where[0], where[-1] + 1) for flag, where in runs if flag]
+
+
+# -- data to events, checked -----------------------------------------------------------------------------------------
+
+
+def _read_course(data: Any, mask: int, pieces: dict[int, str], where: str) -> Recording:
+    _keys(data, SEQUENCE_KEYS, where)
+    canvas, given, events = data["canvas"], data["given"], data["events"]
+    _need(isinstance(canvas, list) and _known(canvas, pieces), f'the canvas of {where} has tokens not in "pieces"')
+    pairs = isinstance(given, list) and all(_counts(run) and len(run) == 2 and run[0] < run[1] for run in given)
+    ends = [end for run in given for end in run] if pairs else []
+    good = pairs and ends == sorted(ends) and (not ends or ends[-1] <= len(canvas))
+    good = good and all(token != mask for start, end in given for token in canvas[start:end])
+    _need(good, f'"given" of {where} is no list of runs [start, end) of tokens')
+    _need(isinstance(events, list), f'"events" of {where} is no list')
+    _need(isinstance(data["text"], str), f'"text" of {where} is no text')
+    _need(type(data["done"]) is bool, f'"done" of {where} is neither true nor false')
+    _need(isinstance(data["name"], str), f'"name" of {where} is no text')
+    course = Recording(canvas, [(start, end) for start, end in given], [], data["text"], data["name"], data["done"])
+    length, calls = len(canvas), 0
+    for i, event in enumerate(events):
+        course.events.append(_read_event(event, length, calls, pieces, f"event {i + 1} of {where}"))
+        length, calls = course.events[-1].length or length, course.events[-1].calls
+    return course
+
+
+def _read_event(data: Any, length: int, calls: int, pieces: dict[int, str], where: str) -> TraceEvent:
+    grows = isinstance(data, dict) and "length" in data
+    _keys(data, EVENT_KEYS | ({"length"} if grows else set()), where)
+    grown: Any = data["length"] if grows else None
+    good = _counts([data["step"], data["calls"]]) and data["calls"] >= calls
+    _need(good, f'"step" or "calls" of {where} is no count that grows')
+    _need(data["t"] is None or _number(data["t"]), f'"t" of {where} is no number')
+    _need(
+        not grows or (_counts([grown]) and length < grown <= LONGEST),
+        f'"length" of {where} does not grow or is too large',
+    )
+    _need(isinstance(data["changes"], list), f'"changes" of {where} is no list')
+    changes = []
+    for item in data["changes"]:
+        good = isinstance(item, list) and len(item) in (3, 4) and _counts(item[:1]) and item[0] < (grown or length)
+        good = good and _choice(item[1:3], pieces)
+        tops = item[3] if good and len(item) == 4 else []
+        good = good and isinstance(tops, list) and bool(tops) == (len(item) == 4)
+        if not good or not all(_choice(top, pieces) for top in tops):
+            _need(False, f"{where} has the change {json.dumps(item)[:80]}")
+        changes.append(Change(item[0], item[1], item[2], tuple((token, prob) for token, prob in tops)))
+    return TraceEvent(data["step"], data["t"], data["calls"], tuple(changes), grown)
+
+
+def _choice(pair: Any, pieces: dict[int, str]) -> bool:
+    """Whether it is [token, probability]."""
+    if not isinstance(pair, list) or len(pair) != 2 or not _known(pair[:1], pieces):
+        return False
+    return _number(pair[1]) and 0 <= pair[1] <= 1
+
+
+def _known(tokens: list[Any], pieces: dict[int, str]) -> bool:
+    return all(type(token) is int and token in pieces for token in tokens)
+
+
+def _counts(values: Any) -> bool:
+    return isinstance(values, list) and all(type(value) is int and value >= 0 for value in values)
+
+
+def _number(value: Any) -> bool:
+    return type(value) in (int, float) and math.isfinite(value)
+
+
+def _keys(data: Any, keys: set[str], where: str) -> None:
+    names = ", ".join(sorted(keys))
+    _need(isinstance(data, dict) and set(data) == keys, f"{where} does not have exactly the keys {names}")
+
+
+def _need(good: Any, problem: str) -> None:
+    if not good:
+        raise UserError(f"the trace is damaged: {problem}; record it again")

@@ -1,0 +1,145 @@
+"""Any length, semi-autoregressively (paper section 4.2): windows of L tokens that move by L' < L.
+
+A window is written by any plan; then the next one begins L' tokens later, with the tail of what stands as its prefix.
+What a window has written never changes. The last window is moved back so that it ends with the canvas. Given tokens
+may stand anywhere, so long texts with gaps work too.
+
+Rows that were trained with BOS and EOS at their ends (`data.block_ends`) are shown to the network with the same frame
+around every window. The frame is not part of the canvas: no window can end the text by writing the EOS that training
+put at the end of every block.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..process.keys import Keys
+from ..types import UserError
+from .choice import Choice
+from .orders import GivenOrder
+from .sampler import Denoiser, Sampler, Trajectory
+
+
+@dataclass(frozen=True)
+class Windows(Sampler):
+    """Another plan, window after window."""
+
+    plan: Sampler
+    length: int  # tokens that the network sees at once, the frame included
+    stride: int  # by how much the window moves
+    frame: tuple[int, int] | None = None  # BOS and EOS around every window
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.stride < self.room:
+            raise UserError(
+                f"stride={self.stride} must be at least 1 and less than the window of {self.room} tokens: "
+                "what is left of the window is the context of the next one"
+            )
+        if isinstance(self.plan, GivenOrder):
+            raise UserError("a given order names positions of one window; it cannot be followed over several")
+        if isinstance(self.plan, Windows):
+            raise UserError("a plan in windows cannot be followed inside the windows of another one")
+        object.__setattr__(self, "deterministic", self.plan.deterministic)  # a frozen record
+
+    @property
+    def room(self) -> int:
+        """Tokens of the canvas in a window."""
+        return self.length - (0 if self.frame is None else 2)
+
+    def check(self, model: Denoiser) -> None:
+        """A model that can follow the plan can follow it in windows."""
+        self.plan.check(model)
+
+    def course(self, canvas: Tensor, model: Denoiser, key: Keys) -> Trajectory:
+        """Ready at the first window that has something to write."""
+        return _WindowTrajectory(canvas, key, model, self)
+
+
+class _WindowTrajectory(Trajectory):
+    def __init__(self, canvas: Tensor, key: Keys, model: Denoiser, windows: Windows) -> None:
+        super().__init__(canvas, key)
+        self.total = canvas.clone()
+        self.windows, self.model = windows, model
+        self.first = 0 if windows.frame is None else 1  # where the canvas begins in a window
+        self.start, self.number, self.steps = 0, 0, 0
+        self._open()
+
+    def _open(self) -> None:
+        """The first window from here on that has something to write."""
+        while True:
+            self.inner = self.windows.plan.course(self._framed(), self.model, self.key.fork(f"window {self.number}"))
+            if not self.inner.finished or not self._move():
+                self._show()
+                return
+
+    @property
+    def _end(self) -> int:
+        """Where the window ends in the whole canvas, which may be shorter than a window."""
+        return min(self.start + self.windows.room, len(self.total))
+
+    def _framed(self) -> Tensor:
+        part = self.total[self.start : self._end]
+        if self.windows.frame is None:
+            return part
+        bos, eos = self.windows.frame
+        return torch.cat([torch.tensor([bos]), part, torch.tensor([eos])])
+
+    def _move(self) -> bool:
+        """To the next window, if there is one."""
+        if self.start + self.windows.room >= len(self.total):
+            return False
+        self.start = min(self.start + self.windows.stride, len(self.total) - self.windows.room)
+        self.number += 1
+        return True
+
+    def _show(self) -> None:
+        self.canvas, self.t, self.ruled = self.inner.canvas, self.inner.t, self.inner.ruled
+        if not self.inner.finished:
+            self.step = self.steps + self.inner.step
+
+    @property
+    def finished(self) -> bool:
+        return self.inner.finished
+
+    def look(self) -> Tensor:
+        return self.inner.look()
+
+    def score(self, log_x: Tensor) -> Tensor:
+        return self.inner.score(log_x)
+
+    def choose(self, scores: Tensor) -> None:
+        self.inner.choose(scores)
+
+    def due(self) -> Tensor:
+        return self.inner.due()
+
+    def uniform(self, positions: Tensor) -> Tensor:
+        return self.inner.uniform(positions)
+
+    def choice(self, given: Choice) -> Choice:
+        return self.inner.choice(given)
+
+    def write(self, positions: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        changed, tokens = self.inner.write(positions, tokens)
+        places = self.place(changed)
+        self.total[self.start : self._end] = self.inner.canvas[self.first :][: self._end - self.start]
+        if self.inner.finished and self._move():
+            self.steps = self.step + 1
+            self._open()
+        else:
+            self._show()
+        return places, tokens
+
+    def place(self, positions: Tensor) -> Tensor:
+        return positions - self.first + self.start
+
+    def whole(self) -> Tensor:
+        return self.total
+
+    def fixed(self, mask: int) -> int:
+        if self.finished:
+            return len(self.total)
+        return min(self.start + self.inner.fixed(mask) - self.first, self._end)  # the frame is no part of it

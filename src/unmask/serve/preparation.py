@@ -1,0 +1,135 @@
+"""From a body to work for the engine: canvases, checked settings, limits."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import replace
+
+from ..data.canvas import Canvas, Gap, parse_gaps, split_gaps
+from ..lm import LM, Job, Work
+from ..process.keys import check_seed
+from ..sampling.params import SamplingParams
+from ..types import UserError
+from .limits import Limits, Refusal
+from .schema import CompletionBody, DiffusionBody, Gapped, InfillBody, TokenizeBody, Writing
+
+USUAL_TOKENS = 16  # what OpenAI's clients get where they say nothing
+
+
+def ranged(text: str) -> bool:
+    """Whether it has a gap of one length or another: which it is, the network says."""
+    return any("-" in inside for inside in split_gaps(text)[1::2])
+
+
+def prepare(lm: LM, asked: DiffusionBody | InfillBody, limits: Limits) -> list[Work]:
+    """The sequences of /v1/diffusion and /v1/infill."""
+    _within(asked, limits)
+    options = asked.options(_seed(asked), stop_at_eos=asked.stop_at_eos)
+    if asked.text is not None and (asked.prompt is not None or asked.suffix is not None or asked.length is not None):
+        raise Refusal(400, "give either a text with gaps, or a prompt, suffix and length", param="text")
+    canvas = _gaps(lm, asked, limits) if asked.text is not None else _prompt(lm, asked, limits)
+    return _works(lm, [canvas] * asked.n, options, limits, getattr(asked, "tops", 0))
+
+
+def prepare_completion(lm: LM, asked: CompletionBody, limits: Limits) -> list[Work]:
+    """The sequences of /v1/completions: n for each prompt."""
+    _within(asked, limits)
+    for name in ("presence_penalty", "frequency_penalty"):
+        if getattr(asked, name):
+            raise Refusal(400, f"{name} is not known to these models; leave it at 0", param=name)
+    if asked.logit_bias:
+        raise Refusal(400, "logit_bias is not known here; name tokens to leave out with ban", param="logit_bias")
+    if asked.best_of not in (None, asked.n):
+        raise Refusal(400, "best_of must be n: every sample is sent", param="best_of")
+    prompts = [asked.prompt] if isinstance(asked.prompt, str) else asked.prompt
+    if len(prompts) * asked.n > limits.n:
+        raise Refusal(400, f"{len(prompts)} prompts with n={asked.n} are more than {limits.n} samples", param="n")
+    suffix, painter = asked.suffix or "", lm.painter
+    ends = not suffix and not asked.ignore_eos and painter.vocab.eos is not None
+    options = asked.options(_seed(asked), stop_at_eos=ends)
+    canvases: list[Canvas] = []
+    for prompt in prompts:
+        given = painter.given(prompt, suffix, windowed=asked.stride is not None)
+        length = given + (asked.max_tokens or USUAL_TOKENS)
+        most = limits.length if asked.stride is not None or lm.model.any_length else min(lm.length, limits.length)
+        if length > most:
+            raise Refusal(
+                400,
+                f"this model writes at most {most} tokens, and {given} given ones and max_tokens="
+                f"{length - given} are {length}; shorten the prompt or max_tokens",
+                param="max_tokens",
+                code="context_length_exceeded",
+            )
+        canvases += [lm.prompt_canvas(prompt, length, suffix, asked.stride is not None)] * asked.n
+    return _works(lm, canvases, options, limits, asked.logprobs or 0)
+
+
+def tokens(lm: LM, asked: TokenizeBody, limits: Limits) -> list[int]:
+    """The ids of a text as a model would be given it; a ranged gap is as short as it may be."""
+    parts: list[str | Gap] = [asked.text]
+    if len(split_gaps(asked.text)) > 1:
+        parts = _parts(asked.text, limits)
+    ids: list[int] = lm.painter.gaps(parts, windowed=True).ids.tolist()
+    _fits(len(ids), limits)
+    return ids
+
+
+def _within(asked: Writing, limits: Limits) -> None:
+    for name, most in (("n", limits.n), ("steps", limits.steps)):
+        value = getattr(asked, name)
+        if value is not None and value > most:
+            raise Refusal(400, f"{name}={value} is more than the {most} that this server allows", param=name)
+
+
+def _seed(asked: Writing) -> int:
+    return secrets.randbelow(2**31) if asked.seed is None else asked.seed
+
+
+def _prompt(lm: LM, asked: Gapped, limits: Limits) -> Canvas:
+    length = min(lm.length, limits.length) if asked.length is None else asked.length
+    _fits(length, limits)
+    return lm.prompt_canvas(asked.prompt or "", length, asked.suffix or "", asked.stride is not None)
+
+
+def _gaps(lm: LM, asked: Gapped, limits: Limits) -> Canvas:
+    assert asked.text is not None
+    _parts(asked.text, limits)
+    return lm.gap_canvas(asked.text, windowed=asked.stride is not None)
+
+
+def _parts(text: str, limits: Limits) -> list[str | Gap]:
+    parts = parse_gaps(text)
+    _fits(sum(part.low for part in parts if isinstance(part, Gap)), limits)
+    _fits(sum(len(part) for part in parts if isinstance(part, str)) // 64, limits)  # before it is read into tokens
+    return parts
+
+
+def _fits(length: int, limits: Limits) -> None:
+    if length > limits.length:
+        raise Refusal(
+            400, f"a text of {length} tokens is longer than the {limits.length} that this server allows", param="length"
+        )
+
+
+def _works(lm: LM, canvases: list[Canvas], options: SamplingParams, limits: Limits, tops: int) -> list[Work]:
+    for canvas in canvases[:1]:
+        _fits(len(canvas.ids), limits)
+    if (total := sum(len(canvas.ids) for canvas in canvases)) > limits.tokens:
+        raise Refusal(
+            400, f"{total} tokens in all are more than the {limits.tokens} that this server allows", param="n"
+        )
+    if len(canvases) > limits.queue + limits.batch:
+        raise Refusal(400, f"{len(canvases)} samples are more than this server holds at a time", param="n")
+    check_seed(options.seed + len(canvases) - 1)
+    works, jobs = [], [Job(canvas, replace(options, seed=options.seed + i)) for i, canvas in enumerate(canvases)]
+    for i, job in enumerate(jobs):
+        if i == 0 or job.canvas is not jobs[i - 1].canvas:
+            _fits(len(job.canvas.ids), limits)
+            lm.check(job)
+        works.append(Work(lm, job, i, tops))
+    return works
+
+
+def sentence(error: UserError) -> Refusal:
+    """What the library says of a setting."""
+    return Refusal(400, str(error))

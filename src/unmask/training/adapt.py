@@ -1,0 +1,225 @@
+"""Fine-tuning of a saved model (paper section 5.1): it goes on as a language model, or becomes a classifier.
+
+unmask finetune MODEL mdlm --data TEXT      a BERT learns to write; the bound before and after (sedd, d3pm, plaid: too)
+unmask finetune MODEL glue/sst2             a task with labels, once a seed
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+import torch
+
+from ..config import Config, differences, nearest
+from ..data import tasks
+from ..data.pack import prepare
+from ..distributed import world as join_world
+from ..evaluation.likelihood import evaluate
+from ..hub import checkpoint
+from ..hub.layout import NoHead
+from ..hub.resolve import load
+from ..lm import LM
+from ..models import registry
+from ..progress import progress_bar
+from ..recipes import dna_finetuning, genomics_finetuning, glue_finetuning, mdlm_finetuning
+from ..types import Likelihood, UserError
+from .finetune import TaskResult, finetune
+from .loop import open_folder
+from .text import TrainResult, check, train
+
+KINDS = {  # method and loss of a model that goes on as a language model
+    "mdlm": ("mdlm", "bound"), "mlm": ("mdlm", "mlm"), "sedd": ("sedd", "bound"), "d3pm": ("d3pm", "bound"),
+    "plaid": ("plaid", "bound"), "ar": ("ar", "bound"),
+}  # fmt: skip
+LIKE = ("mdlm", "sedd", "d3pm", "no-carry-over")  # methods whose weights mean the same: a token for each [MASK]
+INSTEAD = {"train.steps": "task.epochs", "data.length": "task.length", "data.local": "task.local"}  # for tasks
+BEFORE = "before.json"  # in the folder of the run
+
+
+@dataclass(frozen=True)
+class Adapted:
+    """A language model that was trained on: its bound before, and how the training ended."""
+
+    before: dict[str, Any] | None  # the figures of a likelihood; None where the run was begun without
+    result: TrainResult
+
+
+def is_language(kind: str) -> bool:
+    """Whether a kind of fine-tuning gives a language model; else it is the name of a task."""
+    if kind in KINDS:
+        return True
+    if kind not in tasks.TASKS and nearest(kind, KINDS) and "/" not in kind:
+        raise UserError(f"unknown task {kind!r}{nearest(kind, KINDS)}; choose one of {', '.join(_kinds())}")
+    tasks.task(kind)
+    return False
+
+
+def _kinds() -> list[str]:
+    return [*KINDS, *tasks.TASKS]
+
+
+def language_config(
+    lm: LM,
+    name: str,
+    kind: str = "mdlm",
+    data: str | None = None,
+    local: str | None = None,
+    overrides: Sequence[str] = (),
+) -> Config:
+    """The settings of a language model that goes on: the paper's fine-tuning, on the data that were asked for."""
+    method, loss = KINDS[kind]
+    _check_start(lm, name, kind)
+    if lm.config.data.tokenizer == "dna":
+        config = dna_finetuning(lm.config, method, loss)
+    else:
+        config = mdlm_finetuning(lm.config, loss, method)
+    config = _with(config, "train", start=name)
+    if data is not None:
+        intervals = config.data.intervals if data == config.data.source else None
+        config = _with(config, "data", source=data, subset=None, detokenizer="auto", local=local, intervals=intervals)
+    elif local is not None:
+        config = _with(config, "data", local=local)
+    if data is None and not any(text.startswith("data.source=") for text in overrides):
+        raise UserError(f"say on which text {name} is to go on: --data NAME_OR_PATH")
+    return _overridden(config, overrides)
+
+
+def _check_start(lm: LM, name: str, kind: str) -> None:
+    """Raise if a model cannot go on in this way."""
+    method, causal = lm.config.model.method, lm.model.backbone.causal
+    if kind == "ar" and not causal:
+        raise UserError(
+            f"{name} looks both ways, and ar needs a model that looks to the left only; give one of method ar"
+        )
+    if kind == "ar" or method == kind:
+        return
+    if causal or method not in LIKE:
+        why = "looks to the left only" if causal else f"is trained as {method}"
+        raise UserError(
+            f"{name} {why}, and {kind} needs a masked LM that looks both ways; give a BERT or a model of method mdlm"
+        )
+
+
+def task_config(lm: LM, name: str, task: str, local: str | None = None, overrides: Sequence[str] = ()) -> Config:
+    """The settings of a classifier: the paper's, for texts or for sequences of bases."""
+    record = tasks.task(task)
+    base = genomics_finetuning(lm.config) if record.sequences else glue_finetuning(lm.config)
+    config = _with(base, "train", start=name)
+    length = record.length or base.task.length
+    config = _overridden(_with(config, "task", name=task, local=local, length=length), overrides)
+    if config.task.warmup is not None and config.train.warmup != base.train.warmup:
+        raise UserError(f"{task} has its warm-up as a share of the steps; set task.warmup instead of train.warmup")
+    return config
+
+
+def _overridden(config: Config, overrides: Sequence[str]) -> Config:
+    """The config with what the user changes: neither what comes with the weights, nor what is an argument."""
+    changed = config.override(overrides)
+    for key, old, new in differences(config, changed):
+        if key in ("train.start", "task.name"):
+            raise UserError(f"{key} is said by the arguments: {old}; leave out {key}={new}")
+        if key != "model.dropout" and (key.startswith("model.") or key in ("data.tokenizer", "data.vocab_size")):
+            raise UserError(f"{key}={old} belongs to the weights of {config.train.start}; leave out {key}={new}")
+        if config.task.name is not None and key in INSTEAD:
+            raise UserError(f"{key} changes nothing for a task; set {INSTEAD[key]} instead of {key}={new}")
+    return changed
+
+
+def _with(config: Config, section: str, **changes: Any) -> Config:
+    part = getattr(config, section).model_copy(update=changes)
+    return config.model_copy(update={section: part})
+
+
+def go_on(lm: LM, config: Config, out: str | Path, *, quiet: bool = False) -> Adapted:
+    """Train a language model on, or continue that; its bound is measured before the first step, as it is after."""
+    out = Path(out)
+    folder = open_folder(config, out)  # what cannot be is refused before anything is measured
+    check(config, lm, folder)
+    before = _before(lm, config, out, quiet, folder is not None)
+    return Adapted(before, train(config, out, quiet=quiet, start=lm))
+
+
+def _before(lm: LM, config: Config, out: Path, quiet: bool, begun: bool) -> dict[str, Any] | None:
+    path = out / BEFORE
+    if begun:  # without a checkpoint the file may be of another model, or of other text
+        return checkpoint.read_json(path, "cannot read the bound before the fine-tuning") if path.is_file() else None
+    with join_world(config.train.device) as world:
+        found = bound(lm, config, world, quiet or not world.main).as_dict()
+        if world.main:
+            checkpoint.write_atomically(path, json.dumps(found, indent=1) + "\n")
+        world.barrier()
+    return found
+
+
+def bound(lm: LM, config: Config, world: Any, quiet: bool) -> Likelihood:
+    """The bound of a model as the evaluations of a run measure it: same rows, draws, seed and law."""
+    spec = config.eval
+    model = lm.model
+    if lm.config.model.method in LIKE:
+        model = model.under(registry.schedule(config.schedule), registry.law(config.objective, config.schedule))
+    model = model.to(world.device)
+    with world.first(), progress_bar("tokenizing", quiet) as progress:
+        rows = prepare(config.data, lm.tokenizer, ("train", spec.split), progress).split(spec.split)
+    with progress_bar("bound before", quiet) as progress, torch.no_grad():
+        return evaluate(
+            model,
+            rows,
+            draws=spec.draws,
+            batch_size=spec.batch_size,
+            seed=spec.seed,
+            limit=spec.rows,
+            world=world,
+            attend_pads=config.data.attend_pads,
+            progress=progress,
+            protocol={"model": config.train.start, "method": lm.config.model.method},
+        )
+
+
+# -- tasks -----------------------------------------------------------------------------------------------------------
+
+
+def classify(lm: LM, config: Config, out: str | Path, seeds: Sequence[int], *, quiet: bool = False) -> list[TaskResult]:
+    """Train a classifier once a seed; with several seeds each has a folder of its own."""
+    out = Path(out)
+    results = []
+    for seed in seeds:
+        own = config.model_copy(update={"seed": seed})
+        results.append(finetune(lm, own, out if len(seeds) == 1 else out / f"seed-{seed}", quiet=quiet))
+        if not results[-1].finished:
+            break
+    return results
+
+
+def summary(results: Sequence[TaskResult], metric: str, which: str = "last") -> dict[str, dict[str, Any]]:
+    """By dev split: the metric of every seed, their mean, and their standard deviation (None of one)."""
+    found: dict[str, dict[str, Any]] = {}
+    for split in getattr(results[0], which):
+        values = [getattr(result, which)[split][metric] for result in results]
+        found[split] = {
+            "values": values,
+            "mean": mean(values),
+            "sd": stdev(values) if len(values) > 1 else None,
+            "stderr_data": getattr(results[0], which)[split].get(f"{metric}_stderr"),
+        }
+    return found
+
+
+def begun(out: str | Path) -> LM | None:
+    """The model of a run that is under way in `out`, if there is one."""
+    return load(out) if checkpoint.steps(Path(out)) else None
+
+
+def load_start(
+    model: str, weights: str = "ema", which: str = "last", tokenizer: str | None = None, device: str = "cpu"
+) -> LM:
+    """The model that is to be fine-tuned; an encoder without a head for masks gets a fresh one."""
+    how: dict[str, Any] = {"which": which, "weights": weights, "device": device, "tokenizer": tokenizer}
+    try:
+        return load(model, **how)
+    except NoHead:
+        return load(model, new_head=True, **how)

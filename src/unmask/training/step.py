@@ -1,0 +1,232 @@
+"""The training step: optimizer, learning rate, clipping, EMA, and nothing about the method.
+
+Sums are back-propagated and divided once by the all-reduced weight, so accumulation and any number of processes give
+the same step. All randomness is a function of (seed, step, slot in the global batch); dropout, which uses torch's
+global generator, is reseeded from (seed, step, micro-step, rank). So there is no random state to save: resuming is
+arithmetic.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..config import Config, TrainConfig
+from ..data.loader import drop_labels, flip_strands, train_batch
+from ..data.pack import Rows
+from ..distributed import World, settle, spread
+from ..hub import checkpoint
+from ..models.language_model import LanguageModel
+from ..networks.interface import Network
+from ..process.keys import Keys
+from ..types import Batch, UserError
+from .memory import keep_pages
+
+Cut = Callable[[Config, Any, range, Keys], Batch]  # some slots of the global batch of step keys.step, from some data
+
+
+def text_batch(config: Config, rows: Rows, slots: range, keys: Keys) -> Batch:
+    """Some slots of a step on rows of text; labels are hidden by chance."""
+    batch = train_batch(
+        rows,
+        seed=config.seed,
+        step=keys.step,
+        batch_size=config.train.batch_size,
+        slots=slots,
+        attend_pads=config.data.attend_pads,
+    )
+    if config.data.reverse_complement:
+        batch = flip_strands(batch, keys)
+    return drop_labels(batch, config.train.label_drop, keys)
+
+
+def learning_rate(spec: TrainConfig, step: int) -> float:
+    """Linear warm-up, then constant, cosine or linear decay to final_lr; `step` counts from 0."""
+    if step < spec.warmup:
+        return spec.lr * (step + 1) / spec.warmup
+    if spec.decay == "constant":
+        return spec.lr
+    done = (step - spec.warmup) / max(1, spec.steps - spec.warmup)
+    left = 1 - done if spec.decay == "linear" else 0.5 * (1 + math.cos(math.pi * done))
+    return spec.lr * (spec.final_lr + (1 - spec.final_lr) * left)
+
+
+def parameter_groups(model: nn.Module, spec: TrainConfig) -> list[dict[str, Any]]:
+    """The weights that take a gradient, in groups with one learning rate and one decay each.
+
+    Which weights are not decayed the backbone says, and which move faster or slower than train.lr the model.
+    """
+    rates = model.rates() if isinstance(model, LanguageModel) else {}
+    backbone = model.backbone
+    spared = {f"backbone.{name}" for name in backbone.no_decay()} if isinstance(backbone, Network) else set()
+    groups: dict[tuple[float, float], list[Tensor]] = {}
+    for name, p in model.named_parameters():
+        if p.requires_grad:
+            decay = 0.0 if name in spared else spec.weight_decay
+            groups.setdefault((rates.get(name, 1.0), decay), []).append(p)
+    return [{"params": own, "rate": rate, "weight_decay": decay} for (rate, decay), own in groups.items()]
+
+
+class Ema:
+    """A moving average of the weights, by name; its memory is short at the beginning: min(decay, (1+n)/(10+n))."""
+
+    def __init__(self, model: nn.Module, decay: float) -> None:
+        self.decay = decay
+        self.weights = {name: p.detach().clone() for name, p in model.named_parameters()} if decay else {}
+
+    def update(self, model: nn.Module, n: int) -> None:
+        """Move towards the weights after step n (counted from 0)."""
+        if self.decay:
+            decay = min(self.decay, (1 + n) / (10 + n))
+            own = [checkpoint.local(self.weights[name]) for name, _ in model.named_parameters()]
+            torch._foreach_lerp_(own, [checkpoint.local(p.detach()) for p in model.parameters()], 1 - decay)
+
+    @contextmanager
+    def swapped(self, model: nn.Module) -> Iterator[None]:
+        """The averaged weights in place of the model's, for a while."""
+        self._swap(model)
+        try:
+            yield
+        finally:
+            self._swap(model)
+
+    def _swap(self, model: nn.Module) -> None:
+        settle(model)
+        for name, p in model.named_parameters():
+            if name in self.weights:
+                own, average = checkpoint.local(p.data), checkpoint.local(self.weights[name])
+                kept = own.clone()
+                own.copy_(average)
+                average.copy_(kept)
+
+
+class Trainer:
+    """A model, its optimizer, its average, and the step that moves them.
+
+    A model is anything with a `backbone` and `forward(batch, keys) -> (sum, weight)`; `cut` makes its batches.
+    Weights that take no gradient stay as they are.
+    """
+
+    def __init__(self, config: Config, model: nn.Module, world: World, cut: Cut = text_batch) -> None:
+        self.config, self.world, self.model, self.cut = config, world, model.to(world.device), cut
+        spec = config.train
+        if world.device.type == "cpu":
+            keep_pages()
+        if spec.batch_size < world.size:
+            raise UserError(f"train.batch_size={spec.batch_size} is smaller than the {world.size} processes")
+        self.module = spread(self.model, spec.strategy, world)
+        if spec.compile:
+            backbone: Any = self.model.backbone
+            backbone.forward = torch.compile(backbone.forward)
+        self.ema = Ema(self.model, spec.ema)
+        self.optimizer = torch.optim.AdamW(
+            parameter_groups(self.model, spec),
+            lr=spec.lr,
+            betas=spec.betas,
+            eps=spec.adam_eps,
+            weight_decay=spec.weight_decay,
+            fused=True if world.device.type in ("cpu", "cuda") and spec.strategy == "ddp" else None,
+        )
+        self.keys = Keys(config.seed).fork("train")
+
+    def autocast(self) -> Any:
+        """bf16 where the config says so."""
+        if self.config.train.precision == "bf16":
+            return torch.autocast(self.world.device.type, dtype=torch.bfloat16)
+        return nullcontext()
+
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        """The averaged weights (the raw ones where there is no average) and the precision of training, for a while."""
+        with self.ema.swapped(self.model), self.autocast():
+            yield
+
+    def micro_slots(self) -> list[range]:
+        """The slots of the global batch that are this process's, cut for accumulation."""
+        mine = self.world.slots(self.config.train.batch_size)
+        size = self.config.train.micro_batch_size or len(mine)
+        return [mine[i : i + size] for i in range(0, len(mine), size)]
+
+    def step(self, data: Any, step: int, stop: bool = False) -> tuple[dict[str, float], bool]:
+        """One optimizer step on data that `cut` knows. Returns its figures, and whether any process was asked to stop.
+
+        "tokens" is the weight of its loss: what one of them is, the model says.
+        """
+        keys = self.keys.at(step)
+        micros = self.micro_slots()
+        total = torch.zeros(3, dtype=torch.float64)
+        self.module.train()
+        for micro, slots in enumerate(micros):
+            batch = self.cut(self.config, data, slots, keys).to(self.world.device)
+            torch.manual_seed(keys.torch_seed("dropout", micro * self.world.size + self.world.rank))
+            with self._sync(micro == len(micros) - 1):
+                with self.autocast():
+                    loss, weight = self.module(batch, keys)
+                loss.backward()
+            total += torch.tensor([loss.item(), weight.item(), 0.0], dtype=torch.float64)
+        total[2] = float(stop)
+        loss_sum, weight_sum, stops = self.world.sum(total).tolist()
+        weight_sum = max(weight_sum, 1.0)  # a step of cross-entropy may, by chance, have masked nothing
+        norm = self._apply(weight_sum, step)
+        figures = {"loss": loss_sum / weight_sum, "lr": learning_rate(self.config.train, step), "grad_norm": norm}
+        return figures | {"tokens": weight_sum}, stops > 0
+
+    def _sync(self, last: bool) -> Any:
+        """Gradients travel between processes only with the last micro-batch."""
+        if isinstance(self.module, nn.parallel.DistributedDataParallel) and not last:
+            return self.module.no_sync()
+        return nullcontext()
+
+    def _apply(self, weight: float, step: int) -> float:
+        """Divide by the weight, clip, move, average."""
+        spec = self.config.train
+        gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
+        # DDP and FSDP average over processes what we want summed.
+        scale = self.world.size / weight
+        norm = float(checkpoint.full(nn.utils.get_total_norm(gradients, foreach=True))) * scale
+        if not math.isfinite(norm):
+            raise UserError(f"the gradient of step {step} is not finite; lower train.lr or check the data")
+        if spec.clip is not None and norm > spec.clip:
+            scale *= spec.clip / norm
+        torch._foreach_mul_([checkpoint.local(g) for g in gradients], scale)
+        for group in self.optimizer.param_groups:
+            group["lr"] = group["rate"] * learning_rate(spec, step)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.ema.update(self.model, step)
+        return norm
+
+    # -- what a checkpoint holds -------------------------------------------------------------------------------------
+
+    def groups(self) -> dict[str, dict[str, Tensor]]:
+        """All numbers of the run by group and name; sharded where the model is."""
+        settle(self.model)
+        moments = {
+            f"{kind}.{name}": value
+            for name, p in self.model.named_parameters()
+            for kind, value in self.optimizer.state.get(p, {}).items()
+        }
+        groups = {"model": dict(self.model.state_dict()), "optimizer": moments}
+        return groups | ({"ema": self.ema.weights} if self.ema.weights else {})
+
+    def save(self, folder: Path) -> None:
+        """Write the numbers into a folder: whole, or each process its shard (all processes call)."""
+        if self.config.train.strategy == "fsdp":
+            checkpoint.write_shards(folder, self.groups())
+        elif self.world.main:
+            checkpoint.write_whole(folder, self.groups())
+
+    def restore(self, folder: Path) -> None:
+        """Take everything back from a checkpoint of either kind, strictly."""
+        for p in (p for group in self.optimizer.param_groups for p in group["params"]):
+            place = self.world.device if self.optimizer.defaults["fused"] else torch.device("cpu")
+            step = torch.zeros((), dtype=torch.float32, device=place)
+            self.optimizer.state[p] = {"step": step, "exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
+        for group, targets in self.groups().items():
+            checkpoint.read_into(folder, group, targets)

@@ -1,0 +1,178 @@
+"""Training a language model on rows of text: what the loop (`loop`) has to know of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..config import Config
+from ..data.labels import load_labels, save_labels
+from ..data.pack import Prepared, prepare
+from ..data.tokenization import Tokenizer
+from ..distributed import World
+from ..distributed import world as join_world
+from ..evaluation.likelihood import evaluate
+from ..hub import checkpoint
+from ..lm import LM
+from ..lm import Job as WritingJob
+from ..models import registry
+from ..models.language_model import LanguageModel
+from ..process.keys import Keys
+from ..progress import progress_bar
+from ..sampling import SAMPLERS
+from ..sampling.params import SamplingParams
+from ..types import Likelihood, UserError
+from .loop import MAY_CHANGE, Evaluated, Loop, TrainingJob, open_folder, stop_signals
+from .step import Trainer, text_batch
+
+__all__ = ["MAY_CHANGE", "TextJob", "TrainResult", "check", "fill", "train"]
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """How a call of `train` ended."""
+
+    out: Path
+    step: int
+    finished: bool
+    valid: Likelihood | None  # of this call's last evaluation
+    seconds: float
+    tokens_per_second: float
+    stopped_early: bool = False  # by train.patience: finished before train.steps
+
+
+def train(config: Config, out: str | Path, *, quiet: bool = False, start: LM | None = None) -> TrainResult:
+    """Train, or continue the run that is in `out`. SIGTERM and Ctrl-C save before they stop.
+
+    With `start` a new run begins with the weights and the tokenizer of that model, which config.train.start names; a
+    run that is continued has its own, and needs no `start`.
+    """
+    out = Path(out)
+    with join_world(config.train.device) as world:
+        hidden = quiet or not world.main
+        folder = open_folder(config, out)
+        job = TextJob(config, world, hidden, folder, start)
+        loop = Loop(job, out, world, hidden, folder)
+        with stop_signals() as stopped:
+            end = loop.go(stopped)
+    return TrainResult(out, end.step, end.finished, job.valid, end.seconds, end.per_second, end.stopped_early)
+
+
+class TextJob(TrainingJob):
+    """A language model, its rows, and its likelihood on the validation split."""
+
+    model: LanguageModel
+    figure = "nats"
+
+    def __init__(self, config: Config, world: World, quiet: bool, folder: Path | None, start: LM | None = None) -> None:
+        self.config, self.world, self.cut = config, world, text_batch
+        self.valid: Likelihood | None = None
+        check(config, start, folder)
+        tokenizer, labels = self._given(folder, start)
+        with world.first(), progress_bar("tokenizing", quiet) as progress:
+            splits = ("train", config.eval.split)
+            self.prepared: Prepared = prepare(config.data, tokenizer, splits, progress, labels)
+        self.data, self.valid_rows = self.prepared.split("train"), self.prepared.split(config.eval.split)
+        torch.manual_seed(Keys(config.seed).torch_seed("init"))
+        self.model = registry.model(config, self.prepared.tokenizer.vocab, len(self.prepared.labels))
+        if config.train.patience is not None and not self.model.likelihood:
+            raise UserError("train.patience waits for a better likelihood, and this model has none; leave it out")
+        if start is not None and folder is None:
+            own, given = self.model, start.model
+            if own.state_dict().keys() != given.state_dict().keys():  # what another method adds begins fresh
+                own, given = own.backbone, given.backbone  # type: ignore[assignment]
+            fill(own, given, f"the model {config.train.start}")
+        if config.sample.every:  # said now, and not after a day
+            lm, steps = self._writer()
+            lm.check(WritingJob(lm.prompt_canvas("", config.sample.length), SamplingParams(steps=steps)))
+
+    def _given(self, folder: Path | None, start: LM | None) -> tuple[Tokenizer | None, list[str] | None]:
+        """Tokenizer and labels of the run that is continued, or of the model that it begins with."""
+        column = self.config.data.label
+        if folder is not None:
+            return Tokenizer.load(folder), load_labels(folder, column)
+        if start is not None:
+            return start.tokenizer, start.labels or None
+        return None, None
+
+    def identity(self) -> dict[str, Any]:
+        """The data."""
+        return {"data": self.prepared.fingerprint}
+
+    def changed(self, fact: str) -> str:
+        """The sentence for data that are not those of before."""
+        return f"the data {self.config.data.source} changed"
+
+    def evaluates(self, step: int) -> bool:
+        """Every eval.every steps."""
+        every = self.config.eval.every
+        return bool(every) and step % every == 0
+
+    def evaluate(self, trainer: Trainer, step: int) -> Evaluated | None:
+        """The likelihood of the validation split."""
+        if not self.model.likelihood:
+            return None
+        spec = self.config.eval
+        with trainer.averaged():
+            self.valid = valid = evaluate(
+                self.model,
+                self.valid_rows,
+                draws=spec.draws,
+                batch_size=spec.batch_size,
+                seed=spec.seed,
+                limit=spec.rows,
+                world=self.world,
+                attend_pads=self.config.data.attend_pads,
+            )
+        nats, error, perplexity = valid.nats_per_token, valid.stderr_nats, valid.perplexity
+        bar = f" ± {perplexity * error:.2f}" if error else ""
+        logged = {"valid_nats": nats, "valid_stderr_nats": error, "valid_perplexity": perplexity}
+        return Evaluated(nats, {"valid ppl": f"{perplexity:.2f}{bar}"}, logged)
+
+    def _writer(self) -> tuple[LM, int | None]:
+        """The model with its tokenizer, and the steps of its samples: None where its sampler takes no steps."""
+        lm = LM(self.model, self.prepared.tokenizer, self.config, labels=list(self.prepared.labels))
+        return lm, self.config.sample.steps if "steps" in SAMPLERS[lm.model.usual_sampler].takes else None
+
+    def samples(self, trainer: Trainer, step: int) -> list[str]:
+        """A few texts every sample.every steps and at the end."""
+        spec = self.config.sample
+        if not spec.every or (step % spec.every and step != self.config.train.steps):
+            return []
+        lm, steps = self._writer()
+        with trainer.averaged():
+            return lm.sample(spec.n, length=spec.length, steps=steps, seed=self.config.seed)
+
+    def describe(self, folder: Path, step: int) -> None:
+        """The tokenizer and the names of the labels."""
+        self.prepared.tokenizer.save(folder)
+        if self.config.data.label is not None:
+            save_labels(folder, self.config.data.label, self.prepared.labels)
+
+
+def check(config: Config, start: LM | None, folder: Path | None) -> None:
+    """Raise for settings that do not fit together; `folder` is the checkpoint that a run is continued from."""
+    spec = config.train
+    if config.task.name is not None:
+        raise UserError(
+            f"task.name={config.task.name} is a task for a classifier; "
+            f"train one with: unmask finetune MODEL {config.task.name}"
+        )
+    if spec.patience is not None and not config.eval.every:
+        raise UserError("train.patience counts evaluations; set eval.every to the steps between two of them")
+    if start is not None and spec.start is None:
+        raise UserError("a run that begins with the weights of a model must name it; set train.start")
+    if start is None and spec.start is not None and folder is None:
+        raise UserError(f"train.start={spec.start} names a model to begin with; use: unmask finetune {spec.start} mdlm")
+
+
+def fill(model: nn.Module, source: nn.Module, where: str) -> None:
+    """Give a model the weights of another, strictly: the same names and shapes; `where` names the other in errors."""
+    wanted, found = model.state_dict(), source.state_dict()
+    checkpoint.check_names({k: v.shape for k, v in wanted.items()}, {k: v.shape for k, v in found.items()}, where)
+    for name, target in wanted.items():
+        checkpoint.assign(target, found[name])

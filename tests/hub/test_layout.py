@@ -1,0 +1,569 @@
+"""The folder in which a model travels: the published layout, ours, and every way to spoil them.
+
+The published files are built here from the list of names and shapes alone (ECOSYSTEM 2), and what the loaded network
+computes is compared with GPT-NeoX, whose weights are folded from the same tensors.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+import unmask
+from support.helpers import settings, tiny_config, trained
+from unmask.config import ModelConfig
+from unmask.data.tokenization import Tokenizer, bytes_tokenizer
+from unmask.hub.resolve import layout
+from unmask.models import registry
+from unmask.recipes import recipe
+from unmask.types import UserError, Vocab
+
+DIM, HEADS, COND, BLOCKS, LENGTH = 32, 4, 12, 12, 24
+BYTES = 259  # tokens of the tokenizer of bytes
+ROTARY = "backbone.rotary_emb.inv_freq"
+PUBLISHED = {
+    "_name_or_path": "kuleshov-group/mdlm-owt", "architectures": ["MDLM"],
+    "auto_map": {"AutoConfig": "configuration_mdlm.MDLMConfig", "AutoModelForMaskedLM": "modeling_mdlm.MDLM"},
+    "cond_dim": COND, "dropout": 0.1, "hidden_dim": DIM, "model_length": LENGTH, "model_type": "mdlm",
+    "n_blocks": BLOCKS, "n_heads": HEADS, "return_dict": False, "time_conditioning": False, "torch_dtype": "float32",
+    "transformers_version": "4.38.2", "vocab_size": BYTES,
+}  # fmt: skip
+MATTERS = {
+    "architectures",
+    "cond_dim",
+    "dropout",
+    "hidden_dim",
+    "model_length",
+    "model_type",
+    "n_blocks",
+    "n_heads",
+    "time_conditioning",
+    "torch_dtype",
+    "vocab_size",
+}
+
+
+def published_tensors(
+    vocab: int = BYTES,
+    dim: int = DIM,
+    cond: int = COND,
+    blocks: int = BLOCKS,
+    heads: int = HEADS,
+    prefix: str = "backbone.",
+) -> dict[str, Tensor]:
+    """The tensors of the published repositories in the order of their file, drawn at random."""
+    generator = torch.Generator().manual_seed(3)
+    shapes: dict[str, tuple[int, ...]] = {
+        "vocab_embed.embedding": (vocab, dim),
+        "sigma_map.mlp.0.weight": (cond, 256),
+        "sigma_map.mlp.0.bias": (cond,),
+        "sigma_map.mlp.2.weight": (cond, cond),
+        "sigma_map.mlp.2.bias": (cond,),
+        "rotary_emb.inv_freq": (dim // heads // 2,),
+    }
+    for i in range(blocks):
+        own = {
+            "norm1.weight": (dim,), "attn_qkv.weight": (3 * dim, dim), "attn_out.weight": (dim, dim),
+            "norm2.weight": (dim,), "mlp.0.weight": (4 * dim, dim), "mlp.0.bias": (4 * dim,),
+            "mlp.2.weight": (dim, 4 * dim), "mlp.2.bias": (dim,), "adaLN_modulation.weight": (6 * dim, cond),
+            "adaLN_modulation.bias": (6 * dim,),
+        }  # fmt: skip
+        shapes |= {f"blocks.{i}.{name}": shape for name, shape in own.items()}
+    shapes |= {
+        "output_layer.norm_final.weight": (dim,),
+        "output_layer.linear.weight": (vocab, dim),
+        "output_layer.linear.bias": (vocab,),
+        "output_layer.adaLN_modulation.weight": (2 * dim, cond),
+        "output_layer.adaLN_modulation.bias": (2 * dim,),
+    }
+    tensors = {name: 0.2 * torch.randn(shape, generator=generator) for name, shape in shapes.items()}
+    size = dim // heads
+    tensors["rotary_emb.inv_freq"] = 1.0 / (10_000 ** (torch.arange(0, size, 2).float() / size))  # their formula
+    return {prefix + name: tensor for name, tensor in tensors.items()}
+
+
+def published_folder(path: Path, tensors: dict[str, Tensor] | None = None, **config: Any) -> Path:
+    """A folder of exactly the published layout: no tokenizer, and code that must not run."""
+    path.mkdir(parents=True)
+    (path / "config.json").write_text(json.dumps(PUBLISHED | config))
+    save_file(tensors or published_tensors(), path / "model.safetensors", metadata={"format": "pt"})
+    trap = f"open({str(path / 'RAN')!r}, 'w').close()\n"
+    for name in ("configuration_mdlm.py", "modeling_mdlm.py"):
+        (path / name).write_text(trap)
+    return path
+
+
+# -- an independent network on the same tensors ----------------------------------------------------------------------
+
+
+def gpt_neox(
+    tensors: dict[str, Tensor], sigma: float, heads: int = HEADS, causal: bool = False, prefix: str = "backbone."
+):
+    """Logits of tokens by transformers' GPT-NeoX, with adaLN at one sigma folded into its weights (SYSTEMS 3.2)."""
+    from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
+
+    t = {name.removeprefix(prefix): tensor.float() for name, tensor in tensors.items()}
+    vocab, dim = t["vocab_embed.embedding"].shape
+    blocks = sum(name.endswith("attn_out.weight") for name in t)
+    config = GPTNeoXConfig(
+        vocab_size=vocab,
+        hidden_size=dim,
+        num_hidden_layers=blocks,
+        num_attention_heads=heads,
+        intermediate_size=4 * dim,
+        hidden_act="gelu_pytorch_tanh",
+        use_parallel_residual=False,
+        attention_bias=False,
+        layer_norm_eps=1e-5,
+        tie_word_embeddings=False,
+        attn_implementation="eager",
+        bos_token_id=None,
+        eos_token_id=None,
+        rope_parameters={"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 1.0},
+    )
+    cond = None if causal else _condition(t, sigma)
+
+    def modulation(name: str, parts: int) -> list[Tensor]:
+        """Shift, scale, gate, ...; a network without adaLN has shift 0, scale 0 and gate 1."""
+        if cond is None:
+            return [torch.full((dim,), float(i % 3 == 2)) for i in range(parts)]
+        return list((t[f"{name}.adaLN_modulation.weight"] @ cond + t[f"{name}.adaLN_modulation.bias"]).chunk(parts))
+
+    state = {"gpt_neox.embed_in.weight": t["vocab_embed.embedding"], "lm_head.weight": t["output_layer.linear.weight"]}
+    for i in range(blocks):
+        b = {n.removeprefix(f"blocks.{i}."): v for n, v in t.items() if n.startswith(f"blocks.{i}.")}
+        shift1, scale1, gate1, shift2, scale2, gate2 = modulation(f"blocks.{i}", 6)
+        qkv = b["attn_qkv.weight"].view(3, heads, dim // heads, dim).permute(1, 0, 2, 3).reshape(3 * dim, dim)
+        own = {
+            "input_layernorm.weight": b["norm1.weight"] * (1 + scale1), "input_layernorm.bias": shift1,
+            "post_attention_layernorm.weight": b["norm2.weight"] * (1 + scale2),
+            "post_attention_layernorm.bias": shift2, "attention.query_key_value.weight": qkv,
+            "attention.dense.weight": gate1[:, None] * b["attn_out.weight"],
+            "mlp.dense_h_to_4h.weight": b["mlp.0.weight"], "mlp.dense_h_to_4h.bias": b["mlp.0.bias"],
+            "mlp.dense_4h_to_h.weight": gate2[:, None] * b["mlp.2.weight"],
+            "mlp.dense_4h_to_h.bias": gate2 * b["mlp.2.bias"],
+        }  # fmt: skip
+        state |= {f"gpt_neox.layers.{i}.{name}": value for name, value in own.items()}
+    shift, scale = modulation("output_layer", 2)
+    state["gpt_neox.final_layer_norm.weight"] = t["output_layer.norm_final.weight"] * (1 + scale)
+    state["gpt_neox.final_layer_norm.bias"] = shift
+    oracle = GPTNeoXForCausalLM(config).eval()
+    oracle.load_state_dict(state, strict=True)
+
+    def logits(tokens: Tensor) -> Tensor:
+        length = tokens.shape[1]
+        mask = torch.zeros(len(tokens), 1, length, length)
+        if causal:
+            mask = mask.masked_fill(torch.ones(length, length).triu(1).bool(), -math.inf)
+        with torch.no_grad():
+            return oracle(input_ids=tokens, attention_mask=mask).logits + t["output_layer.linear.bias"]
+
+    return logits
+
+
+def _condition(t: dict[str, Tensor], sigma: float) -> Tensor:
+    angles = [sigma * 10_000.0 ** (-i / 128) for i in range(128)]
+    h = torch.tensor([*map(math.cos, angles), *map(math.sin, angles)])
+    for layer in ("0", "2"):
+        h = t[f"sigma_map.mlp.{layer}.weight"] @ h + t[f"sigma_map.mlp.{layer}.bias"]
+        h = h * torch.sigmoid(h)
+    return h
+
+
+def our_logits(model: Any, tokens: Tensor, sigma: float | None = None) -> Tensor:
+    """The same by the network of an LM."""
+    with torch.no_grad():
+        if sigma is None:
+            return model.backbone.head(model.backbone(tokens)[0])
+        cond = model.backbone.condition(torch.full((len(tokens),), sigma))
+        return model.backbone.head(model.backbone(tokens, cond=cond)[0])
+
+
+def tokens_of(vocab: int = BYTES, length: int = LENGTH) -> Tensor:
+    return torch.randint(vocab, (2, length), generator=torch.Generator().manual_seed(1))
+
+
+def equal(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
+    return a.keys() == b.keys() and all(a[k].dtype == b[k].dtype and torch.equal(a[k], b[k]) for k in a)
+
+
+# -- published -------------------------------------------------------------------------------------------------------
+
+
+def test_the_published_network_is_gpt_neox_after_folding(tmp_path):
+    tensors = published_tensors()
+    assert len(tensors) == 131
+    lm = unmask.load(published_folder(tmp_path / "m", tensors), tokenizer=bytes_tokenizer())
+    truth = gpt_neox(tensors, 0.0)(tokens_of())
+    assert truth.std() > 0.2
+    torch.testing.assert_close(our_logits(lm.model, tokens_of(), 5.0), truth, rtol=1e-5, atol=1e-5)  # not told the time
+    assert not (tmp_path / "m" / "RAN").exists()
+
+
+def test_a_published_network_that_is_told_the_time(tmp_path):
+    tensors = published_tensors()
+    lm = unmask.load(published_folder(tmp_path / "m", tensors, time_conditioning=True), tokenizer=bytes_tokenizer())
+    for sigma in (0.3, 4.0):
+        truth = gpt_neox(tensors, sigma)(tokens_of())
+        torch.testing.assert_close(our_logits(lm.model, tokens_of(), sigma), truth, rtol=1e-5, atol=1e-5)
+
+
+def test_what_a_published_config_means():
+    found = layout.from_json(PUBLISHED | {"vocab_size": 50258, "model_length": 1024})
+    assert found.vocab == Vocab(50258, mask=50257, bos=50256, eos=50256) and found.vocab_size == 50258
+    paper = recipe("owt")
+    network = {"hidden_dim": DIM, "n_blocks": BLOCKS, "n_heads": HEADS, "cond_dim": COND}
+    assert found.config == paper.model_copy(update={"model": ModelConfig(**network)})
+    assert layout.from_json(PUBLISHED).vocab is None  # only a tokenizer can say which of the tokens is [MASK]
+
+
+def test_published_to_ours_to_published_is_bit_exact(tmp_path):
+    from unmask.hub.convert import write_published
+
+    first = published_folder(tmp_path / "first")
+    lm = unmask.load(first, tokenizer=bytes_tokenizer())
+    lm.save_pretrained(tmp_path / "ours")
+    again = unmask.load(tmp_path / "ours")
+    assert again.config == lm.config and again.tokenizer.vocab == lm.tokenizer.vocab
+    write_published(tmp_path / "second", again)
+    before, after = (load_file(folder / "model.safetensors") for folder in (first, tmp_path / "second"))
+    assert len(before) == 131 and equal(before, after)
+    tree = json.loads((tmp_path / "second" / "config.json").read_text())
+    assert {key: tree[key] for key in MATTERS} == {key: PUBLISHED[key] for key in MATTERS}
+    assert not {"unmask", "auto_map", "return_dict"} & tree.keys()
+
+
+@pytest.mark.parametrize("method", ["mdlm", "sedd", "ar"])
+@pytest.mark.parametrize(
+    ("size", "mask", "counts"),
+    [
+        (50258, 50257, {"mdlm": 169_627_218, "sedd": 169_627_218, "ar": 162_246_482}),
+        (30522, 103, {"mdlm": 139_292_986, "sedd": 139_292_986, "ar": 131_912_250}),
+    ],
+)
+def test_parameter_counts_are_those_of_the_paper(method, size, mask, counts):
+    with torch.device("meta"):
+        model = registry.model(layout.paper_config(method, {}, 128), Vocab(size, mask))
+    assert sum(p.numel() for p in model.parameters()) == counts[method]
+
+
+# -- ours ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_travels_bit_exactly(tmp_path):
+    run = unmask.load(trained())
+    run.save_pretrained(tmp_path / "m", card="# a card")
+    assert sorted(p.name for p in (tmp_path / "m").iterdir()) == [
+        "README.md",
+        "config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    ]
+    there = unmask.load(tmp_path / "m")
+    assert equal(dict(run.model.state_dict()), dict(there.model.state_dict()))
+    assert there.sample(2, length=16, seed=3) == run.sample(2, length=16, seed=3)
+    assert there.score(["one two"], seed=1).nats == run.score(["one two"], seed=1).nats
+    assert there.config.model_copy(update={"data": run.config.data}) == run.config
+    assert there.config.data == run.config.data.model_copy(update={"cache": None})  # a path of this machine
+    assert (there.tokenizer.name, there.tokenizer.kind) == ("bytes", "bytes")
+
+
+METHODS = {
+    "mdlm": ["model.method=mdlm"],
+    "sedd": ["model.method=sedd", "model.time_conditioning=true"],
+    "d3pm": ["model.method=d3pm"],
+    "ar": ["model.method=ar"],
+    "ssd-lm": ["model.method=ssd-lm", "simplex.block=4"],
+}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_travels(method, tmp_path):
+    config = recipe("tiny").override(settings(*METHODS[method]))
+    tokenizer = bytes_tokenizer()
+    model = registry.model(config, tokenizer.vocab)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.1)
+    layout.write_folder(tmp_path / "m", model, tokenizer, config)
+    tree = json.loads((tmp_path / "m" / "config.json").read_text())
+    kind = ("mdlm", ["MDLM"]) if method == "mdlm" else ("unmask", ["Unmask"])
+    assert (tree["model_type"], tree["architectures"]) == kind
+    assert (ROTARY in load_file(tmp_path / "m" / "model.safetensors")) == (method == "mdlm")
+    assert equal(dict(unmask.load(tmp_path / "m").model.state_dict()), dict(model.state_dict()))
+
+
+def test_labels_travel(tmp_path):
+    config = recipe("tiny").override(settings("data.layout=pad", "data.label=topic"))
+    model = registry.model(config, bytes_tokenizer().vocab, 2)
+    layout.write_folder(tmp_path / "m", model, bytes_tokenizer(), config, ("sports", "world"))
+    lm = unmask.load(tmp_path / "m")
+    assert lm.labels == ["sports", "world"] and lm.model.backbone.n_labels == 2
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_sixteen_bits_load_as_float32(dtype, tmp_path):
+    run = unmask.load(trained())
+    run.save_pretrained(tmp_path / "m", dtype=dtype)
+    kind = getattr(torch, dtype)
+    stored = load_file(tmp_path / "m" / "model.safetensors")
+    assert all(tensor.dtype == (torch.float32 if name == ROTARY else kind) for name, tensor in stored.items())
+    there = unmask.load(tmp_path / "m")
+    for name, tensor in there.model.state_dict().items():
+        assert tensor.dtype == torch.float32
+        assert torch.equal(tensor, run.model.state_dict()[name].to(kind).float())
+
+
+def test_weights_that_sixteen_bits_cannot_hold(tmp_path):
+    run = unmask.load(trained())
+    with torch.no_grad():
+        run.model.backbone.vocab_embed.embedding[0, 0] = 1e6
+    with pytest.raises(UserError, match=r"backbone.vocab_embed.embedding holds numbers beyond the range of float16"):
+        run.save_pretrained(tmp_path / "m", dtype="float16")
+    assert not (tmp_path / "m").exists()
+
+
+def test_the_tokenizer_survives_libraries_that_rewrite_its_settings(tmp_path):
+    run = unmask.load(trained())
+    run.save_pretrained(tmp_path / "m")
+    path = tmp_path / "m" / "tokenizer_config.json"
+    path.write_text(json.dumps({k: v for k, v in json.loads(path.read_text()).items() if k != "unmask"}))
+    there = unmask.load(tmp_path / "m").tokenizer
+    assert (there.vocab, there.name, there.kind) == (run.tokenizer.vocab, "bytes", "bytes")
+    assert there.digest == run.tokenizer.digest
+
+
+def test_keys_that_a_library_leaves_out_or_adds_do_not_matter(tmp_path):
+    run = unmask.load(trained())
+    run.save_pretrained(tmp_path / "m")
+    path = tmp_path / "m" / "config.json"
+    tree = json.loads(path.read_text())
+    for key in ("dropout", "mlp_ratio", "pad_token_id", "vocab_size"):
+        del tree[key]
+    path.write_text(json.dumps(tree | {"transformers_version": "5.22.2", "auto_map": {"AutoConfig": "evil.Config"}}))
+    assert unmask.load(tmp_path / "m").config.model == run.config.model
+
+
+# -- shards ----------------------------------------------------------------------------------------------------------
+
+
+def sharded(folder: Path, index: bool) -> Path:
+    """The weights of a folder in three files."""
+    tensors = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    places = {name: f"model-{i % 3 + 1:05d}-of-00003.safetensors" for i, name in enumerate(tensors)}
+    for file in set(places.values()):
+        save_file({name: tensors[name] for name in tensors if places[name] == file}, folder / file)
+    if index:
+        (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": places}))
+    return folder
+
+
+@pytest.mark.parametrize("index", [True, False])
+def test_shards_are_the_whole(index, tmp_path):
+    folder = sharded(published_folder(tmp_path / "m"), index)
+    assert equal(layout.read_tensors(folder), published_tensors())
+    assert unmask.load(folder, tokenizer=bytes_tokenizer()).config.data.length == LENGTH
+
+
+def test_a_shard_that_is_missing_or_leads_out_of_the_folder(tmp_path):
+    folder = sharded(published_folder(tmp_path / "m"), True)
+    index = folder / "model.safetensors.index.json"
+    whole = index.read_text()
+    index.write_text(whole.replace("model-00002-of-00003", "../other"))
+    with pytest.raises(UserError, match=r"'../other.safetensors' is not a safetensors file of its folder"):
+        layout.read_tensors(folder)
+    index.write_text(whole)
+    (folder / "model-00002-of-00003.safetensors").unlink()
+    with pytest.raises(UserError, match=r"model-00002-of-00003.safetensors is missing"):
+        layout.read_tensors(folder)
+
+
+def test_a_tensor_in_two_shards(tmp_path):
+    folder = sharded(published_folder(tmp_path / "m"), False)
+    shutil.copy(folder / "model-00001-of-00003.safetensors", folder / "model-00009-of-00003.safetensors")
+    with pytest.raises(UserError, match="which another file of its folder holds too"):
+        layout.read_tensors(folder)
+
+
+# -- bad weights -----------------------------------------------------------------------------------------------------
+
+SPOILT = {
+    "missing": (lambda t: t.pop("backbone.blocks.3.attn_out.weight"), r"it lacks 1 tensor\(s\): backbone.blocks.3.att"),
+    "extra": (lambda t: t.update(evil=torch.ones(1)), r"it has unknown 1 tensor\(s\): evil"),
+    "a block more": (
+        lambda t: t.update({k.replace("blocks.0", "blocks.12"): v.clone() for k, v in t.items() if "blocks.0." in k}),
+        r"it has unknown 10 tensor\(s\): backbone.blocks.12.adaLN_modulation.bias",
+    ),
+    "mis-shaped": (
+        lambda t: t.update({"backbone.output_layer.linear.bias": torch.ones(BYTES - 1)}),
+        r"backbone.output_layer.linear.bias has shape \(258,\), the model wants \(259,\)",
+    ),
+    "turned": (
+        lambda t: t.update({"backbone.blocks.0.mlp.0.weight": torch.ones(DIM, 4 * DIM)}),
+        r"blocks.0.mlp.0.weight has shape \(32, 128\), the model wants \(128, 32\)",
+    ),
+    "another rotary base": (lambda t: t.update({ROTARY: t[ROTARY] ** 1.1}), "is of another rotary base than 10000"),
+    "a longer rotary buffer": (lambda t: t.update({ROTARY: torch.ones(16)}), "is of another rotary base"),
+    "whole numbers": (
+        lambda t: t.update({"backbone.blocks.0.mlp.0.bias": torch.ones(4 * DIM, dtype=torch.int64)}),
+        "blocks.0.mlp.0.bias holds torch.int64, not 16- or 32-bit floats",
+    ),
+    "64-bit": (
+        lambda t: t.update({"backbone.blocks.0.mlp.0.bias": torch.ones(4 * DIM, dtype=torch.float64)}),
+        "holds torch.float64, not 16- or 32-bit",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", SPOILT)
+def test_every_tensor_is_accounted_for(what, tmp_path):
+    spoil, sentence = SPOILT[what]
+    tensors = published_tensors()
+    spoil(tensors)
+    with pytest.raises(UserError, match=sentence):
+        unmask.load(published_folder(tmp_path / "m", tensors), tokenizer=bytes_tokenizer())
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"n_blocks": 10**9}, "does not fit this model of 1000000000 blocks: it has 131 tensors"),
+        ({"hidden_dim": 32 * 10**6}, r"has shape \(259, 32\), the model wants \(259, 32000000\)"),
+        ({"hidden_dim": 32 * 10**12}, "too large to exist"),
+        ({"cond_dim": 10**9}, r"has shape \(12, 256\), the model wants \(1000000000, 256\)"),
+        ({"mlp_ratio": 10**30}, "too large to exist"),
+    ],
+)
+def test_claimed_sizes_take_no_memory(change, sentence, tmp_path):
+    with pytest.raises(UserError, match=sentence):
+        unmask.load(published_folder(tmp_path / "m", **change), tokenizer=bytes_tokenizer())
+
+
+def test_the_rotary_buffer_may_be_absent_or_rounded(tmp_path):
+    tensors = published_tensors()
+    whole = unmask.load(published_folder(tmp_path / "a", tensors), tokenizer=bytes_tokenizer())
+    for name, change in {"b": None, "c": tensors[ROTARY].half()}.items():
+        other = {k: v for k, v in tensors.items() if k != ROTARY} | ({} if change is None else {ROTARY: change})
+        lm = unmask.load(published_folder(tmp_path / name, other), tokenizer=bytes_tokenizer())
+        assert equal(dict(lm.model.state_dict()), dict(whole.model.state_dict()))
+
+
+def test_damaged_or_absent_weights(tmp_path):
+    folder = published_folder(tmp_path / "m")
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(UserError, match=r"weights file .*model.safetensors is damaged"):
+        unmask.load(folder, tokenizer=bytes_tokenizer())
+    path.unlink()
+    with pytest.raises(UserError, match=r"has no weights: it holds neither model.safetensors nor pytorch_model.bin"):
+        unmask.load(folder, tokenizer=bytes_tokenizer())
+
+
+# -- bad settings ----------------------------------------------------------------------------------------------------
+
+WRONG = {
+    "no width": ({"hidden_dim": None}, "does not say hidden_dim"),
+    "a text for a number": ({"n_blocks": "12"}, "has n_blocks '12', which is not a number"),
+    "a fraction of a block": ({"n_blocks": 1.5}, "has n_blocks 1.5, which is not a number"),
+    "a switch for a number": ({"n_heads": True}, "has n_heads True, which is not a number"),
+    "a number for a switch": ({"time_conditioning": 1}, "has time_conditioning 1, which is not true or false"),
+    "heads that do not divide": ({"n_heads": 5}, "hidden_dim=32 must be an even multiple of n_heads=5"),
+    "no tokens": ({"vocab_size": None}, "does not say vocab_size"),
+    "another model": ({"model_type": "bert"}, "its model_type is 'bert'"),
+    "a mask outside": ({"mask_token_id": 400}, "the mask id 400 is outside a vocabulary of 259 tokens"),
+    "a mask that is a text": ({"mask_token_id": "[MASK]"}, "has the mask token '\\[MASK\\]', which is not a number"),
+    "unmask of the future": ({"unmask": {"format": 2}}, "'unmask' part of format 2, and this version reads 1"),
+    "unmask that is none": ({"unmask": 7}, "'unmask' part of format 7"),
+    "unmask without settings": ({"unmask": {"format": 1}}, "it has no part 'config'"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_a_wrong_config_is_one_sentence(what):
+    change, sentence = WRONG[what]
+    with pytest.raises(UserError, match=sentence) as caught:
+        layout.from_json(PUBLISHED | change, "there/config.json")
+    assert str(caught.value).startswith("there/config.json") and "\n" not in str(caught.value)
+
+
+CONTRADICTIONS = {
+    "width": (lambda t: t.update(hidden_dim=64), "hidden_dim is 64 there and 16 in its 'unmask' part"),
+    "tokens": (lambda t: t.update(vocab_size=300), "vocab_size is 300 there and 259"),
+    "mask": (lambda t: t.update(mask_token_id=5), "mask_token_id is 5 there and 258"),
+    "kind": (lambda t: t.update(model_type="unmask"), "model_type is 'unmask' there and 'mdlm'"),
+    "labels": (lambda t: t["unmask"].update(labels=["a"]), "data.label is None and it lists 1 labels"),
+    "names of labels": (lambda t: t["unmask"].update(labels=[1]), "labels are not a list of names"),
+    "a setting": (lambda t: t["unmask"]["config"]["model"].update(hidden=3), "unknown config key 'model.hidden'"),
+    "vocabulary": (lambda t: t["unmask"]["vocab"].update(mask=None), "has the mask token None, which is not a number"),
+    "tokenizer": (lambda t: t["unmask"].update(tokenizer={"name": "x"}), "its tokenizer has no name and kind"),
+}
+
+
+@pytest.mark.parametrize("what", CONTRADICTIONS)
+def test_a_config_that_contradicts_itself(what):
+    config = tiny_config()
+    vocab = bytes_tokenizer().vocab
+    tree = json.loads(json.dumps(layout.to_json(config, vocab, (), "float32", {"name": "bytes", "kind": "bytes"})))
+    assert layout.from_json(tree).config.model == config.model
+    spoil, sentence = CONTRADICTIONS[what]
+    spoil(tree)
+    with pytest.raises(UserError, match=sentence):
+        layout.from_json(tree)
+
+
+def test_a_wrong_tokenizer_is_refused(tmp_path):
+    folder = published_folder(tmp_path / "m", published_tensors(vocab=300), vocab_size=300)
+    with pytest.raises(UserError, match=r"the tokenizer 'bytes' has 259 tokens with \[MASK\], and the model 300"):
+        unmask.load(folder, tokenizer=bytes_tokenizer())
+    other = published_folder(tmp_path / "n", mask_token_id=7)
+    with pytest.raises(UserError, match=r"\[MASK\] is token 258 of the tokenizer 'bytes' and token 7 of the model"):
+        unmask.load(other, tokenizer=bytes_tokenizer())
+
+
+def test_tokenizer_files_of_another_model(tmp_path):
+    unmask.load(trained()).save_pretrained(tmp_path / "m")
+    backend = Tokenizer.load(tmp_path / "m")._backend
+    backend.add_tokens(["more"])
+    backend.save(str(tmp_path / "m" / "tokenizer.json"))
+    (tmp_path / "m" / "tokenizer_config.json").unlink()
+    with pytest.raises(UserError, match=r"tokenizer.json has 260 tokens, and the model 259"):
+        unmask.load(tmp_path / "m")
+    (tmp_path / "m" / "tokenizer.json").write_text("{}")
+    with pytest.raises(UserError, match=r"tokenizer.json is damaged or not a tokenizer.json"):
+        unmask.load(tmp_path / "m")
+
+
+# -- writing ---------------------------------------------------------------------------------------------------------
+
+
+def test_nothing_is_overwritten_and_nothing_is_left_of_a_failure(tmp_path, monkeypatch):
+    run = unmask.load(trained())
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "mine.txt").write_text("mine")
+    with pytest.raises(UserError, match="full is there already"):
+        run.save_pretrained(tmp_path / "full")
+    assert (tmp_path / "full" / "mine.txt").read_text() == "mine"
+    (tmp_path / "empty").mkdir()
+    run.save_pretrained(tmp_path / "empty")
+
+    def full(*args: Any, **kwargs: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("unmask.hub.layout.folder.save_file", full)
+    with pytest.raises(UserError, match=r"could not write .*new .*No space left on device"):
+        run.save_pretrained(tmp_path / "new")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["empty", "full"]
+
+
+def test_a_dtype_that_is_none(tmp_path):
+    with pytest.raises(UserError, match="dtype 'int8' must be one of float32, float16, bfloat16"):
+        unmask.load(trained()).save_pretrained(tmp_path / "m", dtype="int8")

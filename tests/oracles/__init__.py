@@ -1,0 +1,1 @@
+"""Slow, obvious truths that the package is compared with; no line of the package."""

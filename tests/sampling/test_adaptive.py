@@ -1,0 +1,172 @@
+"""Orders by what the network says: exactly the positions that a slow look at its distribution names; replayed texts."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from oracles.enumeration import MASK, SCHEDULES, XS, TableNet, V
+from oracles.laws import hitting_law, masks_of, order_law, ruled, surest, surest_law, windows_law
+from support.drawing import CANVASES, Law, keys_of, outcomes, p_value, tensors
+from support.helpers import random_model, tiny_config
+from unmask.models.masked import MaskedDiffusion
+from unmask.sampling import (
+    Adaptive,
+    FirstHitting,
+    GivenOrder,
+    LeftToRight,
+    RevealPlan,
+    Rules,
+    Sampler,
+    Windows,
+    replay,
+)
+from unmask.sampling.adaptive import MEASURES
+from unmask.types import UserError, Vocab
+
+M3 = (MASK,) * 3
+ORDERS = [
+    {"k": 1}, {"k": 2}, {"k": 7}, {"steps": 1}, {"steps": 2}, {"steps": 9}, {"threshold": 0.0}, {"threshold": 0.35},
+    {"threshold": 0.6}, {"threshold": 1.0},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("measure", MEASURES)
+@pytest.mark.parametrize("how", ORDERS, ids=repr)
+@pytest.mark.parametrize("banned", [frozenset(), frozenset({2})], ids=["", "ban"])
+def test_the_surest_positions_are_written_next(measure, how, banned):
+    """Also under rules: the surest of what may be written."""
+    net = TableNet.random(3)
+    denoise = ruled(net.denoiser(), lambda position, token: token not in banned)
+    model, canvases = MaskedDiffusion(net, SCHEDULES["log-linear"]), CANVASES * 3
+    before = {row: tuple(canvas) for row, canvas in enumerate(canvases)}
+    masks = {row: canvas.count(MASK) for row, canvas in enumerate(canvases)}
+    controls = [Rules(banned) if banned else None] * len(canvases)
+    for state in model.generate(
+        tensors(canvases), Adaptive(measure, **how), keys_of(len(canvases)), controls=controls, batch_size=5
+    ):
+        was = before[state.row]
+        if masks[state.row]:
+            k = how.get("k") or (-(-masks[state.row] // how["steps"]) if "steps" in how else None)
+            due = surest(was, denoise(was, math.nan), measure, k, how.get("threshold"))
+            assert state.positions.tolist() == sorted(due)
+            assert state.t == pytest.approx(len(masks_of(was)) / masks[state.row])
+        before[state.row] = tuple(state.canvas.tolist())
+
+
+@pytest.mark.parametrize("measure", MEASURES)
+def test_ties_go_to_the_left(measure):
+    model = MaskedDiffusion(TableNet(np.zeros((V + 1,) * 3 + (3, V))), SCHEDULES["log-linear"])
+    states = model.generate([torch.tensor(M3)], Adaptive(measure, k=1), keys_of(1))
+    assert [state.positions.tolist() for state in states] == [[0], [1], [2]]
+
+
+@pytest.mark.parametrize("measure", MEASURES)
+def test_rounding_does_not_choose_on_an_empty_canvas(measure):
+    """Attention over equal values is blind to positions: all masks tie, up to rounding that depends on the batch."""
+    model = random_model(tiny_config("data.length=12"), Vocab(20, 19))
+    for n, size in itertools.product((3, 7, 12), (1, 4)):
+        canvases = tensors([[19] * n] * size)
+        states = list(model.generate(canvases, Adaptive(measure, k=2), keys_of(size), batch_size=size))
+        assert all(state.positions.tolist() == [0, 1] for state in states[:size])
+
+
+@pytest.mark.parametrize(("measure", "threshold"), [("confidence", 1.0), ("margin", 1.0), ("entropy", 0.0)])
+def test_a_threshold_that_is_just_reached_is_reached(measure, threshold):
+    table = np.zeros((V + 1,) * 3 + (3, V))
+    table[..., 2] = 500.0  # sure, to the last bit
+    model = MaskedDiffusion(TableNet(table), SCHEDULES["log-linear"])
+    (state,) = model.generate([torch.tensor(M3)], Adaptive(measure, threshold=threshold), keys_of(1))
+    assert state.positions.tolist() == [0, 1, 2]
+
+
+# -- replay ----------------------------------------------------------------------------------------------------------
+
+net = TableNet.random(11)
+REPLAYED: dict[str, tuple[Sampler, Law]] = {
+    "left-to-right": (LeftToRight(), order_law(M3, net.denoiser(), [[0], [1], [2]])),
+    "left-to-right 2": (LeftToRight(2), order_law(M3, net.denoiser(), [[0, 1], [2]])),
+    "order": (GivenOrder([1, 2, 0]), order_law(M3, net.denoiser(), [[1], [2], [0]])),
+    "confidence": (Adaptive("confidence", k=1), surest_law(M3, net.denoiser(), "confidence", 1)),
+    "entropy": (Adaptive("entropy", threshold=0.8), surest_law(M3, net.denoiser(), "entropy", threshold=0.8)),
+    "margin": (Adaptive("margin", steps=2), surest_law(M3, net.denoiser(), "margin", 2)),
+    "windows": (
+        Windows(Adaptive("margin", k=1), 2, 1),
+        windows_law(M3, 2, 1, lambda z: surest_law(z, net.denoiser(), "margin", 1)),
+    ),
+}
+
+
+def replayed(plan: Sampler, targets, canvas=M3, keys=None, **more) -> list[torch.Tensor]:
+    model, n = MaskedDiffusion(net, SCHEDULES["log-linear"]), len(targets)
+    return replay(model, tensors([canvas] * n), tensors(targets), plan, keys or keys_of(n), **more)
+
+
+@pytest.mark.parametrize("name", REPLAYED)
+def test_a_replay_is_the_exact_likelihood_of_the_plan(name):
+    """Over all texts it sums to 1: the gate that every likelihood passes."""
+    plan, law = REPLAYED[name]
+    assert plan.deterministic
+    log_p = [float(each.sum()) for each in replayed(plan, XS, batch_size=10)]
+    assert sum(map(math.exp, log_p)) == pytest.approx(1, abs=1e-6)
+    assert [math.exp(p) for p in log_p] == pytest.approx([law[x] for x in XS], rel=1e-5)
+
+
+def test_a_replay_is_how_often_the_plan_writes_a_text():
+    plan = Adaptive("entropy", threshold=0.8)
+    law = {x: math.exp(float(p.sum())) for x, p in zip(XS, replayed(plan, XS), strict=True)}
+    total = sum(law.values())
+    counts = outcomes(MaskedDiffusion(net, SCHEDULES["log-linear"]), [M3] * 1000, plan, keys_of(1000), batch_size=250)
+    assert p_value(counts, {x: p / total for x, p in law.items()}) > 1e-3
+
+
+def test_a_replay_gives_each_token_its_own_and_given_ones_nothing():
+    (log_p,) = replayed(LeftToRight(), [(0, 2, 3)], canvas=(MASK, 2, MASK))
+    denoise = net.denoiser()
+    expected = [denoise((MASK, 2, MASK), 0)[0, 0], 0.0, denoise((0, 2, MASK), 0)[2, 3]]
+    assert log_p.dtype == torch.float64 and log_p.tolist() == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_replay_with_a_key_is_the_chain_rule_along_its_order():
+    """First-hitting and T-step plans: the order is the key's, the same as when it writes."""
+    model, denoise = MaskedDiffusion(net, SCHEDULES["log-linear"]), net.denoiser()
+    for plan, key in itertools.product((FirstHitting(), RevealPlan(2)), keys_of(12)):
+        groups = [state.positions.tolist() for state in model.generate([torch.tensor(M3)], plan, [key])]
+        law = order_law(M3, denoise, groups)
+        log_p = [float(each.sum()) for each in replayed(plan, XS, keys=[key] * len(XS))]
+        assert [math.exp(p) for p in log_p] == pytest.approx([law[x] for x in XS], rel=1e-5)
+
+
+def test_the_mean_over_orders_is_the_law_of_first_hitting():
+    """Many keys, one text: the two ways of using a plan are one law."""
+    law, n = hitting_law(M3, net.denoiser(), "log-linear", 5), 400
+    x = max(law, key=law.__getitem__)
+    p = torch.stack([each.sum() for each in replayed(FirstHitting(), [x] * n)]).exp()
+    assert abs(float(p.mean()) - law[x]) < 4 * float(p.std()) / math.sqrt(n)
+
+
+def test_a_replay_under_rules_is_the_likelihood_under_them():
+    banned = Rules(frozenset({2}))
+    texts = list(itertools.product([0, 3], repeat=3))
+    law = surest_law(M3, ruled(net.denoiser(), lambda position, token: token != 2), "margin", 1)
+    log_p = [float(each.sum()) for each in replayed(Adaptive("margin", k=1), texts, control=banned)]
+    assert [math.exp(p) for p in log_p] == pytest.approx([law[x] for x in texts], rel=1e-5)
+    assert float(replayed(LeftToRight(), [(2, 0, 0)], control=banned)[0].sum()) == -math.inf
+
+
+@pytest.mark.parametrize(
+    ("target", "words"),
+    [((0, 2), "target 1 has 2 tokens"), ((0, MASK, 0), "target 1 holds"), ((0, 0, 0), "target 1 differs.*position 1")],
+)
+def test_a_text_that_does_not_fit_the_canvas_is_a_sentence(target, words):
+    with pytest.raises(UserError, match=words):
+        replayed(LeftToRight(), [(0, 2, 0), target], canvas=(MASK, 2, MASK))
+
+
+def test_only_orders_are_called_deterministic():
+    for plan in (FirstHitting(), RevealPlan(3), Windows(RevealPlan(2), 3, 1)):
+        assert not plan.deterministic

@@ -1,0 +1,177 @@
+"""The modules of the live page that need no page, in node: events from a stream, gaps of a text, the file to keep."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from unmask.data.tokenization import bytes_tokenizer
+from unmask.sampling.trace import Trace
+from unmask.serve.page import OWN, assets
+from unmask.serve.replay import render, shell
+
+pytestmark = pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed: the script is not run")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """The files as a browser gets them."""
+    there = tmp_path_factory.mktemp("page")
+    for name, asset in assets().items():
+        (there / name).write_bytes(asset.body)
+    (there / "package.json").write_text('{"type": "module"}')
+    return there
+
+
+def in_node(folder: Path, module: str, code: str, given: Any) -> Any:
+    program = (
+        f"import * as own from './{module}'; import fs from 'node:fs';"
+        f"const given = JSON.parse(fs.readFileSync(0, 'utf8')); {code}"
+    )
+    ran = subprocess.run(
+        ["node", "--input-type=module", "-e", program],
+        input=json.dumps(given),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        cwd=folder,
+    )
+    assert ran.returncode == 0, ran.stderr
+    return json.loads(ran.stdout)
+
+
+def test_every_script_is_well_formed(folder):
+    for name in OWN:
+        if name.endswith(".js"):
+            ran = subprocess.run(
+                ["node", "--check", str(folder / name)], capture_output=True, text=True, timeout=60, check=False
+            )
+            assert ran.returncode == 0, ran.stderr
+
+
+def test_events_however_the_chunks_fall(folder):
+    """By the standard of server-sent events, cut at every place, with both usual line ends."""
+    text = ': hello\n\nevent: start\ndata: {"a":1}\n\ndata: one\ndata: two\n\nevent: x\n\nevent:done\ndata:é\nid: 3\n\n'
+    expected = [["start", '{"a":1}'], ["message", "one\ntwo"], ["done", "é"]]
+    streams = [text.replace("\n", end) for end in ("\n", "\r\n")]
+    cuts = [[stream[:i], stream[i:]] for stream in streams for i in range(len(stream) + 1)]
+    cuts += [list(stream) for stream in streams]
+    code = """console.log(JSON.stringify(given.map((chunks) => {
+        const feed = own.eventParser();
+        return chunks.flatMap(feed).map(({ event, data }) => [event, data]);
+    })));"""
+    assert in_node(folder, "stream.js", code, cuts) == [expected] * len(cuts)
+
+
+@pytest.mark.parametrize(
+    ("text", "start", "end", "gap"),
+    [
+        ("The little dog ran.", 4, 14, "little dog"),
+        ("The little dog ran.", 3, 15, "little dog"),  # without the spaces around
+        ("The little dog ran.", 6, 12, "little dog"),  # whole words
+        ("The little dog ran.", 13, 13, "dog"),  # the word at the cursor
+        ("The little dog ran.", 11, 11, "dog"),
+        ("naïve café", 2, 2, "naïve"),
+        ("don't go", 2, 2, "don't"),
+        ("a, b", 1, 2, ","),
+        ("中文句子很好", 2, 4, "句子"),  # a script without spaces
+        ("a {{3}} b", 2, 5, "{{3}}"),  # gaps are not cut
+        ("a {{3}} b c", 5, 9, "{{3}} b"),
+    ],
+)
+def test_words_become_gaps(folder, text, start, end, gap):
+    code = "const [a, b] = own.wordsAt(...given, false); console.log(JSON.stringify(given[0].slice(a, b)));"
+    assert in_node(folder, "editor.js", code, [text, start, end]) == gap
+
+
+def test_a_part_becomes_a_gap_and_the_rest_stays(folder):
+    apple = ["⟨f0 9f⟩", "⟨8d⟩", "⟨8e⟩"]
+    given = [
+        [["I", " like", " ", *apple, "."], 1, 1],
+        [["I", " like", " ", *apple, "."], 6, 6],
+        [["I", " like", " ", *apple, "."], 4, 4],  # inside a character: all of it
+        [["a", "⟨8e⟩", "b"], 0, 0],  # which is no character whatever is done
+    ]
+    code = """console.log(JSON.stringify(given.map(([pieces, from, to]) => {
+        const { before, after, size } = own.withGap(pieces, from, to);
+        return [before, size, after];
+    })));"""
+    assert in_node(folder, "rewriting.js", code, given) == [
+        ["I", 1, " 🍎."],
+        ["I like 🍎", 1, ""],
+        ["I like ", 3, "."],
+        ["", 2, "b"],
+    ]
+
+
+def test_a_stream_that_breaks_off_is_an_error(folder):
+    code = """
+    const tries = [];
+    for (const text of given) {
+        globalThis.fetch = async () => new Response(new Blob([text]).stream());
+        const seen = [];
+        await own.postEvents("/", {}, (event) => seen.push(event)).then(() => tries.push([seen, ""]), (error) => tries.push([seen, error.message]));
+    }
+    globalThis.fetch = async () => new Response(new ReadableStream({ pull() { throw new TypeError("network error"); } }));
+    await own.postEvents("/", {}, () => 0).catch((error) => tries.push([[], error.message]));
+    console.log(JSON.stringify(tries));
+    """  # noqa: E501
+    start, end, wrong = (
+        "event: start\ndata: {}\n\n",
+        "event: end\ndata: {}\n\n",
+        "The connection to the server broke off",
+    )
+    found = in_node(folder, "stream.js", code, [start + end, start, ""])
+    assert found[0] == [["start", "end"], ""] and found[1][0] == ["start"]
+    assert all(said.startswith(wrong) for _, said in found[1:]) and len(found) == 4
+
+
+def test_gaps_are_found_as_python_finds_them(folder):
+    from unmask.data.canvas import parse_gaps
+    from unmask.types import UserError
+
+    texts = ["a {{3}} b", "{{2-6}}", "{{ 12 }}", "{{}}", "{{x}}", "{3}", "no", "{{1}}{{2}}", "{{{4}}}"]
+    found = in_node(folder, "editor.js", "console.log(JSON.stringify(given.map(own.hasGap)));", texts)
+    for text, has in zip(texts, found, strict=True):
+        try:
+            parse_gaps(text)
+        except UserError:
+            continue  # the server says what is wrong
+        assert has, text
+    code = "console.log(JSON.stringify(given.map((at) => own.gapAt('ab {{3}} c {{2-6}}', at))));"
+    assert in_node(folder, "editor.js", code, [0, 5, 9, 14]) == [None, [3, 8, 3, None], None, [11, 18, 2, 6]]
+    code = "console.log(JSON.stringify(given.map(([text, kind]) => own.tokensIn(text, kind))));"
+    assert in_node(folder, "editor.js", code, [["ACG T", "dna"], ["é", "bytes"], ["two words.", "text"]]) == [4, 2, 3]
+
+
+def test_the_file_to_keep_is_the_one_that_python_writes(folder):
+    """The same trace through the browser's code and through `render` is the same page, with any text in it."""
+    tokenizer = bytes_tokenizer()
+    nasty = "</script><!--<b>&amp; {{data}} {{title}} $& \u2028 é '\""
+    canvas = torch.tensor(tokenizer.encode(nasty))
+    trace = Trace(tokenizer, [canvas], {"model": "<i>m</i>"})
+    data = trace.to_json()
+    found = in_node(
+        folder,
+        "export.js",
+        "console.log(JSON.stringify(own.fillShell(given.shell, given.trace)));",
+        {"shell": shell(), "trace": data},
+    )
+    python = render(trace)
+    cut = '<script type="application/json" id="trace">'
+
+    def parts(page: str) -> tuple[Any, str]:
+        head, _, rest = page.partition(cut)
+        block, _, tail = rest.partition("</script>")
+        return json.loads(block), head.split("<main>")[0].split("<title>")[0] + tail
+
+    assert parts(found)[0] == data == parts(python)[0]
+    assert parts(found)[1] == parts(python)[1]  # policy, style and script, and what follows the data
+    assert found.count("<script") == python.count("<script") and "<b>&amp;" not in found

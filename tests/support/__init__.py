@@ -1,0 +1,1 @@
+"""What tests share: tiny models, runs, servers and clients."""
