@@ -358,7 +358,7 @@ class Watched(CachedDenoiser):
 
     def hidden(self, z, t, present=None, label=None, queries=None) -> Tensor:
         def count(module, args) -> None:
-            Watched.read += args[0].numel()
+            Watched.read += args[0].tokens.numel()
 
         hook = self.model.backbone.register_forward_pre_hook(count)
         got = super().hidden(z, t, present, label, queries)
@@ -516,7 +516,7 @@ def test_it_has_no_labels(more):
 
 
 def test_rows_with_labels_are_refused():
-    with pytest.raises(ValueError, match="takes no 'label'"):
+    with pytest.raises(ValueError, match="does not take labels"):
         nats(model_of(), text(), label=torch.tensor([0, 1, -1]))
     with pytest.raises(UserError, match="no noise schedule"):
         model_of().under()

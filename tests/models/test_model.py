@@ -183,7 +183,7 @@ def test_unmasked_positions_cost_nothing_and_masked_ones_the_cross_entropy(keep)
     z = torch.where(uniform < keep, batch.tokens, VOCAB.mask)
     got = model.nats(batch, Keys(0)).nats
     with torch.no_grad():
-        logits = model.backbone.head(model.backbone(z, cond=model.backbone.condition(torch.zeros(8)))[0])
+        logits = model.backbone.head(model.backbone(z, condition=model.backbone.condition(torch.zeros(8)))[0])
     logits[..., VOCAB.mask] = -math.inf
     cross_entropy = nn.functional.cross_entropy(logits.transpose(1, 2), batch.tokens, reduction="none")
     torch.testing.assert_close(got, 2.0 * cross_entropy * (z == VOCAB.mask), rtol=1e-5, atol=1e-5)
@@ -302,7 +302,7 @@ def test_greedy_writing_in_one_step_is_the_argmax_of_one_call():
     model, canvas = dit_model(), torch.full((1, LENGTH), VOCAB.mask)
     (state,) = model.generate([canvas[0]], RevealPlan(1), [Keys(0)], choice=Choice(temperature=0))
     with torch.no_grad():
-        logits = model.backbone.head(model.backbone(canvas, cond=model.backbone.condition(torch.zeros(1)))[0])[0]
+        logits = model.backbone.head(model.backbone(canvas, condition=model.backbone.condition(torch.zeros(1)))[0])[0]
     logits[:, VOCAB.mask] = -math.inf
     assert state.canvas.tolist() == logits.argmax(-1).tolist() and state.calls == 1
     torch.testing.assert_close(state.probs, torch.softmax(logits, -1).amax(-1))

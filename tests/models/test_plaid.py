@@ -20,8 +20,7 @@ from unmask.models import registry
 from unmask.models.plaid import Plaid
 from unmask.models.plaid_noise import GammaBounds, NoiseSchedule, posterior_scale, prior_nats, ramp
 from unmask.networks.dit import DiT
-from unmask.networks.interface import Network
-from unmask.networks.kernels.attention import Attn
+from unmask.networks.interface import Network, NetworkInput
 from unmask.process.keys import Keys
 from unmask.types import Batch, UserError, Vocab
 
@@ -32,6 +31,8 @@ VOCAB = Vocab(SIZE, MASK, pad=0)
 class Table(Network):
     """A network that says log p of every token whatever it reads: with it, Plaid's posterior of one token is exact."""
 
+    takes = frozenset({"embeddings", "valid"})
+
     def __init__(self, log_p: Tensor, mask: int = MASK) -> None:
         super().__init__()
         self.vocab, self.hidden_dim = Vocab(len(log_p), mask), len(log_p)
@@ -40,9 +41,8 @@ class Table(Network):
     def condition(self, sigma: Tensor, label: Tensor | None = None) -> None:
         return None
 
-    def forward(self, tokens: Tensor | None = None, **given: Any) -> tuple[Tensor, None]:
-        inputs = given["inputs"]
-        return self.log_p.expand(*inputs.shape[:2], -1) + 0 * inputs.sum(), None
+    def forward(self, inputs: NetworkInput) -> tuple[Tensor, None]:
+        return self.log_p.expand(*inputs.content.shape[:2], -1) + 0 * inputs.content.sum(), None
 
     def head(self, rows: Tensor) -> Tensor:
         return rows
@@ -275,7 +275,7 @@ def slow(model: Plaid, batch: Batch, keys: Keys, training: bool) -> list[dict[st
             inputs = inputs + model.read_guess(math.sqrt(DIM) * guess)
             label = None if batch.label is None else batch.label[row : row + 1]
             cond = model.backbone.condition(torch.zeros(1), label)
-            hidden = model.backbone(inputs=inputs[None], cond=cond, attn=Attn())[0][0]
+            hidden = model.backbone(embeddings=inputs[None], condition=cond)[0][0]
             logits = model.backbone.head(hidden) + bias * alpha / sigma**2 * (z @ table.T)
             logits = torch.cat([logits[:, :MASK], torch.full_like(logits[:, :1], -1e30), logits[:, MASK + 1 :]], 1)
             return torch.softmax(logits, -1)

@@ -343,7 +343,7 @@ def test_cross_entropy_is_the_plain_mean_over_masked_tokens(method):
     for row in range(7):
         z = torch.where(masked[row], 4, tokens[row])
         with torch.no_grad():
-            hidden = model.backbone(z[None], cond=model.backbone.condition(torch.zeros(1)))[0][0]
+            hidden = model.backbone(z[None], condition=model.backbone.condition(torch.zeros(1)))[0][0]
             logits = model.backbone.head(hidden)[:, others]
         for i in range(6):
             if masked[row, i] and scored[row, i]:

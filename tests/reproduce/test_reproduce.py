@@ -22,7 +22,6 @@ from support.helpers import refused, run, zero_shot_sets
 from unmask.config import ModelConfig, differences
 from unmask.evaluation.generative import BoundScorer
 from unmask.hub.resolve import checkpoint, load
-from unmask.networks.kernels.attention import Attn
 from unmask.reproduce import TABLES
 from unmask.reproduce import bench as bench_module
 from unmask.reproduce.bench import Bench, ScoredModel, difference
@@ -431,7 +430,7 @@ def test_the_steps_of_an_extrapolated_time_are_spread_over_the_run(bench, monkey
     model, shares = bench.lm("sedd").model, []
 
     def look(module, args, kwargs):
-        shares.append(float((args[0] == model.vocab.mask).double().mean()))
+        shares.append(float((args[0].tokens == model.vocab.mask).double().mean()))
 
     with model.backbone.register_forward_pre_hook(look, with_kwargs=True):
         found = generation.by_some_steps(bench, bench.lm("sedd"), "analytic", 10_000)(64, 0)
@@ -471,7 +470,7 @@ def test_the_judge_is_another_model_and_its_perplexity_is_that_of_its_network(be
             for i, token in enumerate(block):  # each token from nothing but those before it
                 seen = torch.tensor([[lm.model.vocab.mask, *block[:i]]])
                 with torch.no_grad():
-                    logits = lm.model.backbone.head(lm.model.backbone(seen, attn=Attn("causal"))[0][0, -1])
+                    logits = lm.model.backbone.head(lm.model.backbone(seen)[0][0, -1])
                 logits[lm.model.vocab.mask] = -math.inf
                 nats -= float(torch.log_softmax(logits.double(), -1)[token])
             tokens += len(block)

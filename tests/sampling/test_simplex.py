@@ -16,7 +16,6 @@ from oracles.enumeration import SCHEDULES
 from unmask.models.masked import MaskedDiffusion
 from unmask.models.ssd_lm import SimplexDiffusion
 from unmask.networks.dit import DiT
-from unmask.networks.kernels.attention import Attn
 from unmask.process.keys import Keys
 from unmask.process.schedule import strata
 from unmask.sampling import Ancestral, Choice, RevealPlan, Rules, Windows
@@ -206,7 +205,7 @@ def slow_logits(model: SimplexDiffusion, context: Sequence[int], z: np.ndarray, 
         rows.append(mixed + weights["timestep.weight"][:, 0] * t + weights["timestep.bias"])
     inputs = torch.tensor(np.array(rows), dtype=torch.float32)[None]
     with torch.no_grad():
-        hidden, _ = model.backbone(inputs=inputs, cond=model.backbone.condition(torch.zeros(1)), attn=Attn())
+        hidden, _ = model.backbone(embeddings=inputs, condition=model.backbone.condition(torch.zeros(1)))
         return model.backbone.head(hidden[0, len(context) :]).double().numpy()
 
 
@@ -340,7 +339,7 @@ def test_networks_that_take_no_queries_and_bf16_give_the_same_loss():
     want = model.loss(batch, keys)[0].item()
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert model.loss(batch, keys)[0].item() == pytest.approx(want, rel=0.02)
-    model.backbone.takes_queries = False
+    model.backbone.takes -= {"queries"}
     assert model.loss(batch, keys)[0].item() == pytest.approx(want, rel=1e-6)
 
 

@@ -291,7 +291,7 @@ def test_a_row_that_joins_with_a_long_prompt_reads_alone():
     expected = {}
     for task in (*work, late):
         expected |= write_out(lm.model.desk(1), [task])[0]
-    hook = lm.model.backbone.register_forward_pre_hook(lambda _, given: seen.append(tuple(given[0].shape)))
+    hook = lm.model.backbone.register_forward_pre_hook(lambda _, given: seen.append(tuple(given[0].tokens.shape)))
     try:
         desk, texts = lm.model.desk(4), {}
         for task in work:

@@ -19,6 +19,7 @@ from unmask.data.tokenization import bytes_tokenizer
 from unmask.hub.checkpoint import steps
 from unmask.models import registry
 from unmask.models.autoregressive import AutoRegressive
+from unmask.networks.interface import NetworkInput
 from unmask.networks.mamba import Mamba
 from unmask.process.keys import Keys
 from unmask.recipes import dna_finetuning, recipe
@@ -167,9 +168,9 @@ def test_n_is_never_hidden_and_never_scored() -> None:
     seen: list[torch.Tensor] = []
     inner = model.backbone.forward
 
-    def watched(z: torch.Tensor, **how: object) -> object:
-        seen.append(z)
-        return inner(z, **how)
+    def watched(inputs: NetworkInput) -> object:
+        seen.append(inputs.content)
+        return inner(inputs)
 
     model.backbone.forward = watched  # type: ignore[method-assign, assignment]
     batch = Batch(tokens, torch.arange(64), 64, scored=known, given=~known)
@@ -217,9 +218,9 @@ def test_one_more_base_costs_one_column() -> None:
     read = []
     inner = model.backbone.forward
 
-    def counted(tokens: torch.Tensor, **how: object) -> object:
-        read.append(tokens.shape[1])
-        return inner(tokens, **how)
+    def counted(inputs: NetworkInput) -> object:
+        read.append(inputs.content.shape[1])
+        return inner(inputs)
 
     model.backbone.forward = counted  # type: ignore[method-assign, assignment]
     canvas = torch.full((40,), VOCAB.mask)

@@ -23,7 +23,6 @@ from ..lm import LM
 from ..models.autoregressive import AutoRegressive
 from ..models.masked import MaskedDiffusion
 from ..networks.conjoined import Conjoined, backwards
-from ..networks.kernels.attention import Attn
 from ..types import UserError
 from .strands import complement_of, equivariant, need_dna, side_by_side
 
@@ -150,7 +149,7 @@ class Embedder:
         else:
             assert isinstance(model, AutoRegressive)
             started = None if valid is None else model.started(valid, True)
-            hidden = model.backbone(model.started(z, model.vocab.mask), attn=Attn("causal", started))[0]
+            hidden = model.backbone(model.started(z, model.vocab.mask), valid=started)[0]
             hidden = hidden[:, hidden.shape[1] - z.shape[1] :]
         return hidden.float().cpu()
 

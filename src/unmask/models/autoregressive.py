@@ -21,7 +21,6 @@ from torch.nn.utils.rnn import pad_sequence
 
 from ..networks.dit import KeyValue, pick
 from ..networks.interface import Network
-from ..networks.kernels.attention import Attn
 from ..process.keys import Keys
 from ..process.parameterization import Mean
 from ..process.schedule import Polynomial, Schedule
@@ -58,7 +57,7 @@ class AutoRegressive(LanguageModel):
         if batch.present is not None:  # the state of an absent column has seen its token: the last one before it counts
             valid = self.started(batch.present, True)[:, :length]
             source = torch.where(valid, every, 0).cummax(1).values.gather(1, source.clamp(min=0))
-        hidden = self.backbone(self.started(x, self.vocab.mask)[:, :length], attn=Attn("causal", valid))[0]
+        hidden = self.backbone(self.started(x, self.vocab.mask)[:, :length], valid=valid)[0]
         row, column = torch.nonzero(weight, as_tuple=True)
         (value,) = in_chunks(self._target, self.vocab.size, hidden[row, source[row, column]], x[row, column])
         empty = torch.zeros(weight.shape, dtype=value.dtype, device=value.device)
@@ -198,8 +197,9 @@ class CachedDenoiser:
         cache = self._take(source, begin.squeeze(1).clamp(min=0).tolist())
         place = begin + torch.arange(-cache[0][0].shape[2], new, device=z.device)  # (B, cached and new) of `inputs`
         positions = place[:, -new:].clamp(min=0)
-        attn = Attn("causal", None if (place >= 0).all() else place >= 0, positions)
-        hidden, cache = self.model.backbone(inputs.gather(1, positions), attn=attn, cache=cache)
+        valid = None if (place >= 0).all() else place >= 0
+        tokens = inputs.gather(1, positions)
+        hidden, cache = self.model.backbone(tokens, valid=valid, positions=positions, cache=cache)
         self._keep(Shelf(inputs[:, : int(last.max()) + 1].clone(), (last + 1).tolist(), cache))
         return pick(hidden, columns - begin)
 
@@ -225,9 +225,9 @@ class CachedDenoiser:
         begin = (last + 1 - new)[:, None]
         place = begin + torch.arange(new, device=inputs.device)  # (B, new) of `inputs`
         fresh = place >= kept[:, None]
-        attn = Attn("causal", None if fresh.all() else fresh)
+        valid = None if fresh.all() else fresh
         cache = self._states(source, kept.tolist())
-        hidden, cache = self.model.backbone(inputs.gather(1, place.clamp(min=0)), attn=attn, cache=cache)
+        hidden, cache = self.model.backbone(inputs.gather(1, place.clamp(min=0)), valid=valid, cache=cache)
         self._keep(Shelf(inputs[:, : int(last.max()) + 1].clone(), (last + 1).tolist(), cache))
         return pick(hidden, columns - begin)
 

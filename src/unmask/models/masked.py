@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from ..networks.interface import Network
-from ..networks.kernels.attention import Attn
 from ..process import bounds
 from ..process.keys import Keys
 from ..process.masking import corrupt, corrupt_mlm
@@ -85,9 +84,9 @@ class MaskedDiffusion(LanguageModel):
         told = None if label is None else label.to(z.device)
         cond = self.backbone.condition(sigma.float().to(z.device), told)
         valid = None if present is None else present.to(z.device)
-        if queries is None or (self.backbone.takes_queries and 2 * queries.shape[1] <= z.shape[1]):
-            return self.backbone(z, cond=cond, attn=Attn(valid=valid, queries=queries))[0]
-        hidden = self.backbone(z, cond=cond, attn=Attn(valid=valid))[0]
+        if queries is None or ("queries" in self.backbone.takes and 2 * queries.shape[1] <= z.shape[1]):
+            return self.backbone(z, condition=cond, valid=valid, queries=queries)[0]
+        hidden = self.backbone(z, condition=cond, valid=valid)[0]
         return hidden[torch.arange(len(z), device=z.device)[:, None], queries]
 
     def log_x(self, rows: Tensor) -> Tensor:

@@ -29,7 +29,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..networks.interface import Network
-from ..networks.kernels.attention import Attn
 from ..networks.layers import Embedding
 from ..process.keys import Keys
 from ..process.schedule import Law, Schedule, strata
@@ -125,7 +124,7 @@ class Plaid(LanguageModel):
             other = self._inputs(z.flip(1, 2), gamma, guess.flip(1, 2))
             inputs = torch.cat([inputs, other.flip(1, 2)], dim=-1)
         cond = self.backbone.condition(torch.zeros(len(z), device=z.device), label)
-        return self.backbone(inputs=inputs, cond=cond, attn=Attn(valid=present))[0]
+        return self.backbone(embeddings=inputs, condition=cond, valid=present)[0]
 
     def _inputs(self, z: Tensor, gamma: Tensor, guess: Tensor) -> Tensor:
         """(B, L, hidden): z of variance 1, the guess, and the noise level."""

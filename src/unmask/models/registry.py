@@ -7,7 +7,7 @@ from collections.abc import Callable
 from ..config import Config, ModelConfig, ObjectiveConfig, ScheduleConfig
 from ..data.tasks import Task
 from ..networks.caduceus import Caduceus
-from ..networks.causal import Causal
+from ..networks.causal import CausalTransformer
 from ..networks.dit import DiT
 from ..networks.hyena import Hyena
 from ..networks.interface import Network
@@ -127,7 +127,7 @@ def left_to_right(spec: ModelConfig, vocab: Vocab) -> Network:
         )
     if spec.backbone in ("caduceus", "transformers"):
         raise UserError(f"the {spec.backbone} backbone looks both ways; set model.method=mdlm")
-    return Causal(vocab, spec.hidden_dim, spec.n_blocks, spec.n_heads, spec.mlp_ratio, spec.dropout)
+    return CausalTransformer(vocab, spec.hidden_dim, spec.n_blocks, spec.n_heads, spec.mlp_ratio, spec.dropout)
 
 
 def _without_dropout(spec: ModelConfig) -> None:

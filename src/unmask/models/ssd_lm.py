@@ -19,7 +19,6 @@ import torch
 from torch import Tensor, nn
 
 from ..networks.interface import Network
-from ..networks.kernels.attention import Attn
 from ..networks.layers import Embedding
 from ..process.keys import Keys
 from ..process.parameterization import Mean
@@ -68,12 +67,13 @@ class SimplexDiffusion(LanguageModel):
         inputs = torch.cat([_embedding(self.backbone)(context), shown.to(self.embed_sum.weight)], dim=1)
         first, last = context.shape[1], inputs.shape[1]
         queries, positions = None, None
-        if self.backbone.takes_queries:
+        if "queries" in self.backbone.takes:
             queries = torch.arange(first, last, device=z.device).expand(len(z), -1)
         if valid is not None:  # what is left out stands on the left: the first token that exists has position 0
             positions = (torch.arange(last, device=z.device) - valid.long().argmax(1, keepdim=True)).clamp(min=0)
         cond = self.backbone.condition(torch.zeros(len(z), device=z.device), label)
-        hidden = self.backbone(inputs=inputs, cond=cond, attn=Attn("full", valid, positions, queries))[0]
+        fields = {"condition": cond, "valid": valid, "positions": positions, "queries": queries}
+        hidden = self.backbone(embeddings=inputs, **fields)[0]
         return hidden if queries is not None else hidden[:, first:]
 
     def log_x(

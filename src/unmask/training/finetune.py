@@ -204,7 +204,7 @@ class TaskJob(TrainingJob):
             "seen": {split: rows.describe() for split, rows in data.items()},
             "start": spec.start,
             "tokenizer": self.tokenizer.name,
-            "told_types": self.model.backbone.takes_types,
+            "told_types": "types" in self.model.backbone.takes,
             "pooling": self.model.pooling,
             "strands": self.config.task.strands,
             "seed": self.config.seed,
