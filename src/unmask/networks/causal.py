@@ -12,6 +12,7 @@ from typing_extensions import override
 from ..types import Vocab
 from .dit import DiTBlock, KeyValue, OutputLayer, no_keys, run_blocks
 from .interface import Network, NetworkInput
+from .kernels.attention import Attention, Causal
 from .layers import Embedding
 
 
@@ -19,6 +20,7 @@ class CausalTransformer(Network):
     """Tokens to hidden states, of which column j has seen the tokens 0 .. j, unless the input says otherwise."""
 
     takes = frozenset({"tokens", "attention", "valid", "positions", "queries", "cache"})
+    attention: Attention = Causal()
     causal = True
 
     def __init__(

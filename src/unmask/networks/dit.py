@@ -23,7 +23,7 @@ from .interface import Network, NetworkInput
 from .kernels.attention import Attention
 from .kernels.dropout import dropout
 from .kernels.positions import rotary_table, rotate
-from .layers import Embedding, LayerNorm, TimestepEmbedder
+from .layers import Embedding, LayerNorm, TimestepEmbedder, wide
 
 KeyValue = tuple[Tensor, Tensor]  # keys (rotated) and values of one block, (B, H, L, D) each
 
@@ -98,8 +98,8 @@ class DiTBlock(nn.Module):
         return q, k, kv[:, :, 1].transpose(1, 2)
 
     def _add(self, x: Tensor, gate: Tensor | None, branch: Tensor) -> Tensor:
-        branch = dropout(branch, self.dropout, self.training).float()
-        return x + branch if gate is None else torch.addcmul(x, gate.float(), branch)
+        branch = wide(dropout(branch, self.dropout, self.training))
+        return x + branch if gate is None else torch.addcmul(x, wide(gate), branch)
 
 
 def pick(x: Tensor, columns: Tensor) -> Tensor:
@@ -207,9 +207,7 @@ class _Transformer(Protocol):
     blocks: nn.ModuleList
     output_layer: OutputLayer
     head_dim: int
-
-    @property
-    def attention(self) -> Attention: ...
+    attention: Attention
 
 
 def run_blocks(net: _Transformer, inputs: NetworkInput) -> tuple[Tensor, list[KeyValue] | None]:

@@ -31,6 +31,7 @@ from typing_extensions import override
 
 from ..types import UserError, Vocab
 from .interface import Network, NetworkInput
+from .kernels.attention import Causal
 from .kernels.dropout import dropout
 from .kernels.fftconv import long_conv
 from .kernels.scan import short_conv
@@ -174,6 +175,7 @@ class Hyena(Network):
     """Tokens to hidden states, of which column j has seen the tokens 0 .. j; rows of at most `filter_length`."""
 
     takes = frozenset({"tokens", "valid", "positions", "cache"})
+    attention = Causal()
     causal = True
 
     def __init__(

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from ..types import Vocab
-from .kernels.attention import Attention, Causal, Full
+from .kernels.attention import Attention, Full
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,7 @@ class Network(nn.Module, ABC):
     vocab: Vocab
     hidden_dim: int
     takes: frozenset[str] = frozenset({"tokens", "valid"})  # with "attention": any specification
+    attention: Attention = Full()  # who sees whom if the input does not say
     time_conditioning: bool = False  # whether the condition depends on the time
     causal: bool = False  # whether it looks to the left only, and so has a cache
     recurrent: bool = False  # whether that cache is a state: all that was read, which cannot be cut shorter
@@ -81,11 +82,6 @@ class Network(nn.Module, ABC):
     def name(self) -> str:
         """What messages call it."""
         return type(self).__name__
-
-    @property
-    def attention(self) -> Attention:
-        """Who sees whom if the input does not say."""
-        return Causal() if self.causal else Full()
 
     def refuse(self, inputs: NetworkInput) -> None:
         """Raise for an input that this network does not take, in one sentence."""

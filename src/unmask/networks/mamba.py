@@ -20,6 +20,7 @@ from typing_extensions import override
 
 from ..types import Vocab
 from .interface import Network, NetworkInput
+from .kernels.attention import Causal
 from .kernels.scan import selective_scan, short_conv
 from .layers import PackedRows, padded
 
@@ -147,6 +148,7 @@ class Mamba(Network):
     """Tokens to hidden states, of which column j has seen the tokens 0 .. j."""
 
     takes = frozenset({"tokens", "valid", "cache"})
+    attention = Causal()
     causal = True
     recurrent = True
 

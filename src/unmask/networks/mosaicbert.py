@@ -18,6 +18,7 @@ from typing_extensions import override
 from ..types import Vocab
 from .dit import KeyValue, append, no_keys, pick
 from .interface import Network, NetworkInput
+from .kernels.attention import Causal
 from .kernels.dropout import dropout
 from .kernels.positions import alibi, alibi_slopes, biased_attention
 from .layers import padded
@@ -102,7 +103,7 @@ class MosaicBert(Network):
         self.vocab, self.hidden_dim, self.dropout = vocab, hidden_dim, dropout
         self.n_heads, self.causal = n_heads, causal
         if causal:
-            self.takes = self.takes | {"cache"}
+            self.attention, self.takes = Causal(), self.takes | {"cache"}
         self.bert = nn.ModuleDict(
             {
                 "embeddings": nn.ModuleDict(
