@@ -115,7 +115,7 @@ def test_hidden_states_and_logits_are_those_of_the_slow_sums(causal):
 def test_the_size_of_the_paper(causal):
     spec = ModelConfig(backbone="mosaicbert")  # 12 x 768 with 12 heads is the default of the section
     with torch.device("meta"):
-        net = registry.mosaicbert(spec, Vocab(30522, mask=103, pad=0, bos=101, eos=102), causal=causal)
+        net = registry.network(spec, Vocab(30522, mask=103, pad=0, bos=101, eos=102), causal=causal)
     assert sum(p.numel() for p in net.parameters()) == 137_400_384
     assert net.embeddings["word_embeddings"].num_embeddings == padded(30522) == 30528
 

@@ -156,7 +156,7 @@ BAD = [
     "data.length=1", "data.length=-1", "data.vocab_size=0", "data.valid_fraction=1", "data.test_fraction=-0.1",
     "data.source=", "data.tokenizer=", "data.layout=heap", "data.document=page", "model.hidden_dim=0",
     "model.hidden_dim=7", "model.n_heads=5", "model.n_blocks=-1", "model.dropout=1", "model.dropout=-0.1",
-    "model.backbone=lstm", "schedule.name=linar", "schedule.eps=1", "schedule.sigma_max=0", "schedule.power=0",
+    "model.network=lstm", "schedule.name=linar", "schedule.eps=1", "schedule.sigma_max=0", "schedule.power=0",
     "objective.bound=tight", "objective.bound=discrete", "objective.steps=5", "objective.cutoff=0", "eval.draws=0",
     "eval.batch_size=0", "eval.rows=0", "sample.n=0", "sample.steps=0", "sample.length=0", "seed=9223372036854775808",
     "seed=x", "model.time_conditioning=maybe", "model.method=mdml", "schedule.low=0", "schedule.low=1",

@@ -16,6 +16,8 @@ Parameter names are those of the published "ph" checkpoints without their first 
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -81,6 +83,12 @@ class Caduceus(Network):
         )
         self.norm_f = RMSNorm(dim)
         initialise(self, n_blocks)
+
+    @override
+    @classmethod
+    def from_config(cls, settings: Any, vocab: Vocab, n_labels: int = 0, causal: bool = False) -> Caduceus:
+        sizes = settings.model_dump(include={"n_blocks", "state_dim", "conv_width", "expand", "strands"})
+        return cls(vocab, settings.hidden_dim, **sizes, swap=settings.swap_strands)
 
     @property
     def blocks(self) -> nn.ModuleList:

@@ -6,6 +6,8 @@ keys and values of every block are the cache. Parameter names are those of the p
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor, nn
 from typing_extensions import override
 
@@ -22,6 +24,7 @@ class CausalTransformer(Network):
     takes = frozenset({"tokens", "attention", "valid", "positions", "queries", "cache"})
     attention: Attention = Causal()
     causal = True
+    looks = frozenset({"left"})
 
     def __init__(
         self,
@@ -38,6 +41,12 @@ class CausalTransformer(Network):
         self.vocab_embed = Embedding(vocab.size, hidden_dim)
         self.blocks = nn.ModuleList(DiTBlock(hidden_dim, n_heads, None, mlp_ratio, dropout) for _ in range(n_blocks))
         self.output_layer = OutputLayer(hidden_dim, vocab.size, None)
+
+    @override
+    @classmethod
+    def from_config(cls, settings: Any, vocab: Vocab, n_labels: int = 0, causal: bool = False) -> CausalTransformer:
+        sizes = settings.model_dump(include={"hidden_dim", "n_blocks", "n_heads", "mlp_ratio", "dropout"})
+        return cls(vocab, **sizes)
 
     @override
     def empty_cache(self, rows: int) -> list[KeyValue]:

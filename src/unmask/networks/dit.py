@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import fields
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -139,6 +139,9 @@ class DiT(Network):
 
     takes = frozenset(field.name for field in fields(NetworkInput)) - {"types"}
 
+    looks = frozenset({"both", "left"})
+    takes_labels = True
+
     def __init__(
         self,
         vocab: Vocab,
@@ -163,6 +166,22 @@ class DiT(Network):
         self.output_layer = OutputLayer(hidden_dim, vocab.size, cond_dim)
         if n_labels:  # made last, so that all other weights are drawn as without labels
             self.label_embed = Embedding(n_labels + 1, cond_dim)
+
+    @override
+    @classmethod
+    def from_config(cls, settings: Any, vocab: Vocab, n_labels: int = 0, causal: bool = False) -> Network:
+        sizes = settings.model_dump(include={"hidden_dim", "n_blocks", "n_heads", "mlp_ratio", "dropout"})
+        if causal:
+            from .causal import CausalTransformer
+
+            return CausalTransformer(vocab, **sizes)
+        return cls(
+            vocab,
+            **sizes,
+            cond_dim=settings.cond_dim,
+            time_conditioning=settings.time_conditioning,
+            n_labels=n_labels,
+        )
 
     @override
     def condition(self, sigma: Tensor, label: Tensor | None = None) -> Tensor:

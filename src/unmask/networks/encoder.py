@@ -27,6 +27,8 @@ PROBED = 8  # tokens on which the whole network is compared with its two halves
 class Encoder(Network):
     """A masked language model of transformers, cut between its base and its head."""
 
+    shardable = False  # its blocks are found, and its ties would be cut
+
     def __init__(self, model: Any, vocab: Vocab) -> None:
         super().__init__()
         spec = model.config
@@ -58,6 +60,11 @@ class Encoder(Network):
     def from_architecture(cls, tree: Mapping[str, Any], vocab: Vocab, dropout: float | None = None) -> Encoder:
         """The network that a config.json describes, with fresh weights; `dropout` replaces all that it says of it."""
         return cls(fresh(settings(tree, dropout)), vocab)
+
+    @override
+    @classmethod
+    def from_config(cls, settings: Any, vocab: Vocab, n_labels: int = 0, causal: bool = False) -> Encoder:
+        return cls.from_architecture(settings.architecture, vocab, settings.dropout)
 
     @property
     def base(self) -> Any:

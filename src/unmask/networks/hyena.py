@@ -177,6 +177,7 @@ class Hyena(Network):
     takes = frozenset({"tokens", "valid", "positions", "cache"})
     attention = Causal()
     causal = True
+    looks = frozenset({"left"})
 
     def __init__(
         self,
@@ -205,6 +206,12 @@ class Hyena(Network):
                 nn.init.normal_(module.weight, std=INIT_STD / math.sqrt(2 * len(self.layers)) if added else INIT_STD)
             if isinstance(module, nn.Linear) and module.bias is not None:
                 nn.init.zeros_(module.bias)
+
+    @override
+    @classmethod
+    def from_config(cls, settings: Any, vocab: Vocab, n_labels: int = 0, causal: bool = False) -> Hyena:
+        names = {"hidden_dim", "n_blocks", "mlp_ratio", "dropout", "filter_dim", "filter_length"}
+        return cls(vocab, **settings.model_dump(include=names), shift=settings.filter_shift)
 
     @property
     def blocks(self) -> nn.ModuleList:

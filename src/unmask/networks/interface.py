@@ -41,11 +41,19 @@ class Network(nn.Module, ABC):
     hidden_dim: int
     takes: frozenset[str] = frozenset({"tokens", "valid"})  # with "attention": any specification
     attention: Attention = Full()  # who sees whom if the input does not say
+    looks: frozenset[str] = frozenset({"both"})  # "both" ways, to the "left": what `from_config` can make
+    takes_labels: bool = False  # whether it can be made for labels
+    shardable: bool = True  # whether FSDP can cut it into its blocks
     time_conditioning: bool = False  # whether the condition depends on the time
     causal: bool = False  # whether it looks to the left only, and so has a cache
     recurrent: bool = False  # whether that cache is a state: all that was read, which cannot be cut shorter
     longest: int | None = None  # the most tokens that it can take; None = any number
     n_labels: int = 0  # labels that `condition` takes: 0 .. n_labels - 1, and -1 = no label
+
+    @classmethod
+    def from_config(cls, settings: Any, vocab: Vocab, n_labels: int = 0, causal: bool = False) -> Network:
+        """The network that its section of a config describes, with fresh weights; `looks` says what `causal` may be."""
+        raise NotImplementedError(f"{cls.__name__} is not made from a config")
 
     def __call__(self, given: NetworkInput | Tensor | None = None, **more: Any) -> Any:
         """`forward` of a record, or of one that is made here: net(tokens, valid=valid)."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -150,6 +151,7 @@ class Mamba(Network):
     takes = frozenset({"tokens", "valid", "cache"})
     attention = Causal()
     causal = True
+    looks = frozenset({"left"})
     recurrent = True
 
     def __init__(
@@ -170,6 +172,12 @@ class Mamba(Network):
         )
         self.norm_f = RMSNorm(hidden_dim)
         initialise(self, n_blocks)
+
+    @override
+    @classmethod
+    def from_config(cls, settings: Any, vocab: Vocab, n_labels: int = 0, causal: bool = False) -> Mamba:
+        sizes = settings.model_dump(include={"hidden_dim", "n_blocks", "state_dim", "conv_width", "expand"})
+        return cls(vocab, **sizes)
 
     @property
     def blocks(self) -> nn.ModuleList:

@@ -88,6 +88,7 @@ class MosaicBert(Network):
     """Tokens, and the types 0 and 1 of the texts of a pair, to hidden states; `head` is BERT's MLM head."""
 
     takes = frozenset({"tokens", "types", "attention", "valid", "positions", "queries"})
+    looks = frozenset({"both", "left"})
 
     def __init__(
         self,
@@ -136,6 +137,12 @@ class MosaicBert(Network):
             }
         )
         self.apply(_initialise)
+
+    @override
+    @classmethod
+    def from_config(cls, settings: Any, vocab: Vocab, n_labels: int = 0, causal: bool = False) -> MosaicBert:
+        sizes = settings.model_dump(include={"hidden_dim", "n_blocks", "n_heads", "mlp_ratio", "dropout"})
+        return cls(vocab, **sizes, causal=causal)
 
     @property
     def blocks(self) -> nn.ModuleList:

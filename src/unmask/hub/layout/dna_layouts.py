@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...config import Config, DataConfig, parse
+from ...config import Config, DataConfig, HyenaConfig, parse
 from ...data.genome.bases import COMPLEMENT, ROWS, VOCAB
 from ...data.tokenization import JSON_FILE, Tokenizer
 from ...networks.layers import padded
@@ -78,7 +78,7 @@ def _only(tree: Mapping[str, Any], allowed: Allowed, where: str | Path, name: st
 def _config(base: Config, network: Mapping[str, Any], data: Mapping[str, Any], where: str | Path) -> Config:
     """A recipe of the paper with another network."""
     tree = base.model_dump(mode="json")
-    tree["model"] |= dict(network)
+    tree["model"] = {"method": base.model.method, "network": base.model.network, **network}
     tree["data"] |= dict(data)
     tree["objective"]["start_token"] = tree["model"]["method"] != "ar"
     return inside(where, lambda: parse(tree))
@@ -147,7 +147,7 @@ def _mamba(tree: Mapping[str, Any], where: str | Path, tokenizer: str | None) ->
     usual = "dna" if bases else NEOX
     name = tokenizer if tokenizer and (Path(where).parent / JSON_FILE).is_file() else usual
     data = _data(name).model_dump(mode="json")
-    made = _config(dna_mamba() if bases else owt(), {"method": "ar", "backbone": "mamba", **network}, data, where)
+    made = _config(dna_mamba() if bases else owt(), {"method": "ar", "network": "mamba", **network}, data, where)
     return Described(made, None, (), size)
 
 
@@ -254,14 +254,14 @@ def mamba_with(described: Described, tokenizer: Tokenizer, given: Any = None) ->
 def our_tensors(described: Described, tensors: Mapping[str, Tensor], where: str | Path) -> dict[str, Tensor]:
     """The tensors of a file under our names, each of them once, with an embedding of as many rows as ours has."""
     net = described.config.model
-    if net.strands == "ph" and (odd := sorted(name for name in tensors if ".submodule." in name)):
+    if getattr(net, "strands", "ph") == "ph" and (odd := sorted(name for name in tensors if ".submodule." in name)):
         raise UserError(f"{where} does not fit this model: {odd[0]} is of a network with rcps, which its config denies")
     found = {_our_name(name): tensor for name, tensor in tensors.items()}
     if len(found) < len(tensors):
         twice = next(name for name in tensors if _our_name(name) != name and _our_name(name) in tensors)
         raise UserError(f"{where} does not fit this model: it has {_our_name(twice)} twice, once as {twice}")
     found = _without_copies(found, where)
-    if net.backbone == "hyena":
+    if isinstance(net, HyenaConfig):
         found = published(found, net.filter_length, str(where))
     return _fitted(described, found)
 

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...config import Config, DataConfig, ModelConfig, TrainConfig, parse
+from ...config import Config, DataConfig, EncoderConfig, TrainConfig, parse
 from ...data.tokenization import Tokenizer
 from ...networks.architectures import (
     buffers_of,
@@ -72,7 +72,7 @@ def read_encoder(tree: Mapping[str, Any], where: str | Path, tokenizer: str | No
 def _network(spec: Any, architecture: Mapping[str, Any]) -> dict[str, Any]:
     found = {"hidden_dim": "hidden_size", "n_blocks": "num_hidden_layers", "n_heads": "num_attention_heads"}
     shape = {ours: own for ours, theirs in found.items() if isinstance(own := getattr(spec, theirs, None), int | float)}
-    return shape | {"dropout": dropout_of(spec), "backbone": "transformers", "architecture": dict(architecture)}
+    return shape | {"dropout": dropout_of(spec), "network": "transformers", "architecture": dict(architecture)}
 
 
 def read_mosaic(tree: Mapping[str, Any], where: str | Path, tokenizer: str | None = None) -> Described:
@@ -82,7 +82,7 @@ def read_mosaic(tree: Mapping[str, Any], where: str | Path, tokenizer: str | Non
     inner = value(tree, "intermediate_size", int, where)
     if inner < 1 or inner % network["hidden_dim"]:
         raise UserError(f"{where} has intermediate_size {inner}, which is no multiple of its hidden_size")
-    network |= {"backbone": "mosaicbert", "mlp_ratio": inner // network["hidden_dim"]}
+    network |= {"network": "mosaicbert", "mlp_ratio": inner // network["hidden_dim"]}
     network["dropout"] = value(tree, "hidden_dropout_prob", float, where, 0.1)
     size = value(tree, "vocab_size", int, where)
     return Described(inside(where, lambda: _config(network, LENGTH, tokenizer or "bert-base-uncased")), None, (), size)
@@ -90,17 +90,16 @@ def read_mosaic(tree: Mapping[str, Any], where: str | Path, tokenizer: str | Non
 
 def _config(network: Mapping[str, Any], length: int, tokenizer: str | None) -> Config:
     """Rows as BERT was trained on: texts one after the other with [SEP] between, from [CLS] to [SEP]."""
-    model = ModelConfig().model_dump(mode="json") | dict(network)
     data = DataConfig(length=max(2, length), tokenizer=tokenizer or "bert-base-uncased", block_ends=length > 2)
-    return parse(Config(data=data, train=TrainConfig(ema=0)).model_dump(mode="json") | {"model": model})
+    return parse(Config(data=data, train=TrainConfig(ema=0)).model_dump(mode="json") | {"model": dict(network)})
 
 
 def fits(size: int, described: Described) -> bool:
     """Whether a tokenizer of that size may be the one of an encoder: its embedding may be padded."""
     rows = described.vocab_size
-    if described.config.model.backbone == "mosaicbert":
+    if described.config.model.network == "mosaicbert":
         return padded(size) == padded(rows)
-    if described.config.model.backbone == "mamba":
+    if described.config.model.network == "mamba":
         return fits_mamba(size, rows)
     return size <= rows <= min(size + PADDING, 2 * size)
 
@@ -108,9 +107,9 @@ def fits(size: int, described: Described) -> bool:
 def with_tokenizer(described: Described, tokenizer: Tokenizer, given: Any = None) -> Described:
     """An encoder of others whose tokenizer is found: rows have ends where it has tokens for them."""
     config, vocab = described.config, tokenizer.vocab
-    if described.vocab is not None or config.model.backbone == "dit":
+    if described.vocab is not None or config.model.network == "dit":
         return described
-    if config.model.backbone == "mamba":
+    if config.model.network == "mamba":
         return mamba_with(described, tokenizer, given)
     data: dict[str, Any] = {} if given is None or isinstance(given, Tokenizer) else {"tokenizer": str(given)}
     if vocab.eos is None:
@@ -125,13 +124,18 @@ def with_part(config: Config, own: Mapping[str, Any], dtype: str) -> dict[str, A
     """The config.json of an encoder for transformers, and ours in it, which does not say the network again."""
     sections = dict(own["config"])
     sections["model"] = {key: value for key, value in sections["model"].items() if key != "architecture"}
-    return {**(config.model.architecture or {}), "dtype": dtype, "unmask": {**own, "config": sections}}
+    return {**_architecture(config), "dtype": dtype, "unmask": {**own, "config": sections}}
+
+
+def _architecture(config: Config) -> dict[str, Any]:
+    assert isinstance(config.model, EncoderConfig)
+    return dict(config.model.architecture or {})
 
 
 def sections_of(tree: Mapping[str, Any], sections: Mapping[str, Any]) -> dict[str, Any]:
     """The config in our part of a config.json, with the network of an encoder put back."""
     model = sections.get("model")
-    if not isinstance(model, Mapping) or model.get("backbone") != "transformers":
+    if not isinstance(model, Mapping) or "transformers" not in (model.get("network"), model.get("backbone")):
         return dict(sections)
     network = plain({key: value for key, value in tree.items() if key != "unmask"})
     return {**sections, "model": {**model, "architecture": network}}
@@ -160,14 +164,14 @@ def named(
 
     With `new_head` an encoder that has no masked-LM head gets a fresh one, the same every time.
     """
-    if described.config.model.backbone != "transformers":
+    if described.config.model.network != "transformers":
         if new_head:
             raise UserError(f"{where} has a head of its own; leave out --new-head")
-        if described.config.model.backbone in BACKBONES:
+        if described.config.model.network in BACKBONES:
             return described, our_tensors(described, tensors, where)
-        mosaic = described.config.model.backbone == "mosaicbert"
+        mosaic = described.config.model.network == "mosaicbert"
         return described, _mosaic(tensors, where) if mosaic else our_names(tensors)
-    architecture = dict(described.config.model.architecture or {})
+    architecture = _architecture(described.config)
     if new_head:
         architecture["tie_word_embeddings"] = True
     model, info = _load(architecture, tensors, where)

@@ -42,17 +42,17 @@ class Described:
 
 def is_published(config: Config) -> bool:
     """Whether the published layout has words for this model: MDLM on the paper's diffusion transformer."""
-    return config.model.method == "mdlm" and config.model.backbone == "dit"
+    return config.model.method == "mdlm" and config.model.network == "dit"
 
 
 def is_foreign(described: Described) -> bool:
     """Whether it is the network of others, of which only the tokenizer can tell the vocabulary."""
-    return described.vocab is None and described.config.model.backbone != "dit"
+    return described.vocab is None and described.config.model.network != "dit"
 
 
 def needs_mask(described: Described) -> bool:
     """Whether the tokenizer must have a mask token of its own: the embedding of an encoder has no row for a new one."""
-    return is_foreign(described) and described.config.model.backbone != "mamba"
+    return is_foreign(described) and described.config.model.network != "mamba"
 
 
 def inside(where: str | Path, make: Callable[[], T]) -> T:

@@ -12,6 +12,7 @@ from transformers import PreTrainedModel, initialization
 from transformers.modeling_outputs import MaskedLMOutput
 
 from ...models import registry
+from ...networks.dit import DiT
 from ...networks.layers import LayerNorm
 from ...types import UserError
 from ..checkpoint import check_names
@@ -60,7 +61,9 @@ class MDLM(PreTrainedModel):
         super().__init__(config)
         described = config.described()
         assert described.vocab is not None, "MDLMConfig always has a mask token"
-        self.backbone = registry.dit(described.config.model, described.vocab, len(described.labels))
+        net = registry.network(described.config.model, described.vocab, len(described.labels))
+        assert isinstance(net, DiT), "the network of the published layout"
+        self.backbone = net
         self.backbone.rotary_emb = Frequencies(inv_freq(described.config))
         self.post_init()
 

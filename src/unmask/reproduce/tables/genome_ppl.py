@@ -122,7 +122,7 @@ def protocol(bench: GenomeBench, starts: Sequence[str]) -> dict[str, str | int]:
     found: dict[str, str | int] = {
         "test_rows": min(rows, bench.sizes.rows or rows),
         "network": "; ".join(
-            f"{config.model.backbone} {config.model.n_blocks} x {config.model.hidden_dim}"
+            f"{config.model.network} {config.model.n_blocks} x {config.model.hidden_dim}"
             for config in map(bench.config, starts)
         ),
         "strands": "AR models see each row on either strand; Caduceus (PS) is equivariant by its weights",
@@ -260,7 +260,8 @@ def _long_protocol(bench: GenomeBench, configs: dict[str, Config]) -> dict[str, 
     rows = len(bench.rows())
     found: dict[str, str | int] = {"test_rows": min(rows, bench.sizes.rows or rows), "N": "seen, not scored"}
     found["network"] = "; ".join(
-        f"{own.model.backbone} {own.model.n_blocks} x {own.model.hidden_dim}, state {own.model.state_dim}"
+        f"{own.model.network} {own.model.n_blocks} x {own.model.hidden_dim}, "
+        f"state {getattr(own.model, 'state_dim', '-')}"
         for own in configs.values()
     )
     for row, own in configs.items():
