@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from unmask.hub.layout.hyena_tensors import published
 from unmask.models.autoregressive import AutoRegressive
+from unmask.networks.formats.hyenadna import published
 from unmask.networks.hyena import Hyena
 from unmask.process.keys import Keys
 from unmask.sampling import LeftToRight

@@ -14,6 +14,7 @@ Rooms: `terms` what a config.json can say, `published` that of others, `encoders
 together.
 """
 
+from ...networks.formats.fields import value
 from .encoder_folders import NoHead, named, with_tokenizer
 from .folder import (
     check_tokenizer,
@@ -43,7 +44,6 @@ from .terms import (
     is_published,
     needs_mask,
     usual_vocab,
-    value,
 )
 from .weights import (
     INV_FREQ,

@@ -8,7 +8,6 @@ transformers (it knows what its own old versions wrote); what is missing or unkn
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -31,22 +30,19 @@ from ...networks.architectures import (
     settings,
 )
 from ...networks.encoder import ties_of
+from ...networks.formats import FORMATS
+from ...networks.formats.fields import value
+from ...networks.formats.mosaic import OTHERS
 from ...networks.layers import padded
 from ...types import UserError, Vocab
 from ..checkpoint import check_names
-from .dna_layouts import BACKBONES, fits_mamba, mamba_with, our_tensors
-from .terms import Described, inside, value
+from .dna_layouts import fits_mamba, fitted, mamba_with
+from .terms import Described, inside
 from .weights import PREFIX, our_names
 
 log = logging.getLogger(__name__)
 LENGTH = 128  # tokens a row, where the network has positions for so many
-OTHERS = re.compile(r"(^|\.)(pooler|position_ids|token_type_ids|inv_freq|seq_relationship|contact_head)(\.|$)")
 PADDING = 1024  # rows that the embedding of a network may have beyond its tokenizer
-
-
-def is_mosaic(tree: Mapping[str, Any]) -> bool:
-    """Whether a config.json is that of MosaicBERT, which calls itself a BERT."""
-    return tree.get("model_type") == "bert" and "alibi_starting_size" in tree
 
 
 def is_encoder(tree: Mapping[str, Any]) -> bool:
@@ -77,13 +73,7 @@ def _network(spec: Any, architecture: Mapping[str, Any]) -> dict[str, Any]:
 
 def read_mosaic(tree: Mapping[str, Any], where: str | Path, tokenizer: str | None = None) -> Described:
     """MosaicBERT, whose config.json is that of BERT with ALiBi."""
-    names = {"hidden_dim": "hidden_size", "n_blocks": "num_hidden_layers", "n_heads": "num_attention_heads"}
-    network = {ours: value(tree, theirs, int, where) for ours, theirs in names.items()}
-    inner = value(tree, "intermediate_size", int, where)
-    if inner < 1 or inner % network["hidden_dim"]:
-        raise UserError(f"{where} has intermediate_size {inner}, which is no multiple of its hidden_size")
-    network |= {"network": "mosaicbert", "mlp_ratio": inner // network["hidden_dim"]}
-    network["dropout"] = value(tree, "hidden_dropout_prob", float, where, 0.1)
+    network = {"network": "mosaicbert", **FORMATS["mosaicbert"].from_published(tree, where)}
     size = value(tree, "vocab_size", int, where)
     return Described(inside(where, lambda: _config(network, LENGTH, tokenizer or "bert-base-uncased")), None, (), size)
 
@@ -167,10 +157,10 @@ def named(
     if described.config.model.network != "transformers":
         if new_head:
             raise UserError(f"{where} has a head of its own; leave out --new-head")
-        if described.config.model.network in BACKBONES:
-            return described, our_tensors(described, tensors, where)
-        mosaic = described.config.model.network == "mosaicbert"
-        return described, _mosaic(tensors, where) if mosaic else our_names(tensors)
+        known = FORMATS.get(described.config.model.network)
+        if known is None:
+            return described, our_names(tensors)
+        return described, fitted(described, known.our_tensors(described.config.model, tensors, where))
     architecture = _architecture(described.config)
     if new_head:
         architecture["tie_word_embeddings"] = True
@@ -200,17 +190,6 @@ def untied(model: Any) -> list[str]:
     pairs = model.get_expanded_tied_weights_keys(all_submodels=True)
     own = dict(model.named_parameters(remove_duplicate=False))
     return sorted(name for name, source in pairs.items() if own.get(name) is not own.get(source))
-
-
-def _mosaic(tensors: Mapping[str, Tensor], where: str | Path) -> dict[str, Tensor]:
-    """Published names: without the pooler, and the decoder that is the embedding once more."""
-    named = {name.removeprefix("backbone."): tensor for name, tensor in tensors.items()}
-    kept = {name: tensor for name, tensor in named.items() if not OTHERS.search(name)}
-    decoder = kept.pop("cls.predictions.decoder.weight", None)
-    table = kept.get("bert.embeddings.word_embeddings.weight")
-    if decoder is not None and (table is None or not torch.equal(decoder, table)):
-        raise UserError(f"{where} has a decoder that is not tied to its embedding, which MosaicBERT has not")
-    return {f"backbone.{name}": tensor for name, tensor in kept.items()}
 
 
 def _load(architecture: Mapping[str, Any], tensors: Mapping[str, Tensor], where: str | Path) -> tuple[Any, Any]:

@@ -9,11 +9,13 @@ from typing import Any
 
 from ...config import Config, parse
 from ...data.tokenization import Tokenizer
+from ...networks.formats import format_of
+from ...networks.formats.fields import mapping
 from ...types import UserError, Vocab
-from .dna_layouts import kind_of, read_genomic
-from .encoder_folders import agree, is_encoder, is_mosaic, read_encoder, read_mosaic, sections_of, with_part
+from .dna_layouts import read_genomic
+from .encoder_folders import agree, is_encoder, read_encoder, read_mosaic, sections_of, with_part
 from .published import read_mdlm, read_sedd
-from .terms import CONFIG, DTYPES, GPT2, ROLES, SHAPE, Described, inside, is_published, mapping, read_vocab
+from .terms import CONFIG, DTYPES, GPT2, ROLES, SHAPE, Described, inside, is_published, read_vocab
 
 FORMAT = 1
 
@@ -83,10 +85,8 @@ def from_json(tree: Mapping[str, Any], where: str | Path = CONFIG, tokenizer: st
         return read_mdlm(tree, where)
     if isinstance(tree.get("model"), Mapping) and "graph" in tree:
         return read_sedd(tree, where)
-    if kind_of(tree) is not None:
-        return read_genomic(tree, where, tokenizer)
-    if is_mosaic(tree):
-        return read_mosaic(tree, where, tokenizer)
+    if (known := format_of(tree)) is not None:
+        return (read_mosaic if known == "mosaicbert" else read_genomic)(tree, where, tokenizer)
     if is_encoder(tree):
         return read_encoder(tree, where, tokenizer)
     kind = tree.get("model_type")
