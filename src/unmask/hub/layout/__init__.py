@@ -1,6 +1,6 @@
 """The folder in which a model travels: config.json, model.safetensors, tokenizer files and a card.
 
-It is the layout of the published MDLM weights (SYSTEMS 7): the tensor names are ours anyway, and config.json has the
+It is the layout of the published MDLM weights: the tensor names are ours anyway, and config.json has the
 published keys. What they do not say (schedule, bound, how rows are laid out, labels) stands under "unmask". A
 config.json without that part is a published one: the rest is what the paper says of OpenWebText.
 
@@ -9,9 +9,9 @@ Nothing of such a folder is ever executed: JSON and safetensors are data, and `a
 Masked language models of others (BERT and its kin) are read too: with config.json and tensors as transformers has them,
 and written so again, with our "unmask" part beside.
 
-Rooms: `terms` what a config.json can say, `published` that of others, `encoders` that of masked language models,
-`genomes` that of Caduceus, Mamba and HyenaDNA, `ours` the one we write, `weights` the tensors, `folder` the files
-together.
+Modules: `terms` what a config.json can say, `published` MDLM's and SEDD's, `encoder_folders` masked language models,
+`dna_layouts` Caduceus, Mamba and HyenaDNA, `ours` the one we write, `weights` the tensors, `folder` the files together.
+What the files of others say of a network stands beside that network: `networks/formats`.
 """
 
 from ...networks.formats.fields import value

@@ -25,9 +25,8 @@ class Format:
 
 
 def _is_mamba(tree: Mapping[str, Any]) -> bool:
-    return tree.get("model_type") == "mamba" or (
-        tree.get("model_type") is None and {"d_model", "ssm_cfg"} <= tree.keys()
-    )
+    kind = tree.get("model_type")
+    return kind == "mamba" or (kind is None and {"d_model", "ssm_cfg"} <= tree.keys())
 
 
 def _is_hyena(tree: Mapping[str, Any]) -> bool:
