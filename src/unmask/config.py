@@ -418,6 +418,7 @@ class Config(Section):
 
     def override(self, assignments: Iterable[str]) -> Config:
         """A copy with `a.b=c` assignments applied; values are read as YAML."""
+        assignments = list(assignments)
         tree, pairs = self.model_dump(mode="json"), [_pair(assignment) for assignment in assignments]
         for key, text in pairs:
             if key == NETWORK_KEY:  # what the other network has and this one has not goes with it
@@ -426,6 +427,8 @@ class Config(Section):
                 tree["model"] = {name: value for name, value in tree["model"].items() if name in fields}
         for key, text in pairs:
             _assign(tree, key, text)
+        if any(assignment.startswith("model.backbone=") for assignment in assignments):
+            tree["model"]["backbone"] = tree["model"]["network"]  # in the old words all settings of all may stand there
         return parse(tree)
 
 
