@@ -52,7 +52,7 @@ def writing(what: object, fix: str) -> Iterator[None]:
 def replacing(path: str | Path) -> Iterator[Path]:
     """A temporary neighbour of `path` to write to; it takes the name of `path` if nothing goes wrong."""
     path = Path(path)
-    name = path.with_name(f".{path.name}.{secrets.token_hex(8)}.writing")
+    name = path.parent / f".{path.name}.{secrets.token_hex(8)}.writing"
     os.close(os.open(name, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))  # mkstemp's are closed to all other users
     try:
         yield name

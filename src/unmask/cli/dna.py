@@ -72,8 +72,8 @@ class _Table:
     """Takes effects as they come: lines to a file or to standard output, or parts of one JSON document."""
 
     def __init__(self, stack: ExitStack, out: str | None, protocol: dict[str, Any], as_json: bool) -> None:
-        from ..data.cache import replacing
         from ..dna.variants import HEADER
+        from ..files import replacing
 
         self.scored = self.total = 0
         self.first = ""  # what was wrong with the first line that was skipped

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from ..data.cache import replacing
+from ..files import write_text
 from ..types import UserError
 from .kmers import GC_BINS, LONGEST_RUN, Counts, by_k, distances, pieces
 from .picture import Series, chart, decades, even, round_up
@@ -132,8 +132,7 @@ def write_report(found: Comparison, out: str | Path, names: tuple[str, str]) -> 
     pictures = plots(found)
     files = {"results.json": json.dumps(results, indent=1) + "\n", "report.md": _page(results), **pictures}
     for name, content in files.items():
-        with replacing(folder / name) as temporary:
-            temporary.write_text(content, encoding="utf-8")
+        write_text(folder / name, content)
     return folder / "report.md"
 
 

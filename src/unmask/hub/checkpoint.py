@@ -7,9 +7,6 @@ disk at any moment leaves the previous checkpoint untouched. Nothing is ever unp
 
 from __future__ import annotations
 
-import hashlib
-import json
-import os
 import re
 import shutil
 import warnings
@@ -23,9 +20,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from .. import files
 from ..types import UserError
 
-MANIFEST = "manifest.json"
 SHARDS = "shards"
 STEP = re.compile(r"step-(\d{8})")
 
@@ -33,60 +30,25 @@ STEP = re.compile(r"step-(\d{8})")
 @contextmanager
 def writing(folder: Path) -> Iterator[Path]:
     """A temporary folder that becomes `folder`, sealed and synced, when the block ends well, and vanishes if not."""
-    temporary = temporary_name(folder)
-    shutil.rmtree(temporary, ignore_errors=True)
-    try:
-        temporary.mkdir(parents=True)
+    fix = "earlier checkpoints are untouched, free some space and run the same command again"
+    with files.writing(f"checkpoint {folder}", fix), files.sealed_folder(folder) as temporary:
         yield temporary
-        seal(temporary)
-        if folder.exists():
-            shutil.rmtree(folder)
-        os.rename(temporary, folder)
-        sync(folder.parent)
-    except (OSError, SafetensorError) as error:
-        raise UserError(
-            f"could not write checkpoint {folder} ({error}); earlier checkpoints are untouched, "
-            "free some space and run the same command again"
-        ) from None
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-
-
-def temporary_name(folder: Path) -> Path:
-    """Where a checkpoint is written before it gets its name."""
-    return folder.with_name(f".{folder.name}.writing")
-
-
-def seal(folder: Path) -> None:
-    """Record size and checksum of every file, and push all of it to the disk."""
-    paths = [p for p in sorted(folder.rglob("*")) if p.is_file() and p.name != MANIFEST]
-    files = {p.relative_to(folder).as_posix(): _fingerprint(p) for p in paths}
-    (folder / MANIFEST).write_text(json.dumps({"format": 1, "files": files}, indent=1), encoding="utf-8")
-    for path in paths:  # safetensors closes its files to all other users
-        shutil.copymode(folder / MANIFEST, path)
-    for path in (folder, *folder.rglob("*")):
-        sync(path)
 
 
 def verify(folder: Path, only: str | None = None) -> None:
     """Raise one sentence that names the file if anything (or one file) is missing, cut short or changed."""
-    manifest = read_json(folder / MANIFEST, f"checkpoint {folder} is incomplete")
-    files = manifest.get("files")
-    if not isinstance(files, dict) or not files:
-        raise UserError(f"checkpoint file {folder / MANIFEST} is damaged: it lists no files{_fix(folder)}")
-    for name, want in files.items():
-        path = folder / name
-        if only not in (None, name):
-            continue
-        if not isinstance(want, dict) or not {"size", "sha256"} <= want.keys():
-            raise UserError(f"checkpoint file {folder / MANIFEST} is damaged: it says nothing of {name}{_fix(folder)}")
-        if not path.is_file():
-            raise UserError(f"checkpoint file {path} is missing{_fix(folder)}")
-        size = path.stat().st_size
-        if size != want["size"]:
-            raise UserError(f"checkpoint file {path} is damaged: {size} bytes instead of {want['size']}{_fix(folder)}")
-        if _fingerprint(path)["sha256"] != want["sha256"]:
-            raise UserError(f"checkpoint file {path} is damaged: its checksum does not match{_fix(folder)}")
+    files.verify(folder, "checkpoint", _fix(folder), only)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object of a checkpoint, or one sentence."""
+    return files.read_json(path, "cannot read the checkpoint", _fix(path.parent))
+
+
+def _fix(folder: Path) -> str:
+    if STEP.fullmatch(folder.name):
+        return f"; delete the folder {folder} to go on from the checkpoint before it"
+    return ""
 
 
 # -- tensors, whole or in shards: groups of named tensors -----------------------------------------------------------
@@ -158,19 +120,6 @@ def check_names(wanted: Mapping[str, Any], found: Mapping[str, Any], path: str |
             )
 
 
-def read_json(path: Path, context: str = "cannot read the checkpoint") -> dict[str, Any]:
-    """A JSON object from a file, or one sentence."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UserError(f"{context}: {path} does not exist{_fix(path.parent)}") from None
-    except (json.JSONDecodeError, UnicodeDecodeError):
-        raise UserError(f"{context}: {path} is damaged (it is not JSON){_fix(path.parent)}") from None
-    if not isinstance(value, dict):
-        raise UserError(f"{context}: {path} is damaged (it is not a JSON object){_fix(path.parent)}")
-    return value
-
-
 # -- the folder of a run ---------------------------------------------------------------------------------------------
 
 
@@ -200,7 +149,7 @@ def prune(run: Path, keep_last: int, best: int | None) -> None:
 def resolve(path: str | Path, which: str = "last") -> Path:
     """The checkpoint folder that a path means: itself, or the last (or best) one of a run."""
     folder = Path(path)
-    if (folder / MANIFEST).is_file() or (STEP.fullmatch(folder.name) and folder.is_dir()):
+    if (folder / files.MANIFEST).is_file() or (STEP.fullmatch(folder.name) and folder.is_dir()):
         return folder
     found = steps(folder)
     if not found:
@@ -213,38 +162,6 @@ def resolve(path: str | Path, which: str = "last") -> Path:
     if not best or best["step"] not in found:
         raise UserError(f"{folder} has no best checkpoint yet; use the last one")
     return step_folder(folder, best["step"])
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Replace a small text file in one step."""
-    temporary = path.with_name(f".{path.name}.writing")
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        sync(temporary)
-        os.replace(temporary, path)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise UserError(f"could not write {path} ({error.strerror}); checkpoints are untouched") from None
-
-
-def _fix(folder: Path) -> str:
-    if STEP.fullmatch(folder.name):
-        return f"; delete the folder {folder} to go on from the checkpoint before it"
-    return ""
-
-
-def _fingerprint(path: Path) -> dict[str, Any]:
-    with path.open("rb") as file:
-        return {"size": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
-
-
-def sync(path: Path) -> None:
-    """Push a file or folder to the disk."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def full(tensor: Tensor) -> Tensor:
