@@ -6,8 +6,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from transformers import PreTrainedConfig
 
-from .register import register_model
-
 if TYPE_CHECKING:
     from ..layout import Described
 
@@ -49,7 +47,6 @@ class MDLMConfig(PreTrainedConfig):
         if self.mask_token_id is None:
             self.mask_token_id = self.vocab_size - 1
         super().__post_init__(**kwargs)
-        register_model()
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data; what was changed in the published keys is changed in the `unmask` part too."""

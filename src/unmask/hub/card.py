@@ -9,10 +9,10 @@ from typing import Any
 
 import yaml
 
-from ...config import Config
-from ...evaluation.suites import shared
-from ...types import Likelihood, UserError
-from ..layout import is_published
+from ..config import Config
+from ..evaluation.suites import shared
+from ..types import Likelihood, UserError
+from .layout import is_published
 
 Figures = Mapping[str, Likelihood | Mapping[str, Any]]  # by data set; a Likelihood or its as_dict()
 TAGS = ("unmask", "mdlm", "masked-diffusion", "diffusion-language-model")
@@ -85,8 +85,9 @@ def _loading(repo_id: str, published: bool) -> str:
     if not published:
         return text
     return (
-        f"{text}\n\nIn transformers, after `import unmask`:\n\n"
-        "```python\nimport unmask\nfrom transformers import AutoModelForMaskedLM, AutoTokenizer, pipeline\n\n"
+        f"{text}\n\nIn transformers, after `import unmask.transformers`:\n\n"
+        "```python\nimport unmask.transformers\n"
+        "from transformers import AutoModelForMaskedLM, AutoTokenizer, pipeline\n\n"
         f'tokenizer = AutoTokenizer.from_pretrained("{repo_id}")\n'
         f'model = AutoModelForMaskedLM.from_pretrained("{repo_id}")\n'
         'fill = pipeline("fill-mask", model=model, tokenizer=tokenizer)\n```'

@@ -6,11 +6,11 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from ...data.online import hub, reason
-from ...lm import LM
-from ...types import UserError
-from ..layout import CARD, FILES, write_folder
+from ..data.online import hub, reason
+from ..lm import LM
+from ..types import UserError
 from .card import model_card
+from .layout import CARD, FILES, write_folder
 
 
 def push_to_hub(
