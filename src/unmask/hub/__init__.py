@@ -2,6 +2,6 @@
 
 from .card import model_card
 from .push import push_to_hub
-from .resolve import PRETRAINED, find, load
+from .resolve import PRETRAINED, find, load, load_classifier
 
-__all__ = ["PRETRAINED", "find", "load", "model_card", "push_to_hub"]
+__all__ = ["PRETRAINED", "find", "load", "load_classifier", "model_card", "push_to_hub"]

@@ -57,7 +57,7 @@ Groups = Mapping[str, Mapping[str, Tensor]]
 
 
 def write_whole(folder: Path, groups: Groups) -> None:
-    """One safetensors file a group."""
+    """One safetensors file per group."""
     for group, tensors in groups.items():
         save_file({k: v.detach().contiguous().cpu() for k, v in tensors.items()}, folder / f"{group}.safetensors")
 
@@ -98,8 +98,8 @@ def _read_shards(folder: Path, group: str, targets: Mapping[str, Tensor]) -> Non
 
     reader = HuggingFaceStorageReader(str(folder / SHARDS))
     stored = reader.read_metadata().state_dict_metadata
-    own = {n.removeprefix(f"{group}."): m.size for n, m in stored.items() if n.startswith(f"{group}.")}  # type: ignore[union-attr]
-    check_names({name: t.shape for name, t in targets.items()}, own, folder / SHARDS)
+    sizes = {n.removeprefix(f"{group}."): m.size for n, m in stored.items() if n.startswith(f"{group}.")}  # type: ignore[union-attr]
+    check_names({name: t.shape for name, t in targets.items()}, sizes, folder / SHARDS)
     flat = {f"{group}.{name}": target.detach() for name, target in targets.items()}
     alone = not any(hasattr(target, "device_mesh") for target in targets.values())
     with warnings.catch_warnings():
@@ -107,16 +107,17 @@ def _read_shards(folder: Path, group: str, targets: Mapping[str, Tensor]) -> Non
         dcp.load(flat, storage_reader=reader, no_dist=alone)
 
 
-def check_names(wanted: Mapping[str, Any], found: Mapping[str, Any], path: str | Path) -> None:
+def check_names(wanted: Mapping[str, Any], actual: Mapping[str, Any], path: str | Path) -> None:
     """Every tensor is accounted for, with the right shape; names and shapes only."""
-    for what, names in (("lacks", wanted.keys() - found.keys()), ("has unknown", found.keys() - wanted.keys())):
+    for what, names in (("lacks", wanted.keys() - actual.keys()), ("has unknown", actual.keys() - wanted.keys())):
         if names:
             some = ", ".join(sorted(names)[:3]) + (", ..." if len(names) > 3 else "")
             raise UserError(f"{path} does not fit this model: it {what} {len(names)} tensor(s): {some}")
     for name, shape in wanted.items():
-        if tuple(found[name]) != tuple(shape):
+        if tuple(actual[name]) != tuple(shape):
             raise UserError(
-                f"{path} does not fit this model: {name} has shape {tuple(found[name])}, the model wants {tuple(shape)}"
+                f"{path} does not fit this model: {name} has shape {tuple(actual[name])}, "
+                f"the model wants {tuple(shape)}"
             )
 
 
@@ -133,8 +134,8 @@ def steps(run: Path) -> list[int]:
     root = run / "checkpoints"
     if not root.is_dir():
         return []
-    found = (STEP.fullmatch(path.name) for path in root.iterdir())
-    return sorted(int(match[1]) for match in found if match)
+    matches = (STEP.fullmatch(path.name) for path in root.iterdir())
+    return sorted(int(match[1]) for match in matches if match)
 
 
 def prune(run: Path, keep_last: int, best: int | None) -> None:
@@ -151,15 +152,15 @@ def resolve(path: str | Path, which: str = "last") -> Path:
     folder = Path(path)
     if (folder / files.MANIFEST).is_file() or (STEP.fullmatch(folder.name) and folder.is_dir()):
         return folder
-    found = steps(folder)
-    if not found:
+    saved = steps(folder)
+    if not saved:
         raise UserError(f"no checkpoint in {folder}; train one with: unmask train demo --out {folder}")
-    last = step_folder(folder, found[-1])
+    last = step_folder(folder, saved[-1])
     if which == "last":
         return last
     verify(last, only="state.json")
     best = read_json(last / "state.json").get("best")
-    if not best or best["step"] not in found:
+    if not best or best["step"] not in saved:
         raise UserError(f"{folder} has no best checkpoint yet; use the last one")
     return step_folder(folder, best["step"])
 

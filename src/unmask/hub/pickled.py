@@ -105,9 +105,9 @@ def plain(value: Any) -> Any:
             state = value.state if isinstance(value.state, dict) else {}
             return walk(state.get("_content", state.get("_val")), depth + 1)
         if isinstance(value, dict):
-            return {str(key): walk(own, depth + 1) for key, own in value.items() if isinstance(key, str | int)}
+            return {str(key): walk(item, depth + 1) for key, item in value.items() if isinstance(key, str | int)}
         if isinstance(value, list | tuple):
-            return [walk(own, depth + 1) for own in value]
+            return [walk(item, depth + 1) for item in value]
         if isinstance(value, int) and abs(value) >= 1 << 63:  # Python would not even print it
             return None
         return value if isinstance(value, str | int | float | bool | None) else None
@@ -328,7 +328,7 @@ class Machine:
     def _stack_name(self, arg: Any) -> None:
         name, module = self.pop(), self.pop()
         if not isinstance(name, str) or not isinstance(module, str):
-            raise TypeError("a name that is no text")
+            raise TypeError("a name that is not text")
         self.stack.append(Name(module, name))
 
     def _reduce(self, arg: Any) -> None:

@@ -31,7 +31,7 @@ def push_to_hub(
     try:
         huggingface_hub.utils.validate_repo_id(repo_id)
     except ValueError as error:
-        raise UserError(f"{repo_id!r} is no name of a repository: {reason(error)}") from None
+        raise UserError(f"{repo_id!r} is not the name of a repository: {reason(error)}") from None
     parameters = sum(p.numel() for p in lm.model.parameters())
     card = model_card(lm.config, repo_id, parameters=parameters, **about)
     if token is None and huggingface_hub.get_token() is None:

@@ -79,7 +79,7 @@ class Stored:
 
 
 class Archive:
-    """A torch file: a zip of data.pkl and one uncompressed entry a storage."""
+    """A torch file: a zip of data.pkl and one uncompressed entry per storage."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -107,13 +107,13 @@ class Archive:
         size = self.path.stat().st_size
         try:
             with zipfile.ZipFile(self.path) as archive:
-                found = archive.infolist()
+                infos = archive.infolist()
         except (zipfile.BadZipFile, ValueError, NotImplementedError, struct.error) as error:
             raise Damaged(f"it is damaged ({error}); copy or download it again") from None
-        entries = {info.filename: info for info in found}
-        if len(entries) != len(found):
+        entries = {info.filename: info for info in infos}
+        if len(entries) != len(infos):
             raise Damaged("it is damaged: two of its entries have the same name")
-        for info in found:
+        for info in infos:
             if info.compress_type != zipfile.ZIP_STORED or info.flag_bits & 1:
                 raise Damaged(f"its entry {info.filename[:80]!r} is packed or locked, which torch never does")
             if info.file_size > size:

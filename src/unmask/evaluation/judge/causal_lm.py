@@ -96,7 +96,7 @@ def _load(where: str) -> tuple[Any, Any]:
             reason = " ".join(str(error).split())[:200]
             if not online:
                 raise UserError(
-                    f"scorer {where} is not a folder here and the Hugging Face Hub cannot be reached; give a local folder"
+                    f"scorer {where} is not a folder, and the Hugging Face Hub cannot be reached; give a local folder"
                 ) from None
             raise UserError(f"scorer {where} cannot be loaded as a causal language model: {reason}") from None
     lacking = [*info["missing_keys"], *info["mismatched_keys"]]

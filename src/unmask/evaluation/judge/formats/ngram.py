@@ -77,7 +77,7 @@ def read_arpa(path: Path) -> Arpa:
             return _parse(lines, path)
     except UnicodeDecodeError:
         hint = "; for a binary model of pocketsphinx write trigram: before its name" if path.suffix == ".bin" else ""
-        raise UserError(f"{path} is no ARPA file in UTF-8{hint}") from None
+        raise UserError(f"{path} is not an ARPA file in UTF-8{hint}") from None
     except (EOFError, gzip.BadGzipFile, zlib.error):
         raise UserError(f"{path} is damaged: it cannot be unpacked") from None
 
@@ -115,7 +115,9 @@ def _parse(lines: Iterable[str], path: Path) -> Arpa:
             except (ValueError, IndexError):
                 raise UserError(f"{path} is damaged in line {number}: no {section}-gram") from None
             seen[section] += 1
-    raise UserError(f"{path} is damaged: it ends before \\end\\" if section else f"{path} is no ARPA file: no \\data\\")
+    raise UserError(
+        f"{path} is damaged: it ends before \\end\\" if section else f"{path} is not an ARPA file: no \\data\\"
+    )
 
 
 class Sphinx:
