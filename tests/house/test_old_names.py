@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from importlib import import_module
@@ -12,6 +13,8 @@ import pytest
 import unmask
 from unmask.compat import MODULES
 
+ROOT = Path(__file__).parents[2]
+PAGES = sorted([*ROOT.glob("docs/*.md"), ROOT / "README.md"])
 DOCUMENTED = """
     from unmask import adapt
     from unmask import build
@@ -119,6 +122,33 @@ def test_what_never_was_is_not_there():
         _ = unmask.nonsense
     with pytest.raises(ModuleNotFoundError):
         import_module("unmask.nonsense")
+
+
+def named_in(page: Path) -> set[str]:
+    """What a page imports in its examples, or names in full; not where it speaks of old names."""
+    text = page.read_text(encoding="utf-8").partition("## Names of version 0.1")[0]
+    names = set(re.findall(r"`(unmask(?:\.\w+)+)", text))
+    names |= set(re.findall(r"^import (unmask[\w.]*)", text, re.MULTILINE))
+    for module, parts in re.findall(r"from (unmask[\w.]*) import ([\w, ]+)", text):
+        names |= {f"{module}.{part.strip()}" for part in parts.split(",")}
+    return names
+
+
+def look_up(name: str) -> object:
+    """What a dotted name means: a module, or something in one."""
+    try:
+        return import_module(name)
+    except ModuleNotFoundError:
+        module, _, last = name.rpartition(".")
+        return getattr(look_up(module), last)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.filterwarnings("error:.*the old name will go:DeprecationWarning")
+def test_the_documentation_names_what_is_there_and_nothing_old(page):
+    forget()
+    for name in sorted(named_in(page)):
+        look_up(name)
 
 
 def test_the_warning_points_to_the_line_that_imports(tmp_path):
