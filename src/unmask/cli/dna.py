@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from contextlib import ExitStack
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import IO, Annotated, Any
 import typer
 
 from ..errors import UserError
+from ..files import to_json
 from .shared import Device, Json, Model, Weights, Which, err_console, is_main, print_json, print_lines
 
 NAMED = 5  # skipped lines that are named on standard error; all of them are in the table
@@ -91,7 +91,7 @@ class _Table:
     def add(self, effect: Any) -> None:
         """One more."""
         if self.as_json:
-            sys.stdout.write(("," if self.total else "") + "\n " + json.dumps(effect.as_dict()))
+            sys.stdout.write(("," if self.total else "") + "\n " + to_json(effect.as_dict()))
         if self.file is not None:
             self.file.write(effect.row() + "\n")
         self.total += 1
@@ -108,7 +108,7 @@ class _Table:
     def end(self) -> None:
         """The rest of the document."""
         if self.as_json:
-            sys.stdout.write('],\n "protocol": ' + json.dumps(self.protocol) + "}\n")
+            sys.stdout.write('],\n "protocol": ' + to_json(self.protocol) + "}\n")
 
 
 def _genome(path: str, spec: Any) -> Any:
