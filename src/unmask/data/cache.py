@@ -28,7 +28,7 @@ def cache_folder(spec: DataConfig) -> Path:
 
 @contextmanager
 def writing(folder: Path) -> Iterator[None]:
-    """A full disk or a folder that belongs to somebody else is the user's to know."""
+    """Say how to choose another cache folder where this one is full or belongs to somebody else."""
     with files.writing(f"the cache folder {folder}", "set data.cache or UNMASK_CACHE"):
         yield
 
