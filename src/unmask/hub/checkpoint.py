@@ -1,7 +1,7 @@
 """The folder of a run: which checkpoints it has, what is in one, and tensors whole or in shards.
 
-A checkpoint is a sealed folder (`files`): safetensors for everything with numbers in it, JSON and text for the rest, and
-a manifest with the size and SHA-256 of every file. A kill or a full disk at any moment leaves the previous checkpoint
+A checkpoint is a sealed folder (`files`): safetensors for everything with numbers in it, JSON and text for the rest,
+and a manifest with the size and SHA-256 of every file. A kill or a full disk at any moment leaves the previous checkpoint
 untouched. Nothing is ever unpickled.
 """
 
