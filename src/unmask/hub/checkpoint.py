@@ -1,8 +1,8 @@
 """The folder of a run: which checkpoints it has, what is in one, and tensors whole or in shards.
 
 A checkpoint is a sealed folder (`files`): safetensors for everything with numbers in it, JSON and text for the rest,
-and a manifest with the size and SHA-256 of every file. A kill or a full disk at any moment leaves the previous checkpoint
-untouched. Nothing is ever unpickled.
+and a manifest with the size and SHA-256 of every file. A kill or a full disk at any moment leaves the checkpoint before
+it untouched. Nothing is ever unpickled.
 """
 
 from __future__ import annotations
