@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import os
 import secrets
 import shutil
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from .errors import UserError
+from .jsonable import finite
 
 MANIFEST = "manifest.json"  # of a sealed folder: the size and SHA-256 of every file
 
@@ -72,7 +72,7 @@ def write_text(path: str | Path, text: str, fix: str = "free some space or choos
 
 def write_json(path: str | Path, content: Any) -> None:
     """Replace a JSON file in one step."""
-    write_text(path, to_json(content, indent=1, sort_keys=True) + "\n")
+    write_text(path, json.dumps(finite(content), indent=1, sort_keys=True, allow_nan=False) + "\n")
 
 
 @contextmanager
@@ -180,17 +180,3 @@ def read_json_or_none(path: Path) -> dict[str, Any] | None:
     with suppress(UserError):
         return read_json(path)
     return None
-
-
-def to_json(value: Any, **style: Any) -> str:
-    """A JSON document in ASCII, with null for NaN and infinities; `style` as `json.dumps` takes it."""
-    return json.dumps(finite(value), allow_nan=False, **style)
-
-
-def finite(value: Any) -> Any:
-    """The same value with None for every number that JSON has no word for."""
-    if isinstance(value, dict):
-        return {key: finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

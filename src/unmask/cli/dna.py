@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from contextlib import ExitStack
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import IO, Annotated, Any
 import typer
 
 from ..errors import UserError
-from ..files import to_json
+from ..jsonable import finite
 from .shared import Device, Json, Model, Weights, Which, err_console, is_main, print_json, print_lines
 
 NAMED = 5  # skipped lines that are named on standard error; all of them are in the table
@@ -91,7 +92,9 @@ class _Table:
     def add(self, effect: Any) -> None:
         """One more."""
         if self.as_json:
-            sys.stdout.write(("," if self.total else "") + "\n " + to_json(effect.as_dict()))
+            sys.stdout.write(
+                ("," if self.total else "") + "\n " + json.dumps(finite(effect.as_dict()), allow_nan=False)
+            )
         if self.file is not None:
             self.file.write(effect.row() + "\n")
         self.total += 1
@@ -108,7 +111,7 @@ class _Table:
     def end(self) -> None:
         """The rest of the document."""
         if self.as_json:
-            sys.stdout.write('],\n "protocol": ' + to_json(self.protocol) + "}\n")
+            sys.stdout.write('],\n "protocol": ' + json.dumps(finite(self.protocol), allow_nan=False) + "}\n")
 
 
 def _genome(path: str, spec: Any) -> Any:

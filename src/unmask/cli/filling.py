@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import sys
 from collections.abc import Iterator
 from typing import Annotated, Any
@@ -10,7 +11,6 @@ from typing import Annotated, Any
 import typer
 
 from ..errors import UserError
-from ..files import to_json
 from .shared import Device, Model, Weights, Which, err_console
 
 PROMPT = "fill> "
@@ -63,7 +63,7 @@ def fill(
 
 def _print(samples: list[Any], as_lines: bool) -> None:
     for sample in samples:
-        text = to_json(sample.as_dict(tokens=True)) if as_lines else sample.text
+        text = json.dumps(sample.as_dict(tokens=True), allow_nan=False) if as_lines else sample.text
         sys.stdout.write(text + "\n")
     sys.stdout.flush()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from dataclasses import replace
 from typing import Annotated, Any
@@ -9,7 +10,6 @@ from typing import Annotated, Any
 import typer
 
 from ..errors import UserError
-from ..files import to_json
 from .shared import Device, Json, Model, Weights, Which, With, err_console, integers, print_json, settings
 
 
@@ -143,7 +143,7 @@ def sample(
         return
     for s in samples if as_lines or fasta is None else ():
         if as_lines:
-            sys.stdout.write(to_json(s.as_dict(tokens=True) | {"index": s.index}) + "\n")
+            sys.stdout.write(json.dumps(s.as_dict(tokens=True) | {"index": s.index}, allow_nan=False) + "\n")
             continue
         if len(samples) > 1:
             err_console.print(f"[dim]-- seed {s.seed}, {s.network_calls} network calls[/dim]")
@@ -192,7 +192,7 @@ def _template(
                 found = {"line": found.number, "error": found.reason}
             documents.append(found)
             if not as_json:
-                sys.stdout.write(to_json(found) + "\n")
+                sys.stdout.write(json.dumps(found, allow_nan=False) + "\n")
                 sys.stdout.flush()
     if as_json:
         print_json({"lines": documents, "protocol": {**protocol, **options.describe()}})

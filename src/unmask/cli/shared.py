@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 
 from ..errors import UserError
-from ..files import to_json
+from ..jsonable import to_json
 
 out_console = Console(highlight=False, soft_wrap=True, emoji=False)
 err_console = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)

@@ -15,7 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from ..files import to_json, write_text
+from ..files import write_text
+from ..jsonable import to_json
 from ..types import UserError
 from .kmers import GC_BINS, LONGEST_RUN, Counts, by_k, distances, pieces
 from .picture import Series, chart, decades, even, round_up
