@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from unmask.models.autoregressive import AutoRegressive
-from unmask.networks.formats.hyenadna import published
+from unmask.networks.foreign.hyenadna import published
 from unmask.networks.hyena import Hyena
 from unmask.process.keys import Keys
 from unmask.sampling import LeftToRight

@@ -11,10 +11,10 @@ and written so again, with our "unmask" part beside.
 
 Modules: `terms` what a config.json can say, `published` MDLM's and SEDD's, `encoder_folders` masked language models,
 `dna_layouts` Caduceus, Mamba and HyenaDNA, `ours` the one we write, `weights` the tensors, `folder` the files together.
-What the files of others say of a network stands beside that network: `networks/formats`.
+What the files of others say of a network stands beside that network: `networks/foreign`.
 """
 
-from ...networks.formats.fields import value
+from ...networks.foreign.fields import value
 from .encoder_folders import NoHead, named, with_tokenizer
 from .folder import (
     check_tokenizer,

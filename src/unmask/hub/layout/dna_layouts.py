@@ -2,7 +2,7 @@
 
 Caduceus was trained as a masked language model and becomes a model of method mdlm; Mamba (of text, too) and HyenaDNA
 are autoregressive, and their first token is given and not scored, as they never saw a start symbol. What their files
-say of the network itself stands beside it (`networks/formats`).
+say of the network itself stands beside it (`networks/foreign`).
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from torch import Tensor
 from ...config import Config, DataConfig, parse
 from ...data.genome.bases import ROWS, VOCAB
 from ...data.tokenization import JSON_FILE, Tokenizer
-from ...networks.formats import FORMATS, format_of
-from ...networks.formats.fields import value
-from ...networks.formats.state_space import embedding_of
+from ...networks.foreign import FORMATS, format_of
+from ...networks.foreign.fields import value
+from ...networks.foreign.state_space import embedding_of
 from ...networks.layers import padded
 from ...recipes import dna_hyena, dna_mamba, dna_mdlm, owt
 from ...types import UserError

@@ -30,9 +30,9 @@ from ...networks.architectures import (
     settings,
 )
 from ...networks.encoder import ties_of
-from ...networks.formats import FORMATS
-from ...networks.formats.fields import value
-from ...networks.formats.mosaic import OTHERS
+from ...networks.foreign import FORMATS
+from ...networks.foreign.fields import value
+from ...networks.foreign.mosaic import OTHERS
 from ...networks.layers import padded
 from ...types import UserError, Vocab
 from ..checkpoint import check_names

@@ -9,8 +9,8 @@ from typing import Any
 
 from ...config import Config, parse
 from ...data.tokenization import Tokenizer
-from ...networks.formats import format_of
-from ...networks.formats.fields import mapping
+from ...networks.foreign import format_of
+from ...networks.foreign.fields import mapping
 from ...types import UserError, Vocab
 from .dna_layouts import read_genomic
 from .encoder_folders import agree, is_encoder, read_encoder, read_mosaic, sections_of, with_part

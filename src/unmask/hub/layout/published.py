@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ...config import Config, parse
-from ...networks.formats.fields import mapping, value
+from ...networks.foreign.fields import mapping, value
 from ...recipes import owt
 from ...types import UserError, Vocab
 from .terms import ROLES, SHAPE, Described, inside, read_vocab, usual_vocab
