@@ -11,16 +11,16 @@ import unmask
 ROOT = Path(unmask.__file__).parent
 # Each may import what stands before it. `unmask` is the package's own __init__ and __main__.
 ORDER = """
-    errors version types lazy config distributed progress process data networks recipes sampling models evaluation lm
-    hub training dna reproduce serve cli unmask
+    errors jsonable version types lazy config distributed progress process data networks recipes sampling models
+    evaluation lm hub training dna reproduce serve cli unmask
 """.split()  # noqa: SIM905
 EXCEPTIONS = {
     ("lm", "hub"),  # LM.save_pretrained writes the folder that hub reads
     ("evaluation", "unmask"),  # the judge of generated text may be the name of a model: unmask.load
 }
 OPTIONAL = """
-    tensorboard trackio wandb transformers scipy matplotlib lm_eval starlette uvicorn mauve pocketsphinx accelerate
-    sklearn mamba_ssm
+    tensorboard trackio wandb transformers scipy matplotlib lm_eval starlette uvicorn prometheus_client mauve
+    pocketsphinx accelerate sklearn mamba_ssm
 """.split()  # noqa: SIM905
 FILES = sorted(ROOT.rglob("*.py"))
 

@@ -25,6 +25,7 @@ from unmask.sampling import Batcher, FirstHitting, LeftToRight, Request, RevealP
 from unmask.sampling.trace import Change
 from unmask.serve.handles import RequestHandle, Step
 from unmask.serve.limits import Limits
+from unmask.serve.threads import WORKER
 
 
 def post_head(body: dict, path: str = "/v1/diffusion") -> bytes:
@@ -110,21 +111,21 @@ def test_a_queue_is_the_desk_of_models_without_one():
             assert answer.json["samples"][0]["text"] == sample.text
 
 
-# -- a box for a slow reader -----------------------------------------------------------------------------------------
+# -- a buffer for a slow reader --------------------------------------------------------------------------------------
 
 
-def test_a_full_box_merges_steps_and_keeps_what_they_say():
+def test_a_full_buffer_merges_steps_and_keeps_what_they_say():
     import asyncio
 
     async def go() -> None:
-        ticket = RequestHandle("tiny", [], timeout=1, buffer=4)
+        handle = RequestHandle("tiny", [], timeout=1, buffer=4)
         canvases, truth = [{}, {}], [{}, {}]
         for i in range(200):
             index, position = i % 2, (i // 2) % 10
             change = Change(position, i, 0.5)
             truth[index][position] = i
-            ticket.put(Step(index, i, 0.5, i, (change,), torch.zeros(0), 0))
-        events = await ticket.take()
+            handle.put(Step(index, i, 0.5, i, (change,), torch.zeros(0), 0))
+        events = await handle.take()
         assert len(events) <= 5
         for event in events:
             canvases[event.index] |= {change.position: change.token for change in event.changes}
@@ -349,7 +350,7 @@ LONG_WORK = [  # more than a minute at half a second a network call
 
 
 def at_work() -> bool:
-    return any(thread.name == "unmask-briefly" for thread in threading.enumerate())
+    return any(thread.name == WORKER for thread in threading.enumerate())
 
 
 @pytest.mark.parametrize(("path", "body"), LONG_WORK, ids=["gaps", "padded", "strata", "bound", "orders", "pll"])

@@ -248,7 +248,7 @@ def test_a_chunk_that_is_none_is_refused(server: Running):
         data = b""
         while got := sock.recv(65536):
             data += got
-    assert data.startswith(b"HTTP/1.1 400") and b"no HTTP request" in data
+    assert data.startswith(b"HTTP/1.1 400") and b"not an HTTP request" in data
 
 
 def test_header_lines_that_come_at_once_are_measured_too(server: Running):
