@@ -210,7 +210,6 @@ def schema_run(examples: int) -> None:
     """Bodies that fit the OpenAPI document, and bodies that do not: none of them is an error of the server."""
     schemathesis = pytest.importorskip("schemathesis")
     from hypothesis import HealthCheck, given, settings
-    from hypothesis.errors import Unsatisfiable
 
     limits = Limits(length=24, steps=8, n=2, texts=2, grace=2.0, timeout=20.0)
     with running({"tiny": diffusion_lm(), "ar": ar_lm()}, limits) as server:
@@ -219,7 +218,10 @@ def schema_run(examples: int) -> None:
         statuses: Counter = Counter()
         for found in schema.get_all_operations():
             operation = found.ok()
-            for mode in (schemathesis.GenerationMode.POSITIVE, schemathesis.GenerationMode.NEGATIVE):
+            modes = [schemathesis.GenerationMode.POSITIVE]
+            if operation.body:  # nothing can be wrong with a path that takes nothing
+                modes.append(schemathesis.GenerationMode.NEGATIVE)
+            for mode in modes:
                 strategy = operation.as_strategy(generation_mode=mode)
 
                 @settings(
@@ -244,8 +246,7 @@ def schema_run(examples: int) -> None:
                             if answer.status != 200:
                                 assert answer.error
 
-                with contextlib.suppress(Unsatisfiable):  # nothing can be wrong with a path that takes nothing
-                    check()
+                check()
         for path in SMALL:
             assert statuses[path, 200] and statuses[path, 400], statuses
         assert server.engine.rows == 0

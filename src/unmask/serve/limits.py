@@ -19,10 +19,12 @@ class Refusal(Exception):
         code: str | None = None,
         retry_after: int | None = None,
         allow: str | None = None,
+        linger: float | None = None,
     ) -> None:
         super().__init__(message)
         self.status, self.message, self.kind, self.param, self.code = status, message, kind, param, code
         self.retry_after, self.allow = retry_after, allow
+        self.linger = linger  # seconds for which what the client still sends is read
 
     def body(self) -> dict[str, object]:
         """As JSON."""
@@ -51,6 +53,7 @@ class Limits:
     header: int = 32_768  # bytes of all header lines of a request
     timeout: float = 300.0  # seconds from a request to its last token
     read_timeout: float = 10.0  # seconds for the header lines, and again for the body
+    linger: float = 1.0  # seconds for which a refused client may go on sending before the connection is closed
     grace: float = 20.0  # seconds that a stopping server gives to running requests
     connections: int = 1024  # at a time
     buffer: int = 256  # events that wait for a slow reader before they are merged

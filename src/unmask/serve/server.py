@@ -17,7 +17,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ..errors import UserError
 from .engine import Engine
-from .http import LINGER, refused
+from .http import refused
 from .limits import Limits, Refusal
 from .middleware import headers_too_long
 
@@ -97,7 +97,7 @@ def protocol(limits: Limits) -> type[H11Protocol]:
             self.transport.write(_refusal(431 if status == 431 else 400, limits))
             if self.transport.can_write_eof():
                 self.transport.write_eof()
-            self._read_timer = self.loop.call_later(LINGER, self._close_now)
+            self._read_timer = self.loop.call_later(limits.linger, self._close_now)
 
         def connection_lost(self, exc: Exception | None) -> None:
             self._stop_read_timer()
