@@ -747,13 +747,13 @@ def test_with_a_key(browser, lms):
 def test_the_files_are_what_the_package_declares():
     import tomllib
 
-    from unmask.serve.page import OWN, assets
+    from unmask.serve.page import FILES, assets
 
     root = Path(__file__).parents[2]
     declared = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))
     patterns = declared["tool"]["setuptools"]["package-data"]["unmask.serve.page"]
     folder = root / "src/unmask/serve/page"
-    assert {p.name for pattern in patterns for p in folder.glob(pattern)} == set(OWN)
+    assert {p.name for pattern in patterns for p in folder.glob(pattern)} == set(FILES)
     served = assets()
     assert json.dumps(sorted(served)) and b"innerHTML" not in b"".join(asset.body for asset in served.values())
     index = served["index.html"].body.decode()

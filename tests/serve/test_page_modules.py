@@ -13,7 +13,7 @@ import torch
 
 from unmask.data.tokenization import bytes_tokenizer
 from unmask.sampling.trace import Trace
-from unmask.serve.page import OWN, assets
+from unmask.serve.page import FILES, assets
 from unmask.serve.replay import render, shell
 
 pytestmark = pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed: the script is not run")
@@ -48,7 +48,7 @@ def in_node(folder: Path, module: str, code: str, given: Any) -> Any:
 
 
 def test_every_script_is_well_formed(folder):
-    for name in OWN:
+    for name in FILES:
         if name.endswith(".js"):
             ran = subprocess.run(
                 ["node", "--check", str(folder / name)], capture_output=True, text=True, timeout=60, check=False
@@ -126,7 +126,7 @@ def test_a_stream_that_breaks_off_is_an_error(folder):
     start, end, wrong = (
         "event: start\ndata: {}\n\n",
         "event: end\ndata: {}\n\n",
-        "The connection to the server broke off",
+        "The connection to the server was lost",
     )
     found = in_node(folder, "stream.js", code, [start + end, start, ""])
     assert found[0] == [["start", "end"], ""] and found[1][0] == ["start"]
