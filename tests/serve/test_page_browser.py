@@ -105,16 +105,24 @@ def artefacts(tmp_path_factory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def desktop(browser) -> Iterator[Any]:
+    """A window that most tests share: the page keeps nothing, and its files come from the cache."""
+    context = browser.new_context(viewport={"width": 1180, "height": 860})
+    yield context
+    context.close()
+
+
 @pytest.fixture
-def open_page(browser, address):
+def open_page(browser, desktop, address):
     """Opens the page; whatever it complains about, or fetches from elsewhere, fails the test."""
-    contexts, wrong = [], []
+    opened, wrong = [], []
 
     def open_(hash: str = "", **how: Any) -> Any:
-        how.setdefault("viewport", {"width": 1180, "height": 860})
-        contexts.append(browser.new_context(**how))
-        page = contexts[-1].new_page()
-        page.set_default_timeout(8_000)
+        context = browser.new_context(**how) if how else desktop
+        page = context.new_page()
+        opened.append(context if how else page)
+        page.set_default_timeout(20_000)
         page.on("console", lambda said: wrong.append(said.text) if said.type in ("error", "warning") else None)
         page.on("pageerror", lambda error: wrong.append(str(error)))
         page.on("request", lambda asked: wrong.append(asked.url) if not asked.url.startswith((address, "blob:")) else 0)
@@ -124,8 +132,8 @@ def open_page(browser, address):
 
     open_.wrong = wrong
     yield open_
-    for context in contexts:
-        context.close()
+    for one in opened:
+        one.close()
     assert not wrong
 
 
@@ -320,12 +328,12 @@ def test_labels_and_windows(open_page, lms):
     assert shown(page) == sample.text
     page.select_option("#a-label", "")
     assert page.is_disabled("#a-guidance")
-    page = open_page("#model=tiny-en&stride=64&length=200&steps=16&seed=1")
+    page = open_page("#model=tiny-en&stride=64&length=160&steps=8&seed=1")
     assert page.get_attribute("#a-length", "max") == "4096"
     page.click("#run")
     finish(page)
-    assert page.locator("#stage .k").count() == 200
-    (sample,) = lms["tiny-en"].write_samples(1, length=200, steps=16, seed=1, stride=64)
+    assert page.locator("#stage .k").count() == 160
+    (sample,) = lms["tiny-en"].write_samples(1, length=160, steps=8, seed=1, stride=64)
     assert shown(page) == sample.text
 
 
@@ -620,8 +628,11 @@ def test_only_what_is_used_must_be_right(open_page, lms):
 
 
 def test_links_from_anywhere(open_page, address):
+    page = open_page()
     for odd in ("#mode=constructor", "#mode=toString&text=x", "#view=bases&model=tiny-en", "#nothing", "#seed=x&n=-1"):
-        page = open_page(odd)
+        page.goto("about:blank")
+        page.goto(address + odd)
+        page.wait_for_selector("body.ready")
         assert page.locator("body.ready").count() and page.locator("[name=view]:checked").is_visible(), odd
     page = open_page("#text=Hello&suffix=The+end.&top_k=5&seed=3&compare=1&b.steps=4")
     page.goto(address + "#seed=7&steps=4")  # in the same page: nothing of the last one is left
