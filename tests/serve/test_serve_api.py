@@ -414,6 +414,30 @@ def test_metrics_count_requests_tokens_and_calls():
         assert len(kinds) == len(set(kinds))  # a name is announced once
 
 
+KINDS = {
+    "unmask_requests": "counter", "unmask_request_seconds": "histogram", "unmask_first_event_seconds": "histogram",
+    "unmask_queue_seconds": "histogram", "unmask_tokens": "counter", "unmask_sequences": "counter",
+    "unmask_network_calls": "counter", "unmask_batch_rows": "histogram", "unmask_network_seconds": "counter",
+    "unmask_rows": "gauge", "unmask_rows_active": "gauge", "unmask_tokens_in_flight": "gauge",
+    "process_resident_memory_bytes": "gauge",
+}  # fmt: skip
+
+
+def test_every_server_has_metrics_of_its_own(server: Running):
+    from prometheus_client.parser import text_string_to_metric_families
+
+    server.post("/v1/infill", {"prompt": "abcd", "length": 6})
+    with running() as other:
+        other.post("/v1/infill", {"prompt": "abcd", "length": 6})
+        families = {
+            family.name: family for family in text_string_to_metric_families(other.get("/metrics").body.decode())
+        }
+    assert {name: families[name].type for name in KINDS} == KINDS
+    samples = [sample for family in families.values() for sample in family.samples]
+    assert not any(sample.name.endswith("_created") for sample in samples)
+    assert [sample.value for sample in samples if sample.name == "unmask_requests_total"] == [1]
+
+
 def test_the_openapi_document_knows_every_field(server: Running):
     found = server.get("/openapi.json").json
     assert found["openapi"].startswith("3.1")

@@ -53,8 +53,8 @@ class Service:
 
     def __init__(self, engine: Engine, log_prompts: bool = False) -> None:
         self.engine, self.limits, self.log_prompts = engine, engine.limits, log_prompts
-        self.begun = int(time.time())
-        self.models = [_card(name, lm, self.limits, self.begun) for name, lm in engine.lms.items()]
+        created = int(time.time())
+        self.models = [_card(name, lm, self.limits, created) for name, lm in engine.lms.items()]
         self._prepare = ThreadPoolExecutor(2, "unmask-prepare", use_cores, (1,))
         self._read = ThreadPoolExecutor(1, "unmask-read")
         self._reading = 0

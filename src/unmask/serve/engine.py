@@ -61,7 +61,7 @@ class Engine:
         self._last = self.clock()
         self._stopping = self.draining = self.ended = False
         self._thread = threading.Thread(target=self._work, name="unmask-engine", daemon=True)
-        self.metrics.watch("unmask_rows", "Sequences that wait or are under way.", lambda: self._rows)
+        self.metrics.watch("unmask_rows", "Sequences that wait or are under way.", lambda: self.rows)
         self.metrics.watch("unmask_rows_active", "Sequences that are under way.", lambda: self.active)
         self.metrics.watch("unmask_tokens_in_flight", "Tokens of these sequences.", lambda: self._tokens)
 
