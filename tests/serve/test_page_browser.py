@@ -105,36 +105,57 @@ def artefacts(tmp_path_factory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def desktop(browser) -> Iterator[Any]:
-    """A window that most tests share: the page keeps nothing, and its files come from the cache."""
-    context = browser.new_context(viewport={"width": 1180, "height": 860})
-    yield context
-    context.close()
+class Tabs:
+    """Tabs of one window that are used again: the page keeps nothing, and opening a tab costs more than the page."""
 
+    def __init__(self, browser: Any, address: str) -> None:
+        self.browser, self.address = browser, address
+        self.window = browser.new_context(viewport={"width": 1180, "height": 860})
+        self.idle: list[Any] = []
+        self.wrong: list[str] = []  # what pages complain about, or fetch from elsewhere
 
-@pytest.fixture
-def open_page(browser, desktop, address):
-    """Opens the page; whatever it complains about, or fetches from elsewhere, fails the test."""
-    opened, wrong = [], []
-
-    def open_(hash: str = "", **how: Any) -> Any:
-        context = browser.new_context(**how) if how else desktop
-        page = context.new_page()
-        opened.append(context if how else page)
+    def make(self, context: Any) -> Any:
+        page, wrong = context.new_page(), self.wrong
+        allowed = (self.address, "blob:", "about:")
         page.set_default_timeout(20_000)
         page.on("console", lambda said: wrong.append(said.text) if said.type in ("error", "warning") else None)
         page.on("pageerror", lambda error: wrong.append(str(error)))
-        page.on("request", lambda asked: wrong.append(asked.url) if not asked.url.startswith((address, "blob:")) else 0)
+        page.on("request", lambda asked: wrong.append(asked.url) if not asked.url.startswith(allowed) else None)
+        return page
+
+
+@pytest.fixture(scope="module")
+def tabs(browser, address) -> Iterator[Tabs]:
+    opened = Tabs(browser, address)
+    yield opened
+    opened.window.close()
+
+
+@pytest.fixture
+def open_page(browser, tabs, address):
+    """Opens the page; whatever it complains about, or fetches from elsewhere, fails the test."""
+    used, contexts = [], []
+    tabs.wrong.clear()
+
+    def open_(hash: str = "", **how: Any) -> Any:
+        if how:
+            contexts.append(browser.new_context(**how))
+            page = tabs.make(contexts[-1])
+        else:
+            page = tabs.idle.pop() if tabs.idle else tabs.make(tabs.window)
+            used.append(page)
         page.goto(address + hash)
         page.wait_for_selector("body.ready")
         return page
 
-    open_.wrong = wrong
+    open_.wrong = tabs.wrong
     yield open_
-    for one in opened:
-        one.close()
-    assert not wrong
+    for context in contexts:
+        context.close()
+    for page in used:
+        page.goto("about:blank")
+    tabs.idle += used
+    assert not tabs.wrong
 
 
 def until(page: Any, true: str) -> None:
