@@ -251,7 +251,7 @@ def test_what_takes_too_long_is_ended():
             pool.submit(server.post, *what)
             for what in (("/v1/infill", {**LONG, "prompt": "a"}), ("/v1/diffusion", LONG))
         ]
-        wait_for(lambda: server.engine.active == 2)
+        wait_for(lambda: server.engine.rows == 2)
         clock.now += server.engine.limits.timeout + 1
         network.release()
         plain, streamed = (one.result() for one in waiting)
@@ -430,7 +430,7 @@ def test_a_stopping_server_reports_what_it_cannot_finish():
             pool.submit(server.post, *what)
             for what in (("/v1/diffusion", LONG), ("/v1/infill", {**LONG, "prompt": "a"}))
         )
-        wait_for(lambda: server.engine.active == 2)
+        wait_for(lambda: server.engine.rows == 2)
         server.server.should_exit = True
         wait_for(lambda: server.engine.ended)
         network.release()

@@ -146,7 +146,7 @@ class Running:
         return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(name))
 
 
-def wait_for(what: Callable[[], Any], seconds: float = 20.0) -> Any:
+def wait_for(what: Callable[[], Any], seconds: float = 60.0) -> Any:
     """Until something is true."""
     end = time.monotonic() + seconds
     while not (result := what()):
