@@ -24,6 +24,7 @@ from unittest import mock
 
 import numpy as np
 import torch
+import typer
 from filelock import FileLock
 from torch import nn
 
@@ -116,11 +117,15 @@ class Ran:
         return json.loads(self.out)
 
 
+command_tree = functools.cache(typer.main.get_command)  # nine tenths of a call; `cache_clear` where options are added
+
+
 def run(*args: str) -> Ran:
     """`unmask ARGS` in this process."""
     out, err, code = io.StringIO(), io.StringIO(), 0
     with (
         mock.patch.object(sys, "argv", ["unmask", *args]),
+        mock.patch.object(typer.main, "get_command", command_tree),
         contextlib.redirect_stdout(out),
         contextlib.redirect_stderr(err),
     ):
