@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+from dataclasses import dataclass
 
-from support.helpers import run, settings, trained
+from support.helpers import refused, run, settings, trained
 from unmask.data.records import CORPORA, Files, Hub, Record
 from unmask.data.tasks import TASKS, Columns, Task
+from unmask.sampling import SAMPLERS, Sampler
+from unmask.sampling.named import SamplerEntry
+from unmask.sampling.orders import in_order
+from unmask.sampling.sampler import masked_positions
 
 
 def test_a_data_set(tmp_path, monkeypatch):
@@ -38,30 +44,54 @@ def test_a_data_set(tmp_path, monkeypatch):
 
 
 def test_a_task(tmp_path, monkeypatch):
-    """One record: a model is fine-tuned on it, judged by its metric, and the folder says what the classes are."""
+    """One record: a model is fine-tuned on it by its name and judged by its metric."""
     # the record
-    vowels = Task(
-        name="toy/vowels",
-        title="Vowels",
-        about="whether a word begins with a vowel",
-        labels=("consonant", "vowel"),
+    letters = Task(
+        name="toy/letters",
+        title="Letters",
+        about="whether a word has a q",
+        labels=("without", "with"),
         metric="accuracy",
         columns=Columns("word", None, "label"),
-        hub=Hub("nobody/vowels"),
+        hub=Hub("nobody/letters"),
         splits=("train", "dev"),
-        folders=("vowels",),
+        folders=("letters",),
     )
     # the line
-    monkeypatch.setitem(TASKS, vowels.name, vowels)
+    monkeypatch.setitem(TASKS, letters.name, letters)
 
-    (tmp_path / "vowels").mkdir()
-    words = [
-        (first + rest, int(first in "aeiou")) for rest in ("tar", "bel", "nod", "ping") for first in "abecidofughu"
-    ]
-    for split in ("train", "dev"):
-        rows = "".join(json.dumps({"word": word, "label": label}) + "\n" for word, label in words)
-        (tmp_path / "vowels" / f"{split}.jsonl").write_text(rows)
-    options = ["task.epochs=6", "train.batch_size=8", "train.lr=0.01", "--out", str(tmp_path / "run"), "--json"]
-    figures = run("finetune", str(trained()), "toy/vowels", "--local", str(tmp_path), *options).json()
-    assert figures["task"] == "toy/vowels"
-    assert figures["summary"]["dev"]["mean"] > 0.9, "half of the words begin with a vowel"
+    (tmp_path / "letters").mkdir()
+    words = ["".join(word) for word in itertools.product("abqc", "defg", "hqij", "klmn")]
+    for split, part in (("train", words), ("dev", words[::5])):
+        rows = [json.dumps({"word": word, "label": int("q" in word)}) + "\n" for word in part]
+        (tmp_path / "letters" / f"{split}.jsonl").write_text("".join(rows))
+    options = ["task.epochs=4", "train.batch_size=16", "train.lr=0.003", "--out", str(tmp_path / "run"), "--json"]
+    figures = run("finetune", str(trained()), "toy/letters", "--local", str(tmp_path), *options).json()
+    assert figures["task"] == "toy/letters" and figures["metric"] == "accuracy"
+    assert figures["summary"]["dev"]["mean"] > 0.8, "44 of 100 words have one"
+
+
+@dataclass(frozen=True)
+class RightToLeft(Sampler):
+    """From the last masked position to the first, k at a time."""
+
+    k: int = 1
+    deterministic = True
+    timeless = True
+
+    def course(self, canvas, model, key):
+        return in_order(canvas, key, masked_positions(canvas, model.vocab).flip(0), self.k)
+
+
+def test_a_sampler(monkeypatch):
+    """One class and one entry: it is chosen by its name, takes its setting, and the batcher runs it like any other."""
+    # the line
+    monkeypatch.setitem(SAMPLERS, "right-to-left", SamplerEntry(("k",), RightToLeft, "right to left"))
+
+    command = ["sample", str(trained()), "--sampler", "right-to-left", "--length", "9"]
+    document = run(*command, "-k", "2", "-n", "3", "--json").json()
+    assert document["protocol"]["sampler"] == "right-to-left" and len(document["samples"]) == 3
+    assert [sample["network_calls"] for sample in document["samples"]] == [5, 5, 5]
+    tokens = json.loads(run(*command, "--jsonl").out)["tokens"]
+    assert [token["step"] for token in tokens] == [*range(8, -1, -1)]
+    assert "did you mean 'right-to-left'" in refused(*command[:3], "right-to-lefd")
