@@ -1,4 +1,4 @@
-"""How to add one: each recipe of CONTRIBUTING.md, carried out. What is added is one record or one class, and one line."""
+"""How to add one: each recipe of CONTRIBUTING.md, carried out. One record or one class, and one line elsewhere."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ _THREAD = threading.local()
 
 
 def _rewound(key: tuple[int, int]) -> np.random.Generator:
-    """This thread's generator, at the beginning of the stream with this key; a new one takes seven times as long."""
+    """The thread's generator, at the beginning of the stream with this key; a new one takes seven times as long."""
     if not hasattr(_THREAD, "generator"):
         _THREAD.generator = np.random.Generator(np.random.Philox(0))
         _THREAD.start = _THREAD.generator.bit_generator.state
