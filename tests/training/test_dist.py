@@ -13,6 +13,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from support import helpers
+from support.helpers import run_together
 from unmask.distributed import World
 
 SETTINGS = [
@@ -30,15 +32,20 @@ SETTINGS = [
 ]
 
 
-def run(out: Path, processes: int, *extra: str, timeout: int = 120) -> list[dict]:
+def run(out: Path, processes: int, *extra: str, torchrun: bool = False) -> list[dict]:
     """`unmask train` on some processes; returns its journal."""
-    launcher = [sys.executable, "-m"]
-    if processes > 1 or any("fsdp" in e for e in extra):
-        launcher += ["torch.distributed.run", "--standalone", "--nproc-per-node", str(processes), "-m"]
-    command = [*launcher, "unmask", "train", "tiny", *SETTINGS, *extra, "--out", str(out), "--quiet"]
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=timeout)
-    assert done.returncode == 0, done.stderr
+    arguments = ["train", "tiny", *SETTINGS, *extra, "--out", str(out), "--quiet"]
+    if torchrun:
+        launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
+        command = [*launcher, "-m", "unmask", *arguments]
+        env = {**os.environ, "OMP_NUM_THREADS": "1"}
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr
+    elif processes > 1:
+        run_together(processes, arguments, out.parent / "said.txt")
+    else:
+        ran = helpers.run(*arguments)
+        assert ran.code == 0, ran.err
     return [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
 
 
@@ -71,7 +78,7 @@ def weights(out: Path, step: int = 4, name: str = "ema") -> dict[str, torch.Tens
 
 def test_two_processes_give_the_losses_and_weights_of_one(corpus: str, alone: tuple, tmp_path: Path) -> None:
     """An odd batch over two processes with accumulation: uneven shares, same numbers."""
-    journal = run(tmp_path / "two", 2, corpus, "train.micro_batch_size=2")
+    journal = run(tmp_path / "two", 2, corpus, "train.micro_batch_size=2", torchrun=True)
     same(alone[1], journal)
     ours, theirs = weights(alone[0]), weights(tmp_path / "two")
     for name, tensor in ours.items():

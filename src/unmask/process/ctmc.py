@@ -100,7 +100,7 @@ def score_entropy(log_score: Tensor, x: Tensor, sigma: Tensor, dsigma: Tensor, m
 
 
 def analytic_step(log_score: Tensor, z: Tensor, sigma_s: Tensor, sigma_t: Tensor, mask: int) -> Tensor:
-    """Tau-leaping with Tweedie's formula: [s exp(-Δσ R)](y) · q(z_t|z_s = y), Δσ = sigma_t - sigma_s.
+    """Tau-leaping with Tweedie's formula: `[s exp(-Δσ R)](y) · q(z_t|z_s = y)`, Δσ = sigma_t - sigma_s.
 
     At z = m that is (e^Δσ - 1) s(y), and what is missing to 1 for staying; below 0 for a score that is too large.
     """
