@@ -96,7 +96,7 @@ def text8() -> Config:
     return _paper(DataConfig(**record("text8").conventions))
 
 
-# -- BERT (section 5.1, appendix D.6) ---------------------------------------------------------------------------------
+# -- BERT (section 5.1, appendix D.6) --------------------------------------------------------------------------------
 
 
 def mosaicbert() -> Config:
@@ -158,7 +158,7 @@ def glue_finetuning(start: Config) -> Config:
     return parse(tree)
 
 
-# -- DNA (section 5.2, appendix D.7) ----------------------------------------------------------------------------------
+# -- DNA (section 5.2, appendix D.7) ---------------------------------------------------------------------------------
 
 
 def _genome(model: ModelConfig, objective: ObjectiveConfig, lr: float, both_strands: bool) -> Config:
@@ -266,7 +266,7 @@ def _going_on(start: Config, method: str, loss: str, train: TrainConfig, judged:
     return parse(tree)
 
 
-# -- Genomic Benchmarks and GUE (section 5.2, appendix D.7; SYSTEMS 3.15) ----------------------------------------------
+# -- Genomic Benchmarks and GUE (section 5.2, appendix D.7) ----------------------------------------------------------
 
 GENOMICS_SEEDS = (1, 2, 3, 4, 5)  # each is a split into training and validation, and a run
 GENOMICS_GRID = {"train.lr": (1e-3, 2e-3), "train.batch_size": (128, 256)}  # the paper names no grid: that of Caduceus

@@ -1,4 +1,4 @@
-"""The vocabulary of DNA: the paper's ids (SYSTEMS 3.7), the other strand, the tokenizer and its files."""
+"""The vocabulary of DNA: the paper's ids, the other strand, the tokenizer and its files."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ def put(path: Path, text: str) -> Path:
 
 
 def test_the_eight_tasks_of_the_paper():
-    """Titles as in tab:genomic_benchmarks, counts and lengths of SYSTEMS 3.15."""
+    """Titles as in tab:genomic_benchmarks, counts and lengths of the official files."""
     want = {
         "Mouse Enhancers": ("dummy_mouse_enhancers_ensembl", 968, 242, 1024, 2),
         "Coding vs. Intergenomic": ("demo_coding_vs_intergenomic_seqs", 75_000, 25_000, 200, 2),

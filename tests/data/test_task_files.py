@@ -345,7 +345,7 @@ def test_one_content_has_one_fingerprint(tmp_path):
 
 
 def test_another_suite_is_one_more_record(tmp_path, monkeypatch):
-    """DNA with two classes, as issue 7 will have it: only data, and nothing of GLUE."""
+    """DNA with two classes, only data, and nothing of GLUE."""
     task = tasks.Task(
         "dna/promoters",
         "promoters",

@@ -228,7 +228,7 @@ def test_a_tokenizer_of_another_size(offline, tmp_path):
 
 @pytest.mark.skipif(not SHELF.is_dir(), reason="the shared tokenizers are not on this machine")
 def test_the_real_gpt2_tokenizer(offline, monkeypatch, tmp_path):
-    """[MASK] is 50257 and not [PAD], as upstream's padding would have it (ECOSYSTEM: tokenizer trap)."""
+    """[MASK] is 50257 and not [PAD], as upstream's padding would have it."""
     monkeypatch.setenv("UNMASK_TOKENIZERS", str(SHELF))
     lm = unmask.load(small_owt(tmp_path / "m"))
     assert lm.tokenizer.vocab == layout.GPT2 and lm.tokenizer.piece(50257) == "[MASK]"
@@ -270,7 +270,7 @@ def sedd_folder(path: Path, **changes: Any) -> tuple[Path, dict[str, Tensor]]:
 
 
 def test_sedd_scores_are_those_of_its_own_formula(tmp_path):
-    """logits - log(e^sigma - 1) - log(V - 1), and 0 for the token that is there (SYSTEMS 3.3)."""
+    """logits - log(e^sigma - 1) - log(V - 1), and 0 for the token that is there."""
     folder, tensors = sedd_folder(tmp_path / "m")
     lm = unmask.load(folder, tokenizer=bytes_tokenizer())
     assert lm.config.model.method == "sedd" and lm.config.schedule.name == "log-linear"

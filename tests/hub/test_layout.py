@@ -1,6 +1,6 @@
 """The folder in which a model travels: the published layout, ours, and every way to spoil them.
 
-The published files are built here from the list of names and shapes alone (ECOSYSTEM 2), and what the loaded network
+The published files are built here from the list of names and shapes alone, and what the loaded network
 computes is compared with GPT-NeoX, whose weights are folded from the same tensors.
 """
 
@@ -107,7 +107,7 @@ def published_folder(path: Path, tensors: dict[str, Tensor] | None = None, **con
 def gpt_neox(
     tensors: dict[str, Tensor], sigma: float, heads: int = HEADS, causal: bool = False, prefix: str = "backbone."
 ):
-    """Logits of tokens by transformers' GPT-NeoX, with adaLN at one sigma folded into its weights (SYSTEMS 3.2)."""
+    """Logits of tokens by transformers' GPT-NeoX, with adaLN at one sigma folded into its weights."""
     from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 
     t = {name.removeprefix(prefix): tensor.float() for name, tensor in tensors.items()}

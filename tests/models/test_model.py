@@ -170,7 +170,7 @@ def test_only_scored_positions_cost_and_all_of_them_weigh():
     with torch.no_grad():
         loss, weight = model.loss(batch_of(scored=scored), keys)
         again = model(batch_of(scored=scored), keys)
-    assert int(weight) == int(scored.sum())  # tokens, masked or not (P5)
+    assert int(weight) == int(scored.sum())  # tokens, masked or not
     assert float(loss) == pytest.approx(float(some.nats.detach().sum()), rel=1e-6)
     assert some.nats.dtype == torch.float32
     assert float(again[0]) == float(loss) and int(again[1]) == int(weight)
@@ -318,7 +318,7 @@ def test_masks_do_not_depend_on_the_law_and_times_do_not_depend_on_the_mask():
 
 
 def test_mask_ids_in_the_middle_of_the_vocabulary_are_left_out_of_every_law():
-    """P10: `x < V - 1` is not the same as `x is not [MASK]`."""
+    """`x < V - 1` is not the same as `x is not [MASK]`."""
     net = TableNet.random(1)
     model = MaskedDiffusion(net, SCHEDULES["log-linear"], DiscreteTime(1))
     with torch.no_grad():

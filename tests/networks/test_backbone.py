@@ -42,7 +42,7 @@ def logits_of(net: DiT, tokens: Tensor, sigma: Tensor | None = None, attn: Attn 
 
 
 def condition_by_hand(net: DiT, sigma: float) -> Tensor:
-    """A sinusoid of 256 channels, cosines first, periods up to 1e4; Linear, SiLU, Linear, SiLU (SYSTEMS 3.2)."""
+    """A sinusoid of 256 channels, cosines first, periods up to 1e4; Linear, SiLU, Linear, SiLU."""
     angles = [sigma * 10_000.0 ** (-i / 128) for i in range(128)]
     wave = torch.tensor([*map(math.cos, angles), *map(math.sin, angles)])
     first, _, second = net.sigma_map.mlp

@@ -38,7 +38,7 @@ def hidden_of(net: Causal, tokens: Tensor, **how) -> Tensor:
 
 
 def neox(net: Causal):
-    """The same network as transformers has it (SYSTEMS 3.1): qkv by head, norms without bias."""
+    """The same network as transformers has it: qkv by head, norms without bias."""
     from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 
     config = GPTNeoXConfig(

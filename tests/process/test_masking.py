@@ -174,7 +174,7 @@ def test_every_token_has_its_measure_and_rare_ones_too():
 
 
 def test_a_rare_token_among_many_keeps_its_chance():
-    """PITFALLS P1: with float32 noise a token of chance 1e-6 loses most of it. The last of 50,258 tokens here."""
+    """With float32 noise a token of chance 1e-6 loses most of it. The last of 50,258 tokens here."""
     size = 50_258
     logits = torch.randn(size, generator=torch.Generator().manual_seed(0))
     logits[-1] = torch.logsumexp(logits[:-1], 0) + math.log(1e-6)

@@ -1,6 +1,6 @@
 """Models of other layouts to folders that travel: Lightning checkpoints of the paper's repository, .bin files, runs.
 
-The Lightning files (`last.ckpt`, `best.ckpt`; SYSTEMS 7) are pickles with the settings as OmegaConf objects and the
+The Lightning files (`last.ckpt`, `best.ckpt`) are pickles with the settings as OmegaConf objects and the
 average of the weights as a list without names, in the order of `parameters()`. They are read by `pickles`, which
 runs nothing; the names come from our network, whose parameters have the same order, and every shape is checked.
 """

@@ -1,6 +1,6 @@
 """Nats: what one look at the process says about -log p(x) (paper sections 3.3 and 3.4, appendices A.2 and B).
 
-All take nll = -log x̃(x) and mass = sum of x̃ of masked positions (DESIGN: x̃ is x̂ with the mass on [MASK] folded away).
+All take nll = -log x̃(x) and mass = sum of x̃ of masked positions (x̃ is x̂ with the mass on [MASK] folded away).
 For SUBS mass = 1 and every bound is a weighted cross-entropy; the general forms also hold for D3PM.
 """
 

@@ -77,7 +77,7 @@ def categorical(log_probs: Tensor, uniform: Tensor) -> Tensor:
     """One token a row by inverting the cumulative sum, in float64.
 
     One uniform a row instead of V Gumbels, and a token of chance 1e-6 keeps it: float32 noise would cut it
-    (PITFALLS P1). Rows need not be normalised.
+    off. Rows need not be normalised.
     """
     total = torch.softmax(log_probs.double(), dim=-1).cumsum(-1)  # (N, V)
     target = uniform.to(total.device).unsqueeze(-1) * total[..., -1:]

@@ -1,7 +1,7 @@
 """Judges of text: a scorer turns texts into nats. What it does with long texts, first tokens and ends is its protocol.
 
 Every text is tokenized anew by the scorer, so its number of scored tokens is not the number of tokens that were
-sampled; both are reported. Every token of a text is scored at most once and no text is left out (PITFALLS P14).
+sampled; both are reported. Every token of a text is scored at most once and no text is left out.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""transformers both ways: our networks as its models, its trainers for our loss (issue 5; ECOSYSTEM 2).
+"""transformers both ways: our networks as its models, its trainers for our loss.
 
 `import unmask` is enough for `AutoConfig`, `AutoModelForMaskedLM` and `pipeline("fill-mask")` (`register.py`): our
 class comes from this package and never from the repository of a model. transformers itself stays optional.

@@ -1,4 +1,4 @@
-"""MDLM in the trainers of others: rows of tokens to masked batches, and the loss (paper eq. 10; PITFALLS P2, P5).
+"""MDLM in the trainers of others: rows of tokens to masked batches, and the loss (paper eq. 10).
 
 `transformers.Trainer` hands a loss function nothing but the outputs and `labels`, and counts the labels that are not
 -100 over all accumulation steps and processes: that count is what the sum is divided by. MDLM must divide by *all*
