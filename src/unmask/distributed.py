@@ -103,24 +103,24 @@ def world(device: str = "auto") -> Iterator[World]:
         dist.destroy_process_group()
 
 
-def spread(model: nn.Module, strategy: str, here: World) -> nn.Module:
+def wrap(model: nn.Module, strategy: str, world: World) -> nn.Module:
     """The module to call in training: the model itself, or in DDP, or sharded in place by FSDP2."""
     if strategy == "fsdp":
-        return shard(model, here)
-    if here.size == 1:
+        return shard(model, world)
+    if world.size == 1:
         return model
-    ids = [here.device.index] if here.device.type == "cuda" else None
+    ids = [world.device.index] if world.device.type == "cuda" else None
     return nn.parallel.DistributedDataParallel(model, device_ids=ids, gradient_as_bucket_view=True)
 
 
-def shard(model: nn.Module, here: World) -> nn.Module:
+def shard(model: nn.Module, world: World) -> nn.Module:
     """FSDP2: each block a unit, then the rest. Methods other than forward that touch weights are registered."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 
     if not dist.is_initialized():
         raise UserError("train.strategy=fsdp needs torchrun: torchrun --nproc-per-node N -m unmask train ...")
-    mesh = init_device_mesh(here.device.type, (here.size,))
+    mesh = init_device_mesh(world.device.type, (world.size,))
     backbone = model.backbone
     assert isinstance(backbone, nn.Module)
     for block in backbone.blocks:  # type: ignore[union-attr]
@@ -131,7 +131,7 @@ def shard(model: nn.Module, here: World) -> nn.Module:
     return model
 
 
-def settle(model: nn.Module) -> None:
+def reshard(model: nn.Module) -> None:
     """Put gathered weights of an FSDP model back into shards, so that its parameters are what is stored."""
     from torch.distributed.fsdp import FSDPModule
 

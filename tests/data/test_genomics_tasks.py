@@ -303,7 +303,7 @@ def test_genomes_that_are_wrong(tmp_path):
     place = tmp_path / "dummy_mouse_enhancers_ensembl/test"
     put(place / "negative.csv", "id,region,start,end\n0,chr7,0,9\n")
     put(place / "positive.csv", HEADER + "0,chr7,0,9,+\n")
-    with pytest.raises(tasks.NotHere, match="put the FASTA of the mouse genome GRCm38 beside them"):
+    with pytest.raises(tasks.MissingTaskData, match="put the FASTA of the mouse genome GRCm38 beside them"):
         tasks.read(tasks.task(MOUSE), "test", str(tmp_path))
     assert "task.genome=nowhere.fa does not exist" in refused(MOUSE, "test", tmp_path, "nowhere.fa")
     genome(tmp_path / "a.fa", chr7=100)

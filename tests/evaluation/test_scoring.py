@@ -42,6 +42,7 @@ from unmask.evaluation import (
     METHODS,
     STRATA,
     count_weights,
+    default_method,
     exact_nats,
     iw_bound,
     marked,
@@ -50,7 +51,6 @@ from unmask.evaluation import (
     score,
     strata_nats,
     times_nats,
-    usual_method,
 )
 from unmask.evaluation.estimators import _cover, _proposal
 from unmask.evaluation.likelihood import TIMES, Estimator, eval_keys, evaluate
@@ -757,10 +757,10 @@ def test_the_command_is_the_function() -> None:
         assert one["text"] == text and one["pieces"] == want.texts[0].pieces
 
 
-def test_the_usual_method_is_one_that_the_model_allows() -> None:
-    assert usual_method(model_of(table())) == "strata"
-    assert usual_method(model_of(table(1, timed=True))) == "bound"
-    assert usual_method(MaskedDiffusion(table(), Polynomial(), parameterization=Mean(zero_mask=False))) == "bound"
+def test_the_default_method_is_one_that_the_model_allows() -> None:
+    assert default_method(model_of(table())) == "strata"
+    assert default_method(model_of(table(1, timed=True))) == "bound"
+    assert default_method(MaskedDiffusion(table(), Polynomial(), parameterization=Mean(zero_mask=False))) == "bound"
 
 
 def test_files_and_marks(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from .tokenizer import BUILT_IN, CONFIG_FILE, JSON_FILE, MASK, Tokenizer, read_b
 
 VOCAB_FILE = "vocab.txt"
 IN_BRACKETS = re.compile(r"\[\S+\]|<\S+>")  # how a vocab.txt writes tokens that are no text
-USUAL = {
+SPECIAL_NAMES = {
     "mask": ("[MASK]", "<mask>", "<|mask|>"),
     "pad": ("[PAD]", "<pad>", "<|pad|>", "<|padding|>"),
     "bos": ("[CLS]", "[BOS]", "<s>", "<bos>", "<|begin_of_text|>", "<|startoftext|>", "<cls>"),
@@ -24,10 +24,10 @@ USUAL = {
 }
 
 
-def read_tokenizer(path: Path, own_mask: bool = False) -> Tokenizer:
+def read_tokenizer(path: Path, require_mask: bool = False) -> Tokenizer:
     """A tokenizer.json or vocab.txt, or a folder with one; special tokens as its neighbours say, else by usual names.
 
-    With `own_mask` it must have a mask token: the embedding of its network has no row for one that is added.
+    With `require_mask` it must have a mask token: the embedding of its network has no row for one that is added.
     """
     file = path
     if path.is_dir():
@@ -38,8 +38,8 @@ def read_tokenizer(path: Path, own_mask: bool = False) -> Tokenizer:
         return Tokenizer.load(file.parent)
     name = file.parent.name if named else file.stem
     if file.suffix == ".txt":
-        return adopt(read_vocab_file(file, config), name, config, own_mask=True)
-    return adopt(read_backend(file), name, config, own_mask)
+        return adopt(read_vocab_file(file, config), name, config, require_mask=True)
+    return adopt(read_backend(file), name, config, require_mask)
 
 
 def read_vocab_file(file: Path, config: dict[str, Any]) -> Backend:
@@ -77,8 +77,8 @@ def read_vocab_file(file: Path, config: dict[str, Any]) -> Backend:
     return backend
 
 
-def hub_tokenizer(name: str, own_mask: bool = False) -> Tokenizer:
-    """The tokenizer.json of a model on the Hugging Face Hub; `own_mask` as in `read_tokenizer`."""
+def hub_tokenizer(name: str, require_mask: bool = False) -> Tokenizer:
+    """The tokenizer.json of a model on the Hugging Face Hub; `require_mask` as in `read_tokenizer`."""
     from huggingface_hub import hf_hub_download
 
     with hub() as online:
@@ -86,21 +86,21 @@ def hub_tokenizer(name: str, own_mask: bool = False) -> Tokenizer:
             file = Path(hf_hub_download(name, JSON_FILE))
         except (OSError, ValueError) as error:
             known = f"{name!r} is no built-in tokenizer ({', '.join(BUILT_IN)}) and no file"
-            there = (
+            absent = (
                 f"the Hugging Face Hub has no {JSON_FILE} for it: {reason(error)}"
                 if online
                 else "the Hugging Face Hub cannot be reached"
             )
-            raise UserError(f"{known}, and {there}") from None
+            raise UserError(f"{known}, and {absent}") from None
         try:
             config = read_config(Path(hf_hub_download(name, CONFIG_FILE)))
         except (OSError, ValueError):  # not every model has one
             config = {}
-    return adopt(read_backend(file), name, config, own_mask)
+    return adopt(read_backend(file), name, config, require_mask)
 
 
-def adopt(backend: Backend, name: str, config: dict[str, Any], own_mask: bool = False) -> Tokenizer:
-    """A tokenizer from elsewhere, with a mask token of its own; `own_mask`: it is an error if it has none."""
+def adopt(backend: Backend, name: str, config: dict[str, Any], require_mask: bool = False) -> Tokenizer:
+    """A tokenizer from elsewhere, with a mask token; with `require_mask` it is an error if it has none."""
     tokens = backend.get_vocab()
     if not tokens:
         raise UserError(f"tokenizer {name!r} has an empty vocabulary")
@@ -111,7 +111,7 @@ def adopt(backend: Backend, name: str, config: dict[str, Any], own_mask: bool = 
     eos = ids["bos"] if ids["eos"] is None else ids["eos"]
     backend.add_special_tokens([backend.id_to_token(token) for token in ids.values() if token is not None])
     mask = ids["mask"]
-    if own_mask and (mask is None or mask in (ids["pad"], bos, eos)):
+    if require_mask and (mask is None or mask in (ids["pad"], bos, eos)):
         raise UserError(_no_mask(name))
     if mask is None or mask in (ids["pad"], bos, eos):  # an id of its own, whatever the file says
         content = next(text for i in count() if (text := MASK if not i else f"[MASK{i}]") not in tokens)
@@ -124,8 +124,8 @@ def adopt(backend: Backend, name: str, config: dict[str, Any], own_mask: bool = 
 
 def _no_mask(name: str) -> str:
     return (
-        f"tokenizer {name!r} has no mask token ({', '.join(USUAL['mask'])}), and its network no row for one; if it is "
-        f'another, say so in its {CONFIG_FILE}: {{"mask_token": "..."}}; else add one with transformers: '
+        f"tokenizer {name!r} has no mask token ({', '.join(SPECIAL_NAMES['mask'])}), and its network has no row for one; "
+        f'if it has another name, set it in {CONFIG_FILE}: {{"mask_token": "..."}}; else add one with transformers: '
         'tokenizer.add_special_tokens({"mask_token": "[MASK]"}), model.resize_token_embeddings(len(tokenizer)), and '
         "save both"
     )
@@ -136,4 +136,4 @@ def _special(role: str, config: dict[str, Any], tokens: dict[str, int]) -> str:
     also = {"bos": ("bos_token", "cls_token"), "eos": ("eos_token", "sep_token")}
     declared = [config.get(key) for key in also.get(role, (f"{role}_token",))]
     names = [str(token.get("content")) if isinstance(token, dict) else token for token in declared]
-    return next((token for token in (*names, *USUAL[role]) if token and token in tokens), "")
+    return next((token for token in (*names, *SPECIAL_NAMES[role]) if token and token in tokens), "")

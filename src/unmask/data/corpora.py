@@ -48,8 +48,8 @@ def open_corpus(spec: DataConfig) -> Corpus:
     if (genome := prepare_genome(spec, None, None)) is not None:
         return genome.corpus
     record = records.find(spec.source)
-    own = "none" if record is None else record.detokenizer
-    return replace(_open(spec, record), detokenizer=own if spec.detokenizer == "auto" else spec.detokenizer)
+    default = "none" if record is None else record.detokenizer
+    return replace(_open(spec, record), detokenizer=default if spec.detokenizer == "auto" else spec.detokenizer)
 
 
 def _open(spec: DataConfig, record: Record | None) -> Corpus:
@@ -81,9 +81,9 @@ def _open_path(spec: DataConfig) -> Corpus:
     return _open_folder(spec, path) if path.is_dir() else open_hub(spec, spec.source)
 
 
-def _detokenizer(spec: DataConfig, own: str = "none") -> tuple[Detokenize | None, list[Any]]:
+def _detokenizer(spec: DataConfig, default: str = "none") -> tuple[Detokenize | None, list[Any]]:
     """The detokenizer that is wanted, and what it adds to the content that names the cache."""
-    name = own if spec.detokenizer == "auto" else spec.detokenizer
+    name = default if spec.detokenizer == "auto" else spec.detokenizer
     if name == "none":
         return None, []
     return detokenize.detokenizer(name), [{"detokenizer": [name, detokenize.RULES]}]
@@ -100,8 +100,8 @@ def _open_record(spec: DataConfig, record: Record) -> Corpus:
         return _open_python_docs(spec, record)
     if spec.local is None and Path(spec.source).exists():
         log.warning("%s is read as the named data set; for the file or folder here write ./%s", *[spec.source] * 2)
-    found = _on_disk(spec, record)
-    return _from_hub(spec, record) if found is None else _from_disk(spec, record, found)
+    dataset = _on_disk(spec, record)
+    return _from_hub(spec, record) if dataset is None else _from_disk(spec, record, dataset)
 
 
 def _open_python_docs(spec: DataConfig, record: Record) -> Corpus:
@@ -121,11 +121,11 @@ def _on_disk(spec: DataConfig, record: Record) -> dataset_files.DatasetFiles | N
         path = Path(spec.local).expanduser()
         if not path.exists():
             raise UserError(f"data.local={spec.local} does not exist; give the folder of {record.name!r}")
-        if (found := dataset_files.locate(record, path)) is None:
+        if (dataset := dataset_files.locate(record, path)) is None:
             raise UserError(
                 f"data.local={spec.local} does not hold {record.name!r}; expected are {dataset_files.expected(record)}"
             )
-        return found
+        return dataset
     root = os.environ.get("UNMASK_DATA")
     if not root:
         return None
@@ -134,23 +134,23 @@ def _on_disk(spec: DataConfig, record: Record) -> dataset_files.DatasetFiles | N
     return dataset_files.locate(record, Path(root).expanduser(), only_below=True)
 
 
-def _from_disk(spec: DataConfig, record: Record, found: dataset_files.DatasetFiles) -> Corpus:
-    every = [path for paths in found.files.values() for path in paths]
-    if found.read not in COLUMNS:
+def _from_disk(spec: DataConfig, record: Record, dataset: dataset_files.DatasetFiles) -> Corpus:
+    every = [path for paths in dataset.files.values() for path in paths]
+    if dataset.read not in COLUMNS:
         _no_columns(spec, str(every[0]))
     field = _field(spec, record)
     detokenize, also = _detokenizer(spec, record.detokenizer)
     cache = cache_folder(spec)
     hashes = [
         [split, [[dataset_files.table_format(path), file_hash(path, cache)] for path in paths]]
-        for split, paths in found.files.items()
+        for split, paths in dataset.files.items()
     ]
     parts: dict[str, Reader] = {}
-    for split, paths in found.files.items():
-        parts |= _disk_parts(spec, record, found.read, field, detokenize, split, paths)
+    for split, paths in dataset.files.items():
+        parts |= _disk_parts(spec, record, dataset.read, field, detokenize, split, paths)
     size = sum(path.stat().st_size for path in every)
     about = f"{record.about} ({len(every)} file{'s' * (len(every) > 1)}, {size:,} bytes)"
-    content = ["record", ROWS, found.read, hashes, field, record.held_out, *also]
+    content = ["record", ROWS, dataset.read, hashes, field, record.held_out, *also]
     return _named_corpus(record, about, content, parts, size)
 
 
@@ -166,12 +166,12 @@ def _disk_parts(
     """The splits that some files of a set hold: one, or two where the last rows are held out, or those of text8."""
     if read == "characters":
 
-        def text8(own: str) -> Reader:
-            return lambda: _plain(dataset_files.text8_pieces(paths[0], own), detokenize)
+        def text8(name: str) -> Reader:
+            return lambda: _detokenized(dataset_files.text8_pieces(paths[0], name), detokenize)
 
-        return {own: text8(own) for own in dataset_files.TEXT8}
+        return {name: text8(name) for name in dataset_files.TEXT8}
     if read == "document":
-        return {split: lambda: _plain(chain.from_iterable(map(dataset_files.document_pieces, paths)), detokenize)}
+        return {split: lambda: _detokenized(chain.from_iterable(map(dataset_files.document_pieces, paths)), detokenize)}
 
     def reader(rows: Callable[[], Iterator[dataset_files.Row]]) -> Reader:
         return lambda: documents.by_row(_entries(rows(), field, spec.label, record.labels), detokenize)
@@ -200,7 +200,7 @@ def _edge(record: Record, total: int) -> int:
     return total - record.held_out
 
 
-def _plain(pieces: Iterable[Piece], detokenize: Detokenize | None) -> Iterator[Piece]:
+def _detokenized(pieces: Iterable[Piece], detokenize: Detokenize | None) -> Iterator[Piece]:
     """Long documents come in pieces, which a detokenizer gets one by one."""
     return (piece if detokenize is None else piece._replace(text=detokenize(piece.text)) for piece in pieces)
 
@@ -212,8 +212,8 @@ def _entries(
     for where, row in rows:
         if label == "label" and names and isinstance(row, dict) and type(number := row.get(label)) is int:
             row = {**row, label: names[number] if 0 <= number < len(names) else None}
-        if (found := documents.entry(row, field, label, where)) is not None:
-            yield found
+        if (entry := documents.entry(row, field, label, where)) is not None:
+            yield entry
 
 
 def _field(spec: DataConfig, record: Record) -> str:
@@ -225,8 +225,8 @@ def _named_corpus(record: Record, about: str, content: Any, parts: dict[str, Rea
     """A named set in the order train, valid, test, with the splits that others play."""
     played = {split: parts[by] for split, by in record.plays.items() if split not in parts and by in parts}
     every = {**parts, **played}
-    usual = [split for split in ("train", "valid", "test") if split in every]
-    order = [*usual, *(split for split in every if split not in usual)]
+    standard = [split for split in ("train", "valid", "test") if split in every]
+    order = [*standard, *(split for split in every if split not in standard)]
     key = content_key("corpus", SPLITTING, content, None)
     return Corpus(record.name, about, key, {split: every[split] for split in order}, None, size)
 
@@ -244,16 +244,16 @@ def _from_hub(spec: DataConfig, record: Record) -> Corpus:
     where = f"data set {record.name!r}"
     parts: dict[str, Reader] = {}
     prints = []
-    for own, rows in loaded.items():
-        split = SPLIT_NAMES.get(str(own), str(own))
-        prints.append([str(own), rows._fingerprint, rows.num_rows])
+    for hub_split, rows in loaded.items():
+        split = SPLIT_NAMES.get(str(hub_split), str(hub_split))
+        prints.append([str(hub_split), rows._fingerprint, rows.num_rows])
         pieces = {split: rows}
         if record.held_out and split == "train":
             edge = _edge(record, rows.num_rows)
             pieces = {"train": rows.select(range(edge)), "valid": rows.select(range(edge, rows.num_rows))}
         for name, part in pieces.items():
             parts[name] = reader_of(part, field, spec.label, where, detokenize)
-    about = f"{record.about} ({', '.join(f'{own}: {rows.num_rows:,} rows' for own, rows in loaded.items())})"
+    about = f"{record.about} ({', '.join(f'{name}: {rows.num_rows:,} rows' for name, rows in loaded.items())})"
     content = ["record", ROWS, "hub", place.name, prints, field, record.held_out, *also]
     return _named_corpus(record, about, content, parts)
 
@@ -313,11 +313,11 @@ def _document(spec: DataConfig, path: Path) -> str:
 
 
 def _open_folder(spec: DataConfig, folder: Path) -> Corpus:
-    found = [p for p in dataset_files.below(folder) if documents.format_of(p)]
-    if not found:
+    files = [p for p in dataset_files.below(folder) if documents.format_of(p)]
+    if not files:
         raise UserError(f"folder {folder} holds no .txt, .jsonl, .txt.gz, .jsonl.gz or .parquet file")
-    own, ignored = dataset_files.by_split(folder, found)
-    return _open_files(spec, folder.name, own, ignored)
+    splits, ignored = dataset_files.by_split(folder, files)
+    return _open_files(spec, folder.name, splits, ignored)
 
 
 def _check_name(source: str) -> None:
@@ -338,9 +338,9 @@ def open_hub(spec: DataConfig, name: str) -> Corpus:
     detokenize, also = _detokenizer(spec)
     parts: dict[str, Reader] = {}
     prints = []
-    for own, rows in loaded.items():
-        split = SPLIT_NAMES.get(str(own), str(own))
+    for hub_split, rows in loaded.items():
+        split = SPLIT_NAMES.get(str(hub_split), str(hub_split))
         parts[split] = reader_of(rows, spec.field, spec.label, f"data set {name!r}", detokenize)
-        prints.append([str(own), rows._fingerprint, rows.num_rows])
-    about = ", ".join(f"{own}: {rows.num_rows:,} rows" for own, rows in loaded.items())
+        prints.append([str(hub_split), rows._fingerprint, rows.num_rows])
+    about = ", ".join(f"{name}: {rows.num_rows:,} rows" for name, rows in loaded.items())
     return assemble(spec, name, about, ["hub", name, prints, spec.field, *also], parts)

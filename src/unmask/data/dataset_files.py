@@ -55,32 +55,32 @@ def split_of(path: PurePath) -> str | None:
     return next((SPLIT_NAMES[word] for word in words if word in SPLIT_NAMES), None)
 
 
-def by_split(folder: Path, found: list[Path]) -> tuple[dict[str, list[Path]], int]:
+def by_split(folder: Path, files: list[Path]) -> tuple[dict[str, list[Path]], int]:
     """Files by the split in their names, and how many were left out; without such names all of them are `train`."""
     named: dict[str, list[Path]] = {"train": [], "valid": [], "test": []}
     rest: list[Path] = []
-    for path in found:
+    for path in files:
         split = split_of(path.relative_to(folder))
         (named[split] if split else rest).append(path)
-    own = {split: paths for split, paths in named.items() if paths}
-    if "train" in own or len(own) > 1 or (own and not rest):
-        return own, len(rest)
-    return {"train": found}, 0
+    splits = {split: paths for split, paths in named.items() if paths}
+    if "train" in splits or len(splits) > 1 or (splits and not rest):
+        return splits, len(rest)
+    return {"train": files}, 0
 
 
 def below(folder: Path) -> list[Path]:
     """The files below a folder in a fixed order, hidden ones left out."""
-    found = [p for p in folder.rglob("*") if p.is_file()]
-    found = [p for p in found if not any(part.startswith(".") for part in p.relative_to(folder).parts)]
-    return sorted(found, key=lambda p: p.relative_to(folder).as_posix())
+    files = [p for p in folder.rglob("*") if p.is_file()]
+    files = [p for p in files if not any(part.startswith(".") for part in p.relative_to(folder).parts)]
+    return sorted(files, key=lambda p: p.relative_to(folder).as_posix())
 
 
 def locate(record: Record, path: Path, only_below: bool = False) -> DatasetFiles | None:
     """The set at `path`: its own folder or file, or (with `only_below`: only) a folder of sets that has it."""
     for name in record.folders:
-        if (found := _found(record, path / name)) is not None:
-            return found
-    return None if only_below or _is_root(record, path) else _found(record, path)
+        if (dataset := _dataset_at(record, path / name)) is not None:
+            return dataset
+    return None if only_below or _is_root(record, path) else _dataset_at(record, path)
 
 
 def expected(record: Record) -> str:
@@ -97,13 +97,13 @@ def _is_root(record: Record, path: Path) -> bool:
     return any((path / name).is_dir() for name in others - {name.partition("/")[0] for name in record.folders})
 
 
-def _found(record: Record, path: Path) -> DatasetFiles | None:
+def _dataset_at(record: Record, path: Path) -> DatasetFiles | None:
     if not path.exists():
         return None
     folder, files = (path.parent, [path]) if path.is_file() else (path, below(path))
     for form in record.layouts:
-        if own := _matching(form, folder, files):
-            return DatasetFiles(form.read, own)
+        if splits := _matching(form, folder, files):
+            return DatasetFiles(form.read, splits)
     tables = [p for p in files if table_format(p) and not p.name.startswith("cache-")]  # what `map` leaves behind
     if not tables:
         return None
@@ -111,12 +111,12 @@ def _found(record: Record, path: Path) -> DatasetFiles | None:
 
 
 def _matching(form: Files, folder: Path, files: list[Path]) -> dict[str, list[Path]]:
-    own: dict[str, list[Path]] = {}
+    splits: dict[str, list[Path]] = {}
     for split, patterns in form.splits.items():
         for pattern in patterns:
-            if split not in own and (fits := [p for p in files if p.relative_to(folder).match(pattern)]):
-                own[split] = fits
-    return own
+            if split not in splits and (fits := [p for p in files if p.relative_to(folder).match(pattern)]):
+                splits[split] = fits
+    return splits
 
 
 def table_format(path: Path) -> str | None:
@@ -286,7 +286,7 @@ def text8_pieces(path: Path, split: str) -> Iterator[Piece]:
 
 def _characters(path: Path, start: int, stop: int) -> Iterator[str]:
     try:
-        with _plain_bytes(path) as file:
+        with _text8_bytes(path) as file:
             position = 0
             while position < stop and (data := file.read(documents.CHUNK)):
                 chunk = data.decode("ascii")
@@ -299,11 +299,11 @@ def _characters(path: Path, start: int, stop: int) -> Iterator[str]:
 
 
 @contextmanager
-def _plain_bytes(path: Path) -> Iterator[Any]:
+def _text8_bytes(path: Path) -> Iterator[Any]:
     """The bytes of text8, from the file or from the zip file it comes in."""
     if path.suffix.lower() != ".zip":
-        with path.open("rb") as plain:
-            yield plain
+        with path.open("rb") as file:
+            yield file
         return
     with zipfile.ZipFile(path) as archive, archive.open("text8") as member:
         yield io.BufferedReader(member)

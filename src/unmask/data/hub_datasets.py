@@ -37,11 +37,11 @@ def load_place(place: Hub, where: str, missing: str, ways: str = "") -> Any:
 
 def _is_full(error: BaseException) -> bool:
     """Whether a disk had no room: the library hides the reason in the causes of its own error."""
-    found: BaseException | None = error
-    while found is not None:
-        if isinstance(found, OSError) and (found.errno == errno.ENOSPC or "disk space" in str(found)):
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, OSError) and (cause.errno == errno.ENOSPC or "disk space" in str(cause)):
             return True
-        found = found.__cause__
+        cause = cause.__cause__
     return False
 
 
@@ -54,7 +54,7 @@ def reader_of(rows: Any, field: str, label: str | None, where: str, detokenize: 
         wanted.append(label)
     names = getattr(rows.features.get(label), "names", None)  # of a ClassLabel, whose -1 is "not known"
 
-    def found() -> Iterator[FileEntry]:
+    def entries() -> Iterator[FileEntry]:
         number = 0
         for batch in rows.select_columns(wanted).iter(batch_size=256):
             for values in zip(*(batch[column] for column in wanted), strict=True):
@@ -62,7 +62,7 @@ def reader_of(rows: Any, field: str, label: str | None, where: str, detokenize: 
                 row = dict(zip(wanted, values, strict=True))
                 if label is not None and names is not None and isinstance(row[label], int):
                     row[label] = names[row[label]] if row[label] >= 0 else None
-                if (one := documents.entry(row, field, label, f"row {number} of {where}")) is not None:
-                    yield one
+                if (entry := documents.entry(row, field, label, f"row {number} of {where}")) is not None:
+                    yield entry
 
-    return lambda: documents.by_row(found(), detokenize)
+    return lambda: documents.by_row(entries(), detokenize)

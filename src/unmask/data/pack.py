@@ -26,7 +26,7 @@ from .cache import cache_folder, content_key, writing
 from .corpora import Corpus, open_corpus
 from .labels import in_order, translate
 from .packed import FORMAT, clear, intact, map_file, write_splits
-from .rows import Rows
+from .rows import Rows, capacity, ends_of
 from .tokenization import BPE_SAMPLE, Tokenizer, make_tokenizer
 
 log = logging.getLogger(__name__)
@@ -132,15 +132,15 @@ def cached(prepared: Prepared, split: str) -> dict[str, Any] | None:
 def preview(prepared: Prepared, split: str, n: int) -> Rows:
     """At least the first `n` rows of a split (fewer if it ends before), without tokenizing the rest of it."""
     spec, vocab = prepared.spec, prepared.tokenizer.vocab
-    pad, frame = spec.layout == "pad", _frame(prepared)
+    pad, block_ends = spec.layout == "pad", ends_of(spec, vocab)
     eos = np.array([vocab.eos] if spec.eos_between and not pad else [], dtype=np.uint32)
-    wanted = n * (spec.length if frame is None else spec.length - 2)
+    wanted = n * capacity(spec.length, block_ends)
     parts, tokens = [eos[:0]], 0
     ends: list[int] = []
     for piece in prepared.corpus.documents(split):
-        found = [*prepared.tokenizer.arrays([piece.text]), *([eos] if piece.ends else [])]
-        parts += found
-        tokens += sum(map(len, found))
+        arrays = [*prepared.tokenizer.arrays([piece.text]), *([eos] if piece.ends else [])]
+        parts += arrays
+        tokens += sum(map(len, arrays))
         if piece.ends and tokens > (ends[-1] if ends else 0):
             ends.append(tokens)
         if len(ends) >= n if pad else tokens >= wanted:
@@ -150,7 +150,7 @@ def preview(prepared: Prepared, split: str, n: int) -> Rows:
         ends=np.array(ends, dtype=np.uint64) if pad else None,
         facts={"documents": len(ends), "tokens": tokens},
         length=spec.length,
-        frame=frame,
+        block_ends=block_ends,
         pad=vocab.pad if vocab.pad is not None else vocab.eos,
     )
 
@@ -180,7 +180,7 @@ def _rows(prepared: Prepared, name: str, facts: dict[str, Any]) -> Rows:
         ends=ends,
         facts=about,
         length=spec.length,
-        frame=_frame(prepared),
+        block_ends=ends_of(spec, vocab),
         pad=vocab.pad if vocab.pad is not None else vocab.eos,
         **label,
     )
@@ -193,13 +193,6 @@ def _rows(prepared: Prepared, name: str, facts: dict[str, Any]) -> Rows:
             f"data.length={spec.length}; make data.length smaller or give more text"
         )
     return rows
-
-
-def _frame(prepared: Prepared) -> tuple[int, int] | None:
-    vocab = prepared.tokenizer.vocab
-    if not prepared.spec.block_ends or vocab.bos is None or vocab.eos is None:
-        return None
-    return vocab.bos, vocab.eos
 
 
 def _build(prepared: Prepared, splits: list[str], progress: Progress | None) -> None:

@@ -82,7 +82,11 @@ def write_splits(prepared: Prepared, splits: list[str], progress: Progress | Non
             arrays = prepared.tokenizer.arrays([piece.text for _, piece in batch])
             for split, writer in writers.items():
                 done += writer.add(
-                    [(piece, ids) for (own, piece), ids in zip(batch, arrays, strict=True) if own == split]
+                    [
+                        (piece, ids)
+                        for (piece_split, piece), ids in zip(batch, arrays, strict=True)
+                        if piece_split == split
+                    ]
                 )
             if progress is not None:
                 progress(min(done, size) if size else done, size)
@@ -98,9 +102,9 @@ def write_splits(prepared: Prepared, splits: list[str], progress: Progress | Non
 def _batches(pieces: Iterable[tuple[str, Piece]]) -> Iterator[list[tuple[str, Piece]]]:
     batch: list[tuple[str, Piece]] = []
     size = 0
-    for found in pieces:
-        batch.append(found)
-        size += len(found[1].text) + 64  # very short documents have a cost of their own
+    for pair in pieces:
+        batch.append(pair)
+        size += len(pair[1].text) + 64  # very short documents have a cost of their own
         if size >= BATCH:
             yield batch
             batch, size = [], 0
@@ -134,13 +138,13 @@ class SplitWriter:
         os.close(handle)
         return Path(path).open("wb")
 
-    def add(self, found: list[tuple[Piece, np.ndarray]]) -> int:
+    def add(self, pieces: list[tuple[Piece, np.ndarray]]) -> int:
         """Append pieces with their tokens; gives their size in bytes."""
         between = np.array([] if self.eos is None else [self.eos], dtype=np.uint32)
         parts: list[np.ndarray] = [between[:0]]
         ends, labels = [], []
         size = 0
-        for piece, ids in found:
+        for piece, ids in pieces:
             parts.append(ids)
             size += len(piece.text) if piece.text.isascii() else len(piece.text.encode())
             self.tokens += len(ids)

@@ -72,15 +72,15 @@ class Record:
         Made to be laid over the config of that model. `tokenizer` and `block_ends` are not in it, for they stay as the
         model was trained (the paper's OWT models have ends); so does `local`, which is about the machine.
         """
-        plain = {"subset": None, "field": "text", "label": None, "document": "auto", "attend_pads": False}
+        defaults = {"subset": None, "field": "text", "label": None, "document": "auto", "attend_pads": False}
         wrap = {"layout": "wrap", "length": 1024, "eos_between": False}
-        return {"source": self.name, "detokenizer": "auto", **plain, **wrap}
+        return {"source": self.name, "detokenizer": "auto", **defaults, **wrap}
 
 
 def _named(pattern: str) -> dict[str, tuple[str, ...]]:
     """The same file name for every split, with {} for its usual names."""
     words = {"train": ("train",), "valid": ("valid", "validation", "val"), "test": ("test",)}
-    return {split: tuple(pattern.format(word) for word in own) for split, own in words.items()}
+    return {split: tuple(pattern.format(word) for word in spellings) for split, spellings in words.items()}
 
 
 def _wikitext(size: str, about: str) -> Record:
@@ -245,7 +245,7 @@ _RECORDS = (
     ),
 )
 
-CORPORA: dict[str, Record] = {one.name: one for one in _RECORDS}
+CORPORA: dict[str, Record] = {entry.name: entry for entry in _RECORDS}
 ALIASES = {"owt": "openwebtext", "wikitext-2": "wikitext2", "wikitext-103": "wikitext103"}
 
 # Title, record and split of the paper's seven sets. WikiText-2 and -103 have the same valid articles; LM1B, LAMBADA and
@@ -268,17 +268,17 @@ def find(name: str) -> Record | None:
 
 def record(name: str) -> Record:
     """The record of a data set; one sentence with the nearest name where there is none."""
-    found = find(name)
-    if found is None:
+    entry = find(name)
+    if entry is None:
         known = [*CORPORA, *ALIASES]
         raise UserError(f"unknown data set {name!r}{nearest(name, known)}; `unmask data list` shows all of them")
-    return found
+    return entry
 
 
 def close(name: str) -> str:
     """The name that was probably meant, or nothing."""
-    found = difflib.get_close_matches(name.lower().replace("-", "_"), _spellings(), n=1, cutoff=0.75)
-    return _spellings()[found[0]] if found else ""
+    matches = difflib.get_close_matches(name.lower().replace("-", "_"), _spellings(), n=1, cutoff=0.75)
+    return _spellings()[matches[0]] if matches else ""
 
 
 def _spellings() -> dict[str, str]:

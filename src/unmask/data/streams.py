@@ -44,7 +44,7 @@ class Corpus:
                 yield from ((split, piece) for piece in self.parts[split]())
         elif wanted:
             stream = chain.from_iterable(read() for read in self.parts.values())
-            yield from (found for found in self.division.divide(stream) if found[0] in wanted)
+            yield from ((split, piece) for split, piece in self.division.divide(stream) if split in wanted)
 
     def documents(self, split: str) -> Iterator[Piece]:
         """The pieces of one split, streaming."""
@@ -54,10 +54,10 @@ class Corpus:
     def check(self, split: str) -> None:
         """One sentence when there is no such split."""
         if split not in self.splits:
-            own = "data.valid_fraction and data.test_fraction" if self.division else "the files of the source"
+            where = "data.valid_fraction and data.test_fraction" if self.division else "the files of the source"
             raise UserError(
                 f"corpus {self.name!r} has no split {split!r}{nearest(split, self.splits)}; "
-                f"it has {', '.join(self.splits)} (see {own})"
+                f"it has {', '.join(self.splits)} (see {where})"
             )
 
 

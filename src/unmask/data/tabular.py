@@ -30,17 +30,17 @@ class Wanted:
     long: list[str] = field(default_factory=list)  # rows with more columns than the header
     names: list[str] = field(default_factory=list)  # as chosen: texts, label, more
 
-    def choose(self, there: Sequence[str], path: Path) -> list[str]:
+    def choose(self, header: Sequence[str], path: Path) -> list[str]:
         """The columns to take from those that are there."""
         for columns in self.choices:
-            if not set(self._needed(columns)) - set(there):
-                label = [columns.label] if columns.label in there else []
+            if not set(self._needed(columns)) - set(header):
+                label = [columns.label] if columns.label in header else []
                 self.names = [*columns.texts(), *label, *self.more]
                 return self.names
-        missing = [name for name in self._needed(self.choices[0]) if name not in there]
-        listed = ", ".join(repr(name[:40]) for name in there[:20])
-        one = f"column {missing[0]!r}" if len(missing) == 1 else "columns " + ", ".join(map(repr, missing))
-        raise UserError(f"{path} has no {one}; its columns are {listed}: rename them, or give the official file")
+        missing = [name for name in self._needed(self.choices[0]) if name not in header]
+        listed = ", ".join(repr(name[:40]) for name in header[:20])
+        absent = f"column {missing[0]!r}" if len(missing) == 1 else "columns " + ", ".join(map(repr, missing))
+        raise UserError(f"{path} has no {absent}; its columns are {listed}: rename them, or give the official file")
 
     def _needed(self, columns: Columns) -> list[str]:
         return [*columns.texts(), *([columns.label] if self.labelled else []), *self.more]
@@ -63,8 +63,8 @@ def _tsv(path: Path, wanted: Wanted, header: Sequence[str]) -> Iterator[Row]:
         cells = line.removesuffix("\n").split("\t")
         if not places:
             named = not header or set(wanted.choices[0].texts()) <= set(cells)  # somebody gave it a header
-            there = cells if named else header
-            places = [list(there).index(name) for name in wanted.choose(there, path)]
+            columns = cells if named else header
+            places = [list(columns).index(name) for name in wanted.choose(columns, path)]
             width = len(cells) if named else 0
             if named:
                 continue

@@ -27,10 +27,10 @@ NAMES = ("name", "id")
 def read_lines(path: str | Path, kind: str) -> Iterator[tuple[int, str]]:
     """(number, line) of a text file, plain or gzip (bgzip too), without its line end; a file cut short is named."""
     try:
-        with open(path, "rb") as plain:
-            packed = plain.read(2) == b"\x1f\x8b"
-            plain.seek(0)
-            source = gzip.GzipFile(fileobj=plain) if packed else plain
+        with open(path, "rb") as file:
+            packed = file.read(2) == b"\x1f\x8b"
+            file.seek(0)
+            source = gzip.GzipFile(fileobj=file) if packed else file
             for number, line in enumerate(source, 1):
                 yield number, line.rstrip(b"\r\n").decode("utf-8-sig" if number == 1 else "utf-8")
     except (EOFError, zlib.error, gzip.BadGzipFile):
@@ -67,8 +67,11 @@ def read_sequences(
     elif kind == ".bed":
         if genome is None:
             raise UserError(f"{path} has intervals only; give the FASTA file that they are of with --genome")
-        for own in read_bed(place, genome.sizes):
-            yield f"{own.name}:{own.start}-{own.end}", genome.text(own.name, own.start, own.end)
+        for interval in read_bed(place, genome.sizes):
+            yield (
+                f"{interval.name}:{interval.start}-{interval.end}",
+                genome.text(interval.name, interval.start, interval.end),
+            )
     else:
         raise UserError(f"{path} has no ending that says what it is; give a file that ends in {KINDS}")
 

@@ -34,19 +34,19 @@ def need_dna(lm: LM, what: str) -> None:
 def complement_of(lm: LM) -> Tensor:
     """(V,) id to id. Where rows have BOS and EOS at their ends, these change places: the other strand begins too."""
     table = torch.from_numpy(COMPLEMENT)[: lm.tokenizer.vocab.size].clone()
-    if lm.painter.frame is not None:
-        first, last = lm.painter.frame
+    if lm.painter.block_ends is not None:
+        first, last = lm.painter.block_ends
         table[first], table[last] = last, first
     return table
 
 
 def side_by_side(lm: LM, rows: Sequence[np.ndarray]) -> tuple[Tensor, Tensor | None]:
     """(B, L) rows of ids with the block ends of the training, padded, and which columns exist (None = all)."""
-    own = [torch.from_numpy(np.asarray(row, dtype=np.int64)) for row in rows]
-    if (frame := lm.painter.frame) is not None:
-        first, last = torch.tensor(frame).split(1)
-        own = [torch.cat((first, row, last)) for row in own]
-    return stack(own, lm.tokenizer.vocab)
+    tensors = [torch.from_numpy(np.asarray(row, dtype=np.int64)) for row in rows]
+    if (block_ends := lm.painter.block_ends) is not None:
+        first, last = torch.tensor(block_ends).split(1)
+        tensors = [torch.cat((first, row, last)) for row in tensors]
+    return stack(tensors, lm.tokenizer.vocab)
 
 
 def equivariant(backbone: Network) -> bool:

@@ -60,14 +60,14 @@ def read_vcf(path: str | Path) -> Iterator[VcfRecord | BadVariant]:
             continue
         if not line.strip():
             continue
-        found = _record(number, line)
-        if not seen and isinstance(found, BadVariant):
+        variant = _record(number, line)
+        if not seen and isinstance(variant, BadVariant):
             raise UserError(
-                f"{path} is not a VCF: line {number} is neither a header nor a variant ({found.reason}); "
+                f"{path} is not a VCF: line {number} is neither a header nor a variant ({variant.reason}); "
                 f"its columns are {COLUMNS}, with tabs between"
             )
         seen = True
-        yield found
+        yield variant
     if not seen:
         raise UserError(f"{path} is not a VCF: it is empty; its columns are {COLUMNS}, with tabs between")
 
@@ -117,16 +117,16 @@ def survey(path: str | Path) -> Survey:
     unsorted: int | None = None
     done: set[str] = set()  # chromosomes that ended
     chrom, pos = "", 0
-    for found in read_vcf(path):
+    for variant in read_vcf(path):
         count += 1
-        alleles += len(found.alts) if isinstance(found, VcfRecord) else 1
-        if isinstance(found, BadVariant):
+        alleles += len(variant.alts) if isinstance(variant, VcfRecord) else 1
+        if isinstance(variant, BadVariant):
             continue
-        if unsorted is None and (found.chrom in done or (found.chrom == chrom and found.pos < pos)):
-            unsorted = found.line
-        if found.chrom != chrom:
+        if unsorted is None and (variant.chrom in done or (variant.chrom == chrom and variant.pos < pos)):
+            unsorted = variant.line
+        if variant.chrom != chrom:
             done.add(chrom)
-        chrom, pos = found.chrom, found.pos
+        chrom, pos = variant.chrom, variant.pos
     if not count:
         raise UserError(f"{path} has no variants, only a header; give a file with at least one line")
     return Survey(count, alleles, unsorted)

@@ -46,11 +46,11 @@ class TaskModel:
             return Predicted([], None if self.task.regression else np.empty((0, self.task.n_outputs)))
         spec = self.config.task
         data = encoded(self.task, examples, self.tokenizer, spec.length)
-        found = outputs(self.model, data, batch_size, both=spec.strands == "conjoin")
-        choice = decided(self.task, found)
+        logits = outputs(self.model, data, batch_size, both=spec.strands == "conjoin")
+        choice = decided(self.task, logits)
         if self.task.regression:
             return Predicted([float(score) for score in choice], None)
-        return Predicted([self.task.labels[int(i)] for i in choice], probabilities(found))
+        return Predicted([self.task.labels[int(i)] for i in choice], probabilities(logits))
 
     def _example(self, index: int, text: str | tuple[str, str]) -> Example:
         pair = tuple(text) if isinstance(text, tuple | list) else (text,)
@@ -75,32 +75,32 @@ def outputs(
     """
     world = world or World(0, 1, model.device)
     by_size = np.argsort(np.diff(data.ends, prepend=0), kind="stable")  # little padding, and equal shares
-    mine, found = by_size[world.rank :: world.size], torch.zeros(len(data), model.n_outputs, dtype=torch.float64)
+    mine, result = by_size[world.rank :: world.size], torch.zeros(len(data), model.n_outputs, dtype=torch.float64)
     with evaluating(model), torch.no_grad():
         for start in range(0, len(mine), batch_size):
             part = mine[start : start + batch_size]
             strands = [None, np.ones(len(part), dtype=bool)] if both else [None]
             batches = [data.batch(part, part, len(data), other).to(model.device) for other in strands]
-            found[part] = torch.stack([model.outputs(batch).double().cpu() for batch in batches]).mean(0)
-    return world.sum(found).cpu().numpy()
+            result[part] = torch.stack([model.outputs(batch).double().cpu() for batch in batches]).mean(0)
+    return world.sum(result).cpu().numpy()
 
 
-def decided(task: Task, found: np.ndarray) -> np.ndarray:
+def decided(task: Task, logits: np.ndarray) -> np.ndarray:
     """(N,): the id of the likeliest label, or the score."""
-    return found[:, 0] if task.regression else found.argmax(1)
+    return logits[:, 0] if task.regression else logits.argmax(1)
 
 
-def probabilities(found: np.ndarray) -> np.ndarray:
+def probabilities(logits: np.ndarray) -> np.ndarray:
     """(N, labels): softmax."""
-    weight = np.exp(found - found.max(1, keepdims=True))
+    weight = np.exp(logits - logits.max(1, keepdims=True))
     return weight / weight.sum(1, keepdims=True)
 
 
-def table(task: Task, found: np.ndarray, labels: np.ndarray) -> str:
+def table(task: Task, logits: np.ndarray, labels: np.ndarray) -> str:
     """Predictions as tab-separated values: index, prediction, label, and one probability a label."""
     lines = ["\t".join(["index", "prediction", "label", *(f"p({name})" for name in task.labels)])]
-    chances = np.empty((len(found), 0)) if task.regression else probabilities(found)
-    for index, (choice, label) in enumerate(zip(decided(task, found), labels, strict=True)):
+    chances = np.empty((len(logits), 0)) if task.regression else probabilities(logits)
+    for index, (choice, label) in enumerate(zip(decided(task, logits), labels, strict=True)):
         named = [f"{value:.6g}" if task.regression else task.labels[int(value)] for value in (choice, label)]
         lines.append("\t".join([str(index), *named, *(f"{p:.6f}" for p in chances[index])]))
     return "\n".join(lines) + "\n"

@@ -114,16 +114,16 @@ def strata_nats(
     order = keys.uniform("mask", batch.index, batch.tokens.shape[1])
     masked = np.zeros((len(batch), calls, batch.tokens.shape[1]), dtype=bool)
     for i, positions in enumerate(hideable.numpy()):
-        own = np.flatnonzero(positions)
-        own = own[np.argsort(order[i].numpy()[own], kind="stable")]
-        masked[i][:, own] = _cover(counts[i], weights[i], len(own))
+        positions_in_order = np.flatnonzero(positions)
+        positions_in_order = positions_in_order[np.argsort(order[i].numpy()[positions_in_order], kind="stable")]
+        masked[i][:, positions_in_order] = _cover(counts[i], weights[i], len(positions_in_order))
     hidden = torch.from_numpy(masked).flatten(0, 1)  # (B · calls, L)
     row = torch.arange(len(batch)).repeat_interleave(calls)
     wanted = hidden & batch.weight().cpu()[row]
     t = torch.ones(len(row), dtype=torch.float64)  # nobody listens
     nll = token_nll(net, batch, row, hidden, wanted, t, batch_size or len(batch))
-    per_look = torch.from_numpy(weights).flatten()[:, None] * nll / calls
-    return _token_nats(batch, per_look.unflatten(0, (len(batch), calls)).sum(1))
+    per_call = torch.from_numpy(weights).flatten()[:, None] * nll / calls
+    return _token_nats(batch, per_call.unflatten(0, (len(batch), calls)).sum(1))
 
 
 def _counts(

@@ -36,9 +36,9 @@ def exact_nats(
         )
     todo, done = int((2 ** free.sum(1)).sum()), 0
 
-    def seen(looks: int) -> None:
+    def seen(calls: int) -> None:
         nonlocal done
-        done += looks
+        done += calls
         if progress:
             progress(done, todo)
 
@@ -55,18 +55,18 @@ def _all_sets(
     reached = np.full(2**m, -np.inf)  # log chance of passing through a set with the tokens of x in it
     reached[0] = 0.0
     for size in range(m):
-        here = sets[known.sum(1) == size]
-        masked = torch.zeros(len(here), len(free), dtype=torch.bool)
-        masked[:, positions] = torch.from_numpy(~known[here])
-        rows = torch.full((len(here),), row)
-        ones = torch.ones(len(here), dtype=torch.float64)
+        of_size = sets[known.sum(1) == size]
+        masked = torch.zeros(len(of_size), len(free), dtype=torch.bool)
+        masked[:, positions] = torch.from_numpy(~known[of_size])
+        rows = torch.full((len(of_size),), row)
+        ones = torch.ones(len(of_size), dtype=torch.float64)
         nll = token_nll(net, batch, rows, masked, masked, ones, batch_size)[:, positions].numpy()
         for i in range(m):
-            still = ~known[here, i]
-            before, after = here[still], here[still] | (1 << i)
+            still = ~known[of_size, i]
+            before, after = of_size[still], of_size[still] | (1 << i)
             step = reached[before] - nll[still, i] - math.log(m - size)
             reached[after] = np.logaddexp(reached[after], step)
-        seen(len(here))
+        seen(len(of_size))
     seen(1)  # the set of all, which needs no look
     return -float(reached[-1])
 

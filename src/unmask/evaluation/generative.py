@@ -56,14 +56,14 @@ class BoundScorer:
 
     def nats(self, texts: Sequence[str]) -> list[JudgedText]:
         """The bound of each text; one that has nothing to score has no tokens."""
-        given = self.lm.model.given if self.lm.painter.frame is None else 0
-        full = [i for i, text in enumerate(texts) if len(self.lm.encode(text)) > given]
-        found = [JudgedText(0.0, 0)] * len(texts)
+        unscored = self.lm.model.given if self.lm.painter.block_ends is None else 0
+        full = [i for i, text in enumerate(texts) if len(self.lm.encode(text)) > unscored]
+        judged = [JudgedText(0.0, 0)] * len(texts)
         if full:
             scored = self.lm.score([texts[i] for i in full], draws=self.draws, seed=self.seed).texts
-            for i, one in zip(full, scored, strict=True):
-                found[i] = JudgedText(one.nats, one.tokens)
-        return found
+            for i, likelihood in zip(full, scored, strict=True):
+                judged[i] = JudgedText(likelihood.nats, likelihood.tokens)
+        return judged
 
     def describe(self) -> dict[str, Any]:
         """The protocol of the scores."""

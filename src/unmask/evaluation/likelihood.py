@@ -138,8 +138,8 @@ def evaluate(
         **({"labels": "given" if rows.labelled else "none"} if model.backbone.n_labels else {}),
         **(protocol or {}),
     }
-    found = summarise(nats, tokens, rows.bytes_per_token, facts)
-    return replace(found, stderr_nats=0.0) if model.exact else found
+    likelihood = summarise(nats, tokens, rows.bytes_per_token, facts)
+    return replace(likelihood, stderr_nats=0.0) if model.exact else likelihood
 
 
 def compute_dtype(model: LanguageModel) -> str:
@@ -167,10 +167,10 @@ def summarise(
     monte_carlo = nats.sum(0).std(ddof=1) / math.sqrt(draws) / total if draws > 1 else None
     over_texts = None
     if n > 1:
-        spread = ((mean - rate * tokens) ** 2).sum() * n / (n - 1)
+        variance = ((mean - rate * tokens) ** 2).sum() * n / (n - 1)
         if draws > 1:  # what the spread owes to the draws, not to the texts
-            spread -= nats.var(1, ddof=1).sum() / draws
-        over_texts = math.sqrt(spread) / total if spread > 0 else None  # None: drowned in the Monte Carlo error
+            variance -= nats.var(1, ddof=1).sum() / draws
+        over_texts = math.sqrt(variance) / total if variance > 0 else None  # None: drowned in the Monte Carlo error
     return Likelihood(
         nats=float(mean.sum()),
         tokens=int(total),

@@ -68,18 +68,18 @@ def token_nll(
     at_once = max(1, LOGITS_AT_ONCE // model.vocab.size)
     for start in range(0, len(row), batch_size):
         part = slice(start, start + batch_size)
-        here = row[part]
-        tokens = batch.tokens[here.to(batch.tokens.device)].to(model.device)
-        present = None if batch.present is None else batch.present[here.to(batch.present.device)]
-        label = None if batch.label is None else batch.label[here.to(batch.label.device)]
+        chosen = row[part]
+        tokens = batch.tokens[chosen.to(batch.tokens.device)].to(model.device)
+        present = None if batch.present is None else batch.present[chosen.to(batch.present.device)]
+        label = None if batch.label is None else batch.label[chosen.to(batch.label.device)]
         z = torch.where(masked[part].to(model.device), model.vocab.mask, tokens)
         which, place = torch.nonzero(wanted[part].to(model.device), as_tuple=True)
         hidden = model.hidden(z, t[part], present, label)[which, place]  # (n, hidden)
         target = tokens[which, place]
-        found = [
-            model.log_x(rows).gather(-1, own[:, None]).squeeze(-1)
-            for rows, own in zip(hidden.split(at_once), target.split(at_once), strict=True)
+        log_probs = [
+            model.log_x(rows).gather(-1, tokens_part[:, None]).squeeze(-1)
+            for rows, tokens_part in zip(hidden.split(at_once), target.split(at_once), strict=True)
         ]
-        if found:
-            out[start + which.cpu(), place.cpu()] = -torch.cat(found).double().cpu()
+        if log_probs:
+            out[start + which.cpu(), place.cpu()] = -torch.cat(log_probs).double().cpu()
     return out

@@ -268,31 +268,31 @@ class ContinuousTime(Law):
 
     def _proposed(self, uniform: Tensor, schedule: Schedule, proposal: Schedule) -> Draw:
         """The bound is an integral over the mask rate alone (paper section 3.4): only the name of each time changes."""
-        own = self._own(schedule)
+        law = self._without_proposal(schedule)
         begin = float(1 - proposal.keep(torch.zeros((), dtype=torch.float64)))
-        if begin > own.cutoff * (1 + 1e-6):
+        if begin > law.cutoff * (1 + 1e-6):
             raise UserError(
                 f"the proposal {proposal!r} has no times below mask rate {begin:.3g}, and the bound needs them from "
-                f"{own.cutoff:.3g} on; raise objective.cutoff, or lower schedule.low or schedule.sigma_min"
+                f"{law.cutoff:.3g} on; raise objective.cutoff, or lower schedule.low or schedule.sigma_min"
             )
-        drawn = own.draw(uniform, proposal)
+        drawn = law.draw(uniform, proposal)
         end = schedule.alpha(torch.ones((), dtype=torch.float64))
         return replace(drawn, t=schedule.inverse(end + drawn.keep * (1 - end)).clamp(0, 1))
 
-    def _own(self, schedule: Schedule) -> ContinuousTime:
+    def _without_proposal(self, schedule: Schedule) -> ContinuousTime:
         """The law without a proposal, with the last step where it is under this schedule."""
         return ContinuousTime(float(1 - schedule.keep(self._low(schedule))))
 
     def _low(self, schedule: Schedule) -> Tensor:
         """The time from which on all that is masked is revealed at once."""
-        one = torch.ones((), dtype=torch.float64)
-        alpha_low = 1 - self.cutoff * (1 - schedule.alpha(one))  # where 1 - keep = cutoff
-        return schedule.inverse(torch.minimum(alpha_low, schedule.alpha(0 * one)))
+        end = torch.ones((), dtype=torch.float64)
+        alpha_low = 1 - self.cutoff * (1 - schedule.alpha(end))  # where 1 - keep = cutoff
+        return schedule.inverse(torch.minimum(alpha_low, schedule.alpha(0 * end)))
 
     def last(self, schedule: Schedule) -> float:
         """The mask rate at which the last step begins."""
         if self.proposal is not None:
-            return self._own(schedule).last(self.proposal)
+            return self._without_proposal(schedule).last(self.proposal)
         return float(1 - schedule.keep(self._low(schedule)))
 
     def describe(self) -> dict[str, object]:

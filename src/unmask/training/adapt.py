@@ -135,7 +135,7 @@ def _with(config: Config, section: str, **changes: Any) -> Config:
     return config.model_copy(update={section: part})
 
 
-def go_on(lm: LM, config: Config, out: str | Path, *, quiet: bool = False) -> Adapted:
+def continue_training(lm: LM, config: Config, out: str | Path, *, quiet: bool = False) -> Adapted:
     """Train a language model on, or continue that; its bound is measured before the first step, as it is after."""
     out = Path(out)
     folder = open_folder(config, out)  # what cannot be is refused before anything is measured
@@ -149,11 +149,11 @@ def _before(lm: LM, config: Config, out: Path, quiet: bool, begun: bool) -> dict
     if begun:  # without a checkpoint the file may be of another model, or of other text
         return checkpoint.read_json(path, "cannot read the bound before the fine-tuning") if path.is_file() else None
     with join_world(config.train.device) as world:
-        found = bound(lm, config, world, quiet or not world.main).as_dict()
+        figures = bound(lm, config, world, quiet or not world.main).as_dict()
         if world.main:
-            checkpoint.write_atomically(path, json.dumps(found, indent=1) + "\n")
+            checkpoint.write_atomically(path, json.dumps(figures, indent=1) + "\n")
         world.barrier()
-    return found
+    return figures
 
 
 def bound(lm: LM, config: Config, world: Any, quiet: bool) -> Likelihood:
@@ -188,8 +188,8 @@ def classify(lm: LM, config: Config, out: str | Path, seeds: Sequence[int], *, q
     out = Path(out)
     results = []
     for seed in seeds:
-        own = config.model_copy(update={"seed": seed})
-        results.append(finetune(lm, own, out if len(seeds) == 1 else out / f"seed-{seed}", quiet=quiet))
+        seeded = config.model_copy(update={"seed": seed})
+        results.append(finetune(lm, seeded, out if len(seeds) == 1 else out / f"seed-{seed}", quiet=quiet))
         if not results[-1].finished:
             break
     return results
@@ -197,16 +197,16 @@ def classify(lm: LM, config: Config, out: str | Path, seeds: Sequence[int], *, q
 
 def summary(results: Sequence[TaskResult], metric: str, which: str = "last") -> dict[str, dict[str, Any]]:
     """By dev split: the metric of every seed, their mean, and their standard deviation (None of one)."""
-    found: dict[str, dict[str, Any]] = {}
+    by_split: dict[str, dict[str, Any]] = {}
     for split in getattr(results[0], which):
         values = [getattr(result, which)[split][metric] for result in results]
-        found[split] = {
+        by_split[split] = {
             "values": values,
             "mean": mean(values),
             "sd": stdev(values) if len(values) > 1 else None,
             "stderr_data": getattr(results[0], which)[split].get(f"{metric}_stderr"),
         }
-    return found
+    return by_split
 
 
 def begun(out: str | Path) -> LM | None:

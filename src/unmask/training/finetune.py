@@ -38,7 +38,7 @@ from ..process.keys import Keys
 from ..types import Batch, UserError
 from .loop import Evaluated, Loop, Outcome, TrainingJob, open_folder, stop_signals
 from .step import Trainer
-from .text import fill
+from .text import load_weights
 
 __all__ = ["Predicted", "TaskJob", "TaskModel", "TaskResult", "finetune", "load_classifier", "with_steps"]
 
@@ -79,11 +79,11 @@ def finetune(lm: LM, config: Config, out: str | Path, *, quiet: bool = False, te
         job = TaskJob(lm, config, world, folder, loaded)
         loop = Loop(job, out, world, hidden, folder)
         with stop_signals() as stopped:
-            end = loop.go(stopped)
+            end = loop.run(stopped)
         result = _result(out, end, loop.best)
         if end.finished and job.task.tested:
-            found = _known_test(result, job) or (_tested(result, job, loop.trainer) if test else {})
-            result = replace(result, test=found)
+            metrics = _known_test(result, job) or (_tested(result, job, loop.trainer) if test else {})
+            result = replace(result, test=metrics)
         if world.main and end.finished:
             _conclude(result, job)
         world.barrier()
@@ -138,7 +138,7 @@ class TaskJob(TrainingJob):
         spec = config.task
         if not self.task.sequences and (spec.strands != "one" or spec.genome is not None):
             raise UserError(f"{self.task.name} is a task on texts, which have no strands; leave out what is for dna")
-        self.facts = {split: one.facts for split, one in loaded.items()}
+        self.facts = {split: split_data.facts for split, split_data in loaded.items()}
         self.data: Encoded = self._encode(loaded["train"].examples, spec.rows)
         self.dev = {split: self._encode(loaded[split].examples, spec.eval_rows) for split in self.task.evaluations}
         self.test = self._encode(loaded[self.task.tested].examples, spec.eval_rows) if self.task.tested else None
@@ -150,8 +150,8 @@ class TaskJob(TrainingJob):
     def judge(self, data: Encoded) -> tuple[dict[str, float], str]:
         """The metrics of the weights as they are, and the table of what they say (all processes call)."""
         both = self.config.task.strands == "conjoin"
-        found = outputs(self.model, data, self.config.eval.batch_size, self.world, both)
-        return tasks.metrics.compute(self.task, found, data.labels), table(self.task, found, data.labels)
+        predicted = outputs(self.model, data, self.config.eval.batch_size, self.world, both)
+        return tasks.metrics.compute(self.task, predicted, data.labels), table(self.task, predicted, data.labels)
 
     def identity(self) -> dict[str, Any]:
         """The examples, and the model it began with."""
@@ -178,7 +178,7 @@ class TaskJob(TrainingJob):
                 self.metrics[split], self.tables[split] = self.judge(data)
         name, first = self.figure, self.metrics[self.task.evaluations[0]]
         bar = f" ± {first[f'{name}_stderr']:.4f}"
-        logged = {f"{split}_{key}": value for split, found in self.metrics.items() for key, value in found.items()}
+        logged = {f"{split}_{key}": value for split, metrics in self.metrics.items() for key, value in metrics.items()}
         return Evaluated(first[name], {f"{self.task.evaluations[0]} {name}": f"{first[name]:.4f}{bar}"}, logged)
 
     def describe(self, folder: Path, step: int) -> None:
@@ -250,7 +250,7 @@ def _rows(config: Config, loaded: dict[str, tasks.Loaded]) -> int:
 
 def _begin(model: Classifier, lm: LM, where: str) -> None:
     """Give a classifier the weights of the language model; of Plaid also those through which it reads."""
-    fill(model.backbone, lm.model.backbone, where)
+    load_weights(model.backbone, lm.model.backbone, where)
     if model.reader is not None:
         theirs = {k: v for k, v in lm.model.state_dict().items() if not k.startswith("backbone.")}
         for name, target in model.reader.state_dict().items():
@@ -269,12 +269,12 @@ def with_steps(config: Config, examples: int) -> Config:
 
 def digest(lm: LM) -> str:
     """A name for the weights and the tokenizer of a model."""
-    found = hashlib.sha256(lm.tokenizer.digest.encode())
+    sha256 = hashlib.sha256(lm.tokenizer.digest.encode())
     source = lm.model if isinstance(lm.model, Plaid) else lm.model.backbone
     for name, tensor in sorted(source.state_dict().items()):
-        found.update(name.encode())
-        found.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
-    return found.hexdigest()
+        sha256.update(name.encode())
+        sha256.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    return sha256.hexdigest()
 
 
 def predictions_file(split: str) -> str:
@@ -314,10 +314,10 @@ def _tested(result: TaskResult, job: TaskJob, trainer: Trainer) -> dict[str, flo
     if job.config.train.ema:
         checkpoint.read_into(folder, "ema", dict(job.model.named_parameters()))
     with trainer.autocast():
-        found, said = job.judge(job.test)
+        metrics, said = job.judge(job.test)
     if job.world.main:
         checkpoint.write_atomically(result.out / predictions_file(job.task.tested), said)
-    return found
+    return metrics
 
 
 def _metrics(out: Path, step: int | None) -> Metrics:

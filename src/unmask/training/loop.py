@@ -53,7 +53,7 @@ class Evaluated:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a call of `Loop.go` ended."""
+    """How a call of `Loop.run` ended."""
 
     step: int
     finished: bool
@@ -106,8 +106,8 @@ def open_folder(config: Config, out: Path) -> Path | None:
         raise UserError(f"cannot make the folder {out}: {error.strerror}; choose another --out") from None
     if not os.access(out, os.W_OK | os.X_OK):
         raise UserError(f"the folder {out} may not be written to; choose another --out")
-    found = checkpoint.steps(out)
-    if not found:
+    steps = checkpoint.steps(out)
+    if not steps:
         return None
     changed = [d for d in differences(load_yaml(out / "config.yaml"), config) if not d[0].startswith(MAY_CHANGE)]
     if changed:
@@ -121,7 +121,7 @@ def open_folder(config: Config, out: Path) -> Path | None:
             f"the run in {out} was started with {key}={old}, not {new}; "
             f"continue it with {key}={old}, or start a new one with another --out"
         )
-    folder = checkpoint.step_folder(out, found[-1])
+    folder = checkpoint.step_folder(out, steps[-1])
     checkpoint.verify(folder)
     return folder
 
@@ -171,7 +171,7 @@ class Loop:
 
     # -- the loop ----------------------------------------------------------------------------------------------------
 
-    def go(self, stopped: list[int]) -> Outcome:
+    def run(self, stopped: list[int]) -> Outcome:
         """Step until the end, a signal, or too many evaluations that were no better."""
         steps = self.config.train.steps
         begin, done, step = time.monotonic(), 0.0, self.start
@@ -213,7 +213,7 @@ class Loop:
             self.display.update(step, **shown)
         if step % spec.log_every == 0 or last:
             spent = {f"{unit}_per_second": speed, "core_seconds": time.process_time() - self.cores}
-            self._log(step, {**figures, **spent})  # both since this call of `go`
+            self._log(step, {**figures, **spent})  # both since this call of `run`
         improved = judged and self._evaluate(step, shown)
         texts = self.job.samples(self.trainer, step)
         if texts:
@@ -229,13 +229,13 @@ class Loop:
 
     def _evaluate(self, step: int, shown: dict[str, str]) -> bool:
         """Judge the averaged weights; says whether they are the best so far."""
-        found = self.job.evaluate(self.trainer, step)
-        self.display.update(step, **shown, **(found.shown if found else {}))
-        if found is None:
+        evaluated = self.job.evaluate(self.trainer, step)
+        self.display.update(step, **shown, **(evaluated.shown if evaluated else {}))
+        if evaluated is None:
             return False
-        self._log(step, found.logged)
-        if self._better(found.figure):
-            self.best, self.waited = {"step": step, self.job.figure: found.figure}, 0
+        self._log(step, evaluated.logged)
+        if self._better(evaluated.figure):
+            self.best, self.waited = {"step": step, self.job.figure: evaluated.figure}, 0
             return True
         self.waited += 1
         return False

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from ..config import Config, TrainConfig
 from ..data.loader import drop_labels, flip_strands, train_batch
 from ..data.pack import Rows
-from ..distributed import World, settle, spread
+from ..distributed import World, reshard, wrap
 from ..hub import checkpoint
 from ..models.language_model import LanguageModel
 from ..networks.interface import Network
@@ -70,7 +70,7 @@ def parameter_groups(model: nn.Module, spec: TrainConfig) -> list[dict[str, Any]
         if p.requires_grad:
             decay = 0.0 if name in spared else spec.weight_decay
             groups.setdefault((rates.get(name, 1.0), decay), []).append(p)
-    return [{"params": own, "rate": rate, "weight_decay": decay} for (rate, decay), own in groups.items()]
+    return [{"params": parameters, "rate": rate, "weight_decay": decay} for (rate, decay), parameters in groups.items()]
 
 
 class Ema:
@@ -84,8 +84,8 @@ class Ema:
         """Move towards the weights after step n (counted from 0)."""
         if self.decay:
             decay = min(self.decay, (1 + n) / (10 + n))
-            own = [checkpoint.local(self.weights[name]) for name, _ in model.named_parameters()]
-            torch._foreach_lerp_(own, [checkpoint.local(p.detach()) for p in model.parameters()], 1 - decay)
+            averages = [checkpoint.local(self.weights[name]) for name, _ in model.named_parameters()]
+            torch._foreach_lerp_(averages, [checkpoint.local(p.detach()) for p in model.parameters()], 1 - decay)
 
     @contextmanager
     def swapped(self, model: nn.Module) -> Iterator[None]:
@@ -97,12 +97,12 @@ class Ema:
             self._swap(model)
 
     def _swap(self, model: nn.Module) -> None:
-        settle(model)
+        reshard(model)
         for name, p in model.named_parameters():
             if name in self.weights:
-                own, average = checkpoint.local(p.data), checkpoint.local(self.weights[name])
-                kept = own.clone()
-                own.copy_(average)
+                weights, average = checkpoint.local(p.data), checkpoint.local(self.weights[name])
+                kept = weights.clone()
+                weights.copy_(average)
                 average.copy_(kept)
 
 
@@ -120,7 +120,7 @@ class Trainer:
             keep_pages()
         if spec.batch_size < world.size:
             raise UserError(f"train.batch_size={spec.batch_size} is smaller than the {world.size} processes")
-        self.module = spread(self.model, spec.strategy, world)
+        self.module = wrap(self.model, spec.strategy, world)
         if spec.compile:
             backbone: Any = self.model.backbone
             backbone.forward = torch.compile(backbone.forward)
@@ -206,7 +206,7 @@ class Trainer:
 
     def groups(self) -> dict[str, dict[str, Tensor]]:
         """All numbers of the run by group and name; sharded where the model is."""
-        settle(self.model)
+        reshard(self.model)
         moments = {
             f"{kind}.{name}": value
             for name, p in self.model.named_parameters()

@@ -29,10 +29,10 @@ class Interval:
 def read_bed(path: Path | str, sizes: Mapping[str, int]) -> list[Interval]:
     """The intervals of a BED file (.gz too) in the order of its lines, checked against the lengths of the records."""
     path = Path(path)
-    found = [_interval(path, line, words, sizes) for line, words in _lines(path)]
-    if not found:
+    intervals = [_interval(path, line, words, sizes) for line, words in _lines(path)]
+    if not intervals:
         raise UserError(f"{path} holds no interval; give lines of chromosome, start and end")
-    return found
+    return intervals
 
 
 def _lines(path: Path) -> Iterator[tuple[int, list[str]]]:

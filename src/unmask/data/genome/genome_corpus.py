@@ -106,8 +106,8 @@ def prepare_genome(spec: DataConfig, tokenizer: Tokenizer | None, progress: Prog
         _check_text(spec)
         return None
     if not bases:
-        own = "" if tokenizer is None else f", and the tokenizer {tokenizer.name!r} of this model is for text"
-        raise UserError(f"{spec.source} is FASTA, which is read base by base{own}; set data.tokenizer=dna")
+        remark = "" if tokenizer is None else f", and the tokenizer {tokenizer.name!r} of this model is for text"
+        raise UserError(f"{spec.source} is FASTA, which is read base by base{remark}; set data.tokenizer=dna")
     _check_settings(spec)
     cache = cache_folder(spec)
     files = source.files
@@ -143,11 +143,11 @@ def _regions(
     if source.intervals is not None:
         assert genome is not None
         intervals = read_bed(source.intervals, genome.sizes)
-        found = from_intervals(genome, intervals, source.intervals, division, source.extend)
-        own = any(one.split for one in intervals)
-        return {split: (genome, regions) for split, regions in found.items()}, None if own else division
+        split_regions = from_intervals(genome, intervals, source.intervals, division, source.extend)
+        named = any(interval.split for interval in intervals)
+        return {split: (genome, regions) for split, regions in split_regions.items()}, None if named else division
     if set(genomes) != {"train"}:
-        return {split: (own, Regions.of(_whole(own))) for split, own in genomes.items()}, None
+        return {split: (whole, Regions.of(_whole(whole))) for split, whole in genomes.items()}, None
     assert genome is not None
     divided = divide([[block] for block in blocks(genome, spec.length)], division)
     return {split: (genome, regions) for split, regions in divided.items()}, division
@@ -188,11 +188,11 @@ def find_source(spec: DataConfig, bases: bool) -> Source | None:
     path = Path(spec.source).expanduser()
     if path.is_dir():
         below = dataset_files.below(path)
-        found = [one for one in below if is_fasta(one)]
-        if not found or (not bases and any(format_of(one) for one in below)):
+        fastas = [file for file in below if is_fasta(file)]
+        if not fastas or (not bases and any(format_of(file) for file in below)):
             return None
-        own, _ = dataset_files.by_split(path, found)
-        return Source(path.name, own, intervals)
+        files, _ = dataset_files.by_split(path, fastas)
+        return Source(path.name, files, intervals)
     if not is_fasta(path):
         return None
     if not path.exists():
@@ -232,10 +232,10 @@ def _check_settings(spec: DataConfig) -> None:
     """Raise for what means nothing for FASTA; `eos_between` and `document` are simply not used."""
     if spec.local is not None and records.find(spec.source) is None:
         raise UserError(f"data.local={spec.local} belongs to a named data set; give the path as data.source instead")
-    usual = DataConfig.model_fields
+    fields = DataConfig.model_fields
     for name in ("layout", "block_ends", "label", "field", "subset"):
         value = getattr(spec, name)
-        if value != usual[name].default:
+        if value != fields[name].default:
             shown = str(value).lower() if isinstance(value, bool) else value
             raise UserError(
                 f"data.{name}={shown} is for text, and {spec.source} is FASTA: rows are windows of bases; leave it out"
@@ -246,9 +246,9 @@ def _check_settings(spec: DataConfig) -> None:
 
 def _check_text(spec: DataConfig) -> None:
     """Raise for what only FASTA has."""
-    for name, usual in (("intervals", None), ("soft_mask", "keep")):
+    for name, default in (("intervals", None), ("soft_mask", "keep")):
         value = getattr(spec, name)
-        if value != usual:
+        if value != default:
             raise UserError(
                 f"data.{name}={value} is for FASTA ({', '.join(EXTENSIONS)}), and {spec.source} is none; leave it out"
             )

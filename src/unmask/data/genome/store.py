@@ -64,10 +64,10 @@ class Genome:
 
     def index(self, name: str) -> int:
         """The number of a record; one sentence with the nearest name where there is none."""
-        found = self._numbers.get(name)
-        if found is None:
+        number = self._numbers.get(name)
+        if number is None:
             raise UserError(f"the genome has no record {name!r}{near(name, self.names)}")
-        return found
+        return number
 
     @cached_property
     def _numbers(self) -> dict[str, int]:
@@ -102,11 +102,11 @@ class Genome:
         first, phase = begins >> 2, begins & 3
         places = first[:, None] + np.arange((length + 6) // 4)
         np.minimum(places, len(self.packed) - 1, out=places)
-        found = _UNPACK[self.packed[places]].reshape(len(begins), 4 * places.shape[1])
+        unpacked = _UNPACK[self.packed[places]].reshape(len(begins), 4 * places.shape[1])
         out = np.empty((len(begins), length), dtype=np.uint8)
         for shift in range(4):
-            here = phase == shift
-            out[here] = found[here, shift : shift + length]
+            in_phase = phase == shift
+            out[in_phase] = unpacked[in_phase, shift : shift + length]
         for runs in (self.unknown, self.lower) if soft_mask else (self.unknown,):
             touched = _touched(runs, begins, length)
             if touched.any():
@@ -117,8 +117,8 @@ class Genome:
 
     def count_unknown(self, begins: np.ndarray, ends: np.ndarray, soft_mask: bool = False) -> np.ndarray:
         """(n,) int64: how many bases from `begins` to `ends` are N (or soft-masked) — without reading a base."""
-        found = _count(self.unknown, self._unknown_sums, begins, ends)
-        return found + _count(self.lower, self._lower_sums, begins, ends) if soft_mask else found
+        count = _count(self.unknown, self._unknown_sums, begins, ends)
+        return count + _count(self.lower, self._lower_sums, begins, ends) if soft_mask else count
 
     @cached_property
     def _unknown_sums(self) -> np.ndarray:
@@ -198,14 +198,14 @@ def open_genome(path: Path | str | Sequence[Path], cache_dir: Path | str, progre
 
     Any number of processes may call this at once: one of them does the work. `progress` is told bytes of the files.
     """
-    paths = [Path(path)] if isinstance(path, Path | str) else [Path(one) for one in path]
-    for one in paths:
-        if not one.is_file():
-            raise UserError(f"file {one} does not exist")
+    paths = [Path(path)] if isinstance(path, Path | str) else [Path(file) for file in path]
+    for file in paths:
+        if not file.is_file():
+            raise UserError(f"file {file} does not exist")
     cache = Path(cache_dir)
     with writing(cache):
         cache.mkdir(parents=True, exist_ok=True)
-    key = content_key("genome", FORMAT, [file_hash(one, cache) for one in paths])
+    key = content_key("genome", FORMAT, [file_hash(file, cache) for file in paths])
     folder = cache / "genomes" / key
     index = _intact(folder)
     if index is None:
@@ -266,8 +266,8 @@ def _pack(paths: Sequence[Path], folder: Path, progress: Progress | None) -> dic
         bases, unknown, soft = _Bases(files[0]), _Runs(files[1]), _Runs(files[2])
         at = 0
         for path in paths:
-            told: Progress | None = None if progress is None else _shifted(progress, before, total)
-            for name, codes in read_fasta(path, told):
+            report: Progress | None = None if progress is None else _shifted(progress, before, total)
+            for name, codes in read_fasta(path, report):
                 if name not in origin:
                     unknown.end(at)
                     soft.end(at)

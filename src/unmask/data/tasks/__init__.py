@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from .encoding import Encoded, encode, encode_bases
     from .loading import describe, load, read, splits
     from .sequences import clean
-    from .task_files import Loaded, NotHere
+    from .task_files import Loaded, MissingTaskData
 
 __all__ = [
     "METRICS",
@@ -27,7 +27,7 @@ __all__ = [
     "Example",
     "Form",
     "Loaded",
-    "NotHere",
+    "MissingTaskData",
     "Task",
     "average",
     "clean",
@@ -48,7 +48,7 @@ __all__ = [
 _ROOMS = {
     "Encoded": "encoding",
     "Loaded": "task_files",
-    "NotHere": "task_files",
+    "MissingTaskData": "task_files",
     "clean": "sequences",
     "describe": "loading",
     "encode": "encoding",

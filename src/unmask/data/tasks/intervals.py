@@ -21,7 +21,7 @@ from ..genome.bases import reverse_complement
 from ..tabular import Row
 from .definition import Task
 from .genomics import REFERENCES, Reference
-from .task_files import NotHere
+from .task_files import MissingTaskData
 
 COLUMNS = ("region", "start", "end", "strand")
 FASTA = (".fa", ".fasta", ".fna", ".fa.gz", ".fasta.gz", ".fna.gz")
@@ -30,7 +30,7 @@ LETTERS = np.array(list("???????ACGTN????"))  # by id
 
 def cut(task: Task, files: Sequence[Path], folders: Sequence[Path], genome: str | None) -> tuple[list[Row], list[Path]]:
     """The sequences of all intervals with their class, and the genomes they are from."""
-    found: list[Row] = []
+    rows: list[Row] = []
     opened: dict[Path, Any] = {}
     for path in files:
         label = path.name.partition(".")[0]
@@ -38,8 +38,8 @@ def cut(task: Task, files: Sequence[Path], folders: Sequence[Path], genome: str 
         fasta = _fasta(reference, folders, genome, path)
         if fasta not in opened:
             opened[fasta] = _open(fasta)
-        found += [(where, [text, label]) for where, text in _sequences(path, opened[fasta], fasta, reference)]
-    return found, list(opened)
+        rows += [(where, [text, label]) for where, text in _sequences(path, opened[fasta], fasta, reference)]
+    return rows, list(opened)
 
 
 def _open(fasta: Path) -> Any:
@@ -58,17 +58,17 @@ def _fasta(reference: Reference, folders: Sequence[Path], genome: str | None, in
             raise UserError(f"task.genome={genome} does not exist; give the FASTA of {reference.title}, or its folder")
         folders = [place]
     for folder in dict.fromkeys(folders):
-        there = sorted(p for p in folder.iterdir() if p.name.lower().endswith(FASTA)) if folder.is_dir() else []
-        named = _named(reference, there)
-        if len(named) == 1 or len(there) == 1:
-            return (named or there)[0]
-        if there:
-            listed = ", ".join(p.name for p in there[:4])
+        fastas = sorted(p for p in folder.iterdir() if p.name.lower().endswith(FASTA)) if folder.is_dir() else []
+        named = _named(reference, fastas)
+        if len(named) == 1 or len(fastas) == 1:
+            return (named or fastas)[0]
+        if fastas:
+            listed = ", ".join(p.name for p in fastas[:4])
             raise UserError(
                 f"{folder} has the FASTA files {listed}, and none or several of them are {reference.title}; "
                 f"set task.genome to the right one, or put {reference.words[0]} into its name"
             )
-    raise NotHere(
+    raise MissingTaskData(
         f"{intervals} holds intervals, and the genome they are of is not there; put the FASTA of {reference.title} "
         "beside them, or set task.genome=FASTA"
     )
@@ -84,7 +84,7 @@ def _named(reference: Reference, files: Iterable[Path]) -> list[Path]:
 def _sequences(path: Path, genome: Any, fasta: Path, reference: Reference) -> list[tuple[str, str]]:
     names = _names(genome.sizes)
     checked: set[str] = set()
-    found = []
+    sequences = []
     for where, region, start, end, minus in _intervals(path):
         name = names.get(region)
         if name is None:
@@ -102,19 +102,19 @@ def _sequences(path: Path, genome: Any, fasta: Path, reference: Reference) -> li
                 f"{reference.title}: set task.genome to its FASTA"
             )
         tokens = genome.fetch(name, start, end)
-        found.append((where, "".join(LETTERS[reverse_complement(tokens) if minus else tokens])))
-    return found
+        sequences.append((where, "".join(LETTERS[reverse_complement(tokens) if minus else tokens])))
+    return sequences
 
 
 def _names(sizes: Iterable[str]) -> dict[str, str]:
     """What a region may be called, and its name in the genome: chr1 and 1, chrM and MT, ENST1 and ENST1.2."""
-    found: dict[str, str] = {}
+    names: dict[str, str] = {}
     for name in sizes:
         bare = name.removeprefix("chr")
         others = {"M": ("MT", "chrMT"), "MT": ("M", "chrM")}.get(bare, ())
         for other in (bare, f"chr{bare}", name.partition(".")[0], *others):
-            found.setdefault(other, name)
-    return found | {name: name for name in sizes}
+            names.setdefault(other, name)
+    return names | {name: name for name in sizes}
 
 
 def _check_size(name: str, size: int, fasta: Path, reference: Reference) -> None:

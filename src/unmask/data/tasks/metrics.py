@@ -80,8 +80,8 @@ def matthews_of(tables: np.ndarray) -> np.ndarray:
     counts = tables.astype(np.float64)
     true, predicted, all_ = counts.sum(axis=2), counts.sum(axis=1), counts.sum(axis=(1, 2))
     together = np.trace(counts, axis1=1, axis2=2) * all_ - (true * predicted).sum(axis=1)
-    spread = (all_**2 - (true**2).sum(axis=1)) * (all_**2 - (predicted**2).sum(axis=1))
-    return _ratio(together, np.sqrt(spread))
+    variances = (all_**2 - (true**2).sum(axis=1)) * (all_**2 - (predicted**2).sum(axis=1))
+    return _ratio(together, np.sqrt(variances))
 
 
 # ---- scores
@@ -93,14 +93,14 @@ def _correlation(name: str, predicted: np.ndarray, true: np.ndarray) -> tuple[fl
     if _alike(predicted) or _alike(true):
         return 0.0, 0.0
     value = float({"spearman": stats.spearmanr, "pearson": stats.pearsonr}[name](predicted, true).statistic)
-    n, stream, found = len(true), _stream(name), []
+    n, stream, correlations = len(true), _stream(name), []
     for start in range(0, REPLICATES, step := max(1, CHUNK // n)):
         rows = stream.integers(0, n, (min(step, REPLICATES - start), n))
         pair = predicted[rows], true[rows]
         if name == "spearman":
             pair = stats.rankdata(pair[0], axis=1), stats.rankdata(pair[1], axis=1)
-        found.append(pearson_of(*pair))
-    return value, float(np.concatenate(found).std(ddof=1))
+        correlations.append(pearson_of(*pair))
+    return value, float(np.concatenate(correlations).std(ddof=1))
 
 
 def pearson_of(x: np.ndarray, y: np.ndarray) -> np.ndarray:

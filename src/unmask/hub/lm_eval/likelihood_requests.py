@@ -22,7 +22,7 @@ from torch import Tensor
 
 from ...data.canvas import PromptBuilder
 from ...data.documents import storable
-from ...evaluation import ESTIMATORS, count_weights, strata_nats, times_nats, usual_method
+from ...evaluation import ESTIMATORS, count_weights, default_method, strata_nats, times_nats
 from ...evaluation.exact import time_of
 from ...evaluation.likelihood import eval_keys, evaluating, need_likelihood
 from ...evaluation.predictions import diffusion, free_positions, token_nll
@@ -68,7 +68,7 @@ class LikelihoodRequests:
         """The estimator in use."""
         if self.exact:
             return "none: exact"
-        return self.estimator or ("strata" if usual_method(self.lm.model) == "strata" else "times")
+        return self.estimator or ("strata" if default_method(self.lm.model) == "strata" else "times")
 
     @property
     def room(self) -> int:
@@ -106,7 +106,7 @@ class LikelihoodRequests:
 
     def _given(self) -> int:
         """Tokens at the start of a row that the model cannot score; BOS is one where rows have it."""
-        return self.lm.model.given if self.lm.painter.frame is None else 0
+        return self.lm.model.given if self.lm.painter.block_ends is None else 0
 
     def _prefix(self) -> list[int]:
         return start_of_text(self.lm)
@@ -172,12 +172,12 @@ def _name(passage: Passage) -> str:
 
 def room(painter: PromptBuilder) -> int:
     """The tokens of a text that fit into a row beside BOS and EOS."""
-    return painter.spec.length - (0 if painter.frame is None else 2)
+    return painter.capacity
 
 
 def start_of_text(lm: LM) -> list[int]:
     """What has to stand before a text: for a model that cannot predict its first token, the end of another text."""
-    if not lm.model.given or lm.painter.frame is not None:
+    if not lm.model.given or lm.painter.block_ends is not None:
         return []
     vocab = lm.tokenizer.vocab
     token = vocab.eos if vocab.bos is None else vocab.bos
