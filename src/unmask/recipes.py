@@ -16,11 +16,10 @@ from .config import (
     TaskConfig,
     TrainConfig,
     load_yaml,
-    nearest,
     parse,
 )
 from .data.records import record
-from .errors import UserError
+from .errors import choose
 
 
 def tiny() -> Config:
@@ -299,10 +298,6 @@ RECIPES |= {f.__name__.replace("_", "-"): f for f in (dna_tiny, dna_caduceus, dn
 
 def recipe(name: str) -> Config:
     """A config by the name of its recipe, or from a YAML file."""
-    if name in RECIPES:
-        return RECIPES[name]()
-    if name.endswith((".yaml", ".yml")) or Path(name).is_file():
+    if name not in RECIPES and (name.endswith((".yaml", ".yml")) or Path(name).is_file()):
         return load_yaml(name)
-    raise UserError(
-        f"unknown recipe {name!r}{nearest(name, RECIPES)}; choose one of {', '.join(RECIPES)}, or give a YAML file"
-    )
+    return RECIPES[choose(name, RECIPES, "recipe", ", or give a YAML file")]()

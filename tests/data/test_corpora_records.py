@@ -252,7 +252,7 @@ def test_c4_shards(tmp_path, spec):
 @pytest.mark.parametrize("form", ["plain", "zip", "splits"])
 def test_text8(tmp_path, spec, monkeypatch, form):
     monkeypatch.setattr(dataset_files, "TEXT8", {"train": (0, 9), "valid": (9, 11), "test": (11, 14)})
-    monkeypatch.setattr(dataset_files.documents, "CHUNK", 4)
+    monkeypatch.setattr("unmask.data.readers.CHUNK", 4)
     text = "abcdefghijklmn"
     folder = write(tmp_path / "text8", {} if form == "splits" else {"note.md": ""})
     if form == "plain":
@@ -490,10 +490,10 @@ def test_settings_that_do_not_fit(tmp_path, spec):
 @pytest.mark.parametrize(
     ("name", "files", "message"),
     [
-        ("ag_news", {"test.csv": '"3","a"\n'}, "row 1 of .*test.csv is not a class"),
-        ("ag_news", {"test.csv": '"3","a","b"\n"4","c","d'}, "row 2 of .*test.csv is damaged: unexpected end"),
-        ("ag_news", {"test.csv": '"9","a","b"\n'}, "row 1 of .* is not a class"),
-        ("ptb", {"train.csv": "sentence,n\na,1\nb\n"}, "row 3 of .* has 1 cells for 2 columns"),
+        ("ag_news", {"test.csv": '"3","a"\n'}, "line 1 of .*test.csv is not a class"),
+        ("ag_news", {"test.csv": '"3","a","b"\n"4","c","d'}, r"line 2 of .*test.csv is damaged \(unexpected end"),
+        ("ag_news", {"test.csv": '"9","a","b"\n'}, "line 1 of .* is not a class"),
+        ("ptb", {"train.csv": "sentence,n\na,1\nb\n"}, "line 3 of .* has 1 cells for 2 columns"),
         ("ptb", {"train.csv": "text,n\na,1\n"}, "has no field 'sentence'"),
         ("lm1b", {"train.parquet": b"PAR1 not really"}, "cannot be read as a Parquet file"),
         ("openwebtext", {"train.parquet": b"PAR1 not really"}, "cannot be read as a Parquet file"),

@@ -18,7 +18,7 @@ from unmask.data.genome.fasta import is_fasta, read_fasta
 from unmask.types import UserError
 
 LETTERS = "ACGTUNRYSWKMBDHV"
-BGZF_END = bytes.fromhex("1f8b08040000000000ff0600424302001b0003000000000000000000")
+BGZIP_END = bytes.fromhex("1f8b08040000000000ff0600424302001b0003000000000000000000")
 
 
 def slow(text: str) -> dict[str, str]:
@@ -85,7 +85,7 @@ def bgzip(content: bytes, size: int = 50) -> bytes:
         body = packer.compress(part) + packer.flush()
         head = b"\x1f\x8b\x08\x04" + bytes(4) + b"\0\xff\x06\0BC\x02\0" + struct.pack("<H", len(body) + 25)
         out += head + body + struct.pack("<II", zlib.crc32(part), len(part))
-    return out + BGZF_END
+    return out + BGZIP_END
 
 
 def test_bgzip(tmp_path):
@@ -94,7 +94,7 @@ def test_bgzip(tmp_path):
     path.write_bytes(bgzip(text.encode()))
     assert gzip.decompress(path.read_bytes()).decode() == text
     assert read(path) == slow(text)
-    path.write_bytes(bgzip(text.encode())[: -len(BGZF_END)])  # whole blocks, and yet not all of them
+    path.write_bytes(bgzip(text.encode())[: -len(BGZIP_END)])  # whole blocks, and yet not all of them
     with pytest.raises(UserError, match=r"x\.fa\.gz is cut short: the last block of a bgzip file is missing"):
         read(path)
 
@@ -106,7 +106,7 @@ def test_cut_short_anywhere(tmp_path, pack):
     content, path = pack(text.encode()), tmp_path / "x.fa.gz"
     for length in [*range(40), *range(40, len(content), 37), *range(len(content) - 30, len(content))]:
         path.write_bytes(content[:length])
-        with pytest.raises(UserError, match=r"x\.fa\.gz is (cut short|no gzip file)") as error:
+        with pytest.raises(UserError, match=r"x\.fa\.gz is (cut short|not a gzip file)") as error:
             read(path)
         assert "\n" not in str(error.value)
     path.write_bytes(content)

@@ -408,7 +408,7 @@ def test_padding_says_nothing() -> None:
 def test_big_vocabularies_go_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     model, keys, batch = model_of(), Keys(2, 1), padded(batch_of())
     whole, one = gradients(model, [batch], keys)
-    monkeypatch.setattr("unmask.models.language_model.LOGITS_AT_ONCE", 3 * SIZE)
+    monkeypatch.setattr("unmask.process.chunks.LOGITS_AT_ONCE", 3 * SIZE)
     parts, two = gradients(model, [batch], keys)
     assert parts == pytest.approx(whole, rel=1e-6)
     for name in one:

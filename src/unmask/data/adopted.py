@@ -124,10 +124,10 @@ def adopt(backend: Backend, name: str, config: dict[str, Any], require_mask: boo
 
 def _no_mask(name: str) -> str:
     return (
-        f"tokenizer {name!r} has no mask token ({', '.join(SPECIAL_NAMES['mask'])}), and its network has no row for one; "
-        f'if it has another name, set it in {CONFIG_FILE}: {{"mask_token": "..."}}; else add one with transformers: '
-        'tokenizer.add_special_tokens({"mask_token": "[MASK]"}), model.resize_token_embeddings(len(tokenizer)), and '
-        "save both"
+        f"tokenizer {name!r} has no mask token ({', '.join(SPECIAL_NAMES['mask'])}), and its network has no row for "
+        f'one; if it has another name, set it in {CONFIG_FILE}: {{"mask_token": "..."}}; else add one '
+        'with transformers: tokenizer.add_special_tokens({"mask_token": "[MASK]"}), '
+        "model.resize_token_embeddings(len(tokenizer)), and save both"
     )
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ..config import DataConfig
-from ..types import UserError
+from ..errors import UserError, at_least
 from .genome.bases import UNK
 from .rows import Ends, capacity, ends_of
 from .tokenization import Tokenizer
@@ -104,8 +104,7 @@ class PromptBuilder:
         """
         most = self.spec.length
         length = most if length is None else length
-        if length < 1:
-            raise UserError(f"length={length} must be at least 1")
+        at_least("length", length)
         if length > most and not (windowed or self.any_length):
             raise UserError(
                 f"length={length} must be between 1 and {most}, the length the model was trained on; "

@@ -23,9 +23,10 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from ..config import DataConfig, nearest
+from ..config import DataConfig
+from ..errors import nearest
 from ..types import UserError
-from . import dataset_files, detokenize, documents, python_docs, records
+from . import dataset_files, detokenize, documents, python_docs, readers, records
 from .cache import cache_folder, content_key, file_hash
 from .dataset_files import SPLIT_NAMES
 from .documents import Detokenize, FileEntry, Piece
@@ -173,7 +174,7 @@ def _disk_parts(
     if read == "document":
         return {split: lambda: _detokenized(chain.from_iterable(map(dataset_files.document_pieces, paths)), detokenize)}
 
-    def reader(rows: Callable[[], Iterator[dataset_files.Row]]) -> Reader:
+    def reader(rows: Callable[[], Iterator[readers.Located]]) -> Reader:
         return lambda: documents.by_row(_entries(rows(), field, spec.label, record.labels), detokenize)
 
     if not record.held_out or split != "train":
@@ -181,7 +182,7 @@ def _disk_parts(
             split: reader(lambda: chain.from_iterable(dataset_files.rows(read, p, field, spec.label) for p in paths))
         }
 
-    def held(valid: bool) -> Iterator[dataset_files.Row]:
+    def held(valid: bool) -> Iterator[readers.Located]:
         total = sum(dataset_files.count(read, path, field) for path in paths)
         edge = _edge(record, total)
         start, stop = (edge, total) if valid else (0, edge)
@@ -206,7 +207,7 @@ def _detokenized(pieces: Iterable[Piece], detokenize: Detokenize | None) -> Iter
 
 
 def _entries(
-    rows: Iterable[dataset_files.Row], field: str, label: str | None, names: tuple[str, ...] = ()
+    rows: Iterable[readers.Located], field: str, label: str | None, names: tuple[str, ...] = ()
 ) -> Iterator[FileEntry]:
     """Text and label of rows; classes by their names, where the record knows them."""
     for where, row in rows:
@@ -308,7 +309,7 @@ def _document(spec: DataConfig, path: Path) -> str:
         return "line"
     if spec.layout == "wrap":
         return "file"
-    beginning = next(documents.read_text(path), "")
+    beginning = next(readers.read_text(path), "")
     return "paragraph" if re.search(r"\S[^\n]*\n[ \t]*\n", beginning) else "line"
 
 

@@ -7,7 +7,6 @@ are what the Hub's rows of the same set are, so that both give the same text. Al
 
 from __future__ import annotations
 
-import csv
 import io
 import zipfile
 import zlib
@@ -19,8 +18,9 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from ..errors import UserError
-from . import documents
+from . import documents, readers
 from .documents import Piece
+from .readers import Located
 from .records import CORPORA, Files, Record
 
 TEXT8 = {"train": (0, 90_000_000), "valid": (90_000_000, 95_000_000), "test": (95_000_000, 100_000_000)}
@@ -34,8 +34,6 @@ SPLIT_NAMES = {
     "test": "test",
 }
 TABLES = ("parquet", "jsonl", "json", "csv", "arrow")
-
-Row = tuple[str, Any]  # where it is, in words; its columns
 
 
 @dataclass(frozen=True)
@@ -133,7 +131,7 @@ def table_format(path: Path) -> str | None:
 # ---- what a row is
 
 
-def rows(read: str, path: Path, field: str, label: str | None) -> Iterator[Row]:
+def rows(read: str, path: Path, field: str, label: str | None) -> Iterator[Located]:
     """The rows of a file, those without text included, so that they can be counted."""
     return READERS[read](path, field, label)
 
@@ -143,12 +141,14 @@ def count(read: str, path: Path, field: str) -> int:
     if read == "table" and table_format(path) == "parquet":
         import pyarrow.parquet as pq
 
-        with _arrow(path, "a Parquet"):
+        with readers.arrow_errors(path, "a Parquet"):
             return int(pq.read_metadata(path).num_rows)
     return sum(1 for _ in rows(read, path, field, None))
 
 
-def between(read: str, paths: Iterable[Path], field: str, label: str | None, start: int, stop: int) -> Iterator[Row]:
+def between(
+    read: str, paths: Iterable[Path], field: str, label: str | None, start: int, stop: int
+) -> Iterator[Located]:
     """Rows start to stop of several files in a row; files outside are not opened for more than their size."""
     offset = 0
     for path in paths:
@@ -160,21 +160,21 @@ def between(read: str, paths: Iterable[Path], field: str, label: str | None, sta
         offset += size
 
 
-def _lines(path: Path, field: str, label: str | None) -> Iterator[Row]:
+def _lines(path: Path, field: str, label: str | None) -> Iterator[Located]:
     """WikiText: a row is a line with its spaces and its line break; a blank line is an empty row."""
-    for number, line in enumerate(documents.lines(documents.read_text(path)), 1):
-        yield f"line {number} of {path}", {field: "" if line.isspace() else line}
+    for number, line in enumerate(readers.read_lines(path), 1):
+        yield readers.line_of(path, number), {field: "" if line.isspace() else line}
 
 
-def _sentences(path: Path, field: str, label: str | None) -> Iterator[Row]:
+def _sentences(path: Path, field: str, label: str | None) -> Iterator[Located]:
     """LM1B, PTB: a row is a line without the space around it."""
-    for number, line in enumerate(documents.lines(documents.read_text(path)), 1):
-        yield f"line {number} of {path}", {field: line.strip()}
+    for number, line in readers.numbered_lines(path):
+        yield readers.line_of(path, number), {field: line.strip()}
 
 
-def _articles(path: Path, field: str, label: str | None) -> Iterator[Row]:
+def _articles(path: Path, field: str, label: str | None) -> Iterator[Located]:
     """Scientific papers as their authors keep them: JSON lines with a list of sentences, which the Hub joins."""
-    for where, row in documents.jsonl_rows(path):
+    for where, row in readers.jsonl_rows(path):
         sentences = row.get("article_text") if isinstance(row, dict) else None
         if isinstance(sentences, list) and all(isinstance(sentence, str) for sentence in sentences):
             row = {**row, "article": "\n".join(sentences)}
@@ -183,30 +183,30 @@ def _articles(path: Path, field: str, label: str | None) -> Iterator[Row]:
         yield where, row
 
 
-def _news(path: Path, field: str, label: str | None) -> Iterator[Row]:
+def _news(path: Path, field: str, label: str | None) -> Iterator[Located]:
     """AG News as its authors keep it: class 1 to 4, title, description; the Hub joins the last two with a space."""
     names = CORPORA["ag_news"].labels
-    for where, cells in _csv(path, skipinitialspace=True):
+    for where, cells in readers.csv_rows(path, skipinitialspace=True):
         if len(cells) != 3 or cells[0] not in [str(number + 1) for number in range(len(names))]:
             raise UserError(f"{where} is not a class (1 to 4), a title and a description; download the set again")
         yield where, {"text": f"{cells[1]} {cells[2]}", "label": names[int(cells[0]) - 1]}
 
 
-def _table(path: Path, field: str, label: str | None) -> Iterator[Row]:
+def _table(path: Path, field: str, label: str | None) -> Iterator[Located]:
     kind = table_format(path)
     if kind == "parquet":
         return documents.parquet_rows(path, field, label)
     return {"jsonl": _jsonl, "csv": _header_csv, "arrow": _arrow_rows}[kind or ""](path, field, label)
 
 
-def _jsonl(path: Path, field: str, label: str | None) -> Iterator[Row]:
-    return documents.jsonl_rows(path)
+def _jsonl(path: Path, field: str, label: str | None) -> Iterator[Located]:
+    return readers.jsonl_rows(path)
 
 
-def _header_csv(path: Path, field: str, label: str | None) -> Iterator[Row]:
+def _header_csv(path: Path, field: str, label: str | None) -> Iterator[Located]:
     """A table with the names of its columns in the first line."""
     header: list[str] | None = None
-    for where, cells in _csv(path):
+    for where, cells in readers.csv_rows(path):
         if header is None:
             header = cells
             documents.check_field(field, header, str(path))
@@ -216,52 +216,25 @@ def _header_csv(path: Path, field: str, label: str | None) -> Iterator[Row]:
             yield where, dict(zip(header, cells, strict=True))
 
 
-def _csv(path: Path, **options: Any) -> Iterator[tuple[str, list[str]]]:
-    reader = csv.reader(documents.lines(documents.read_text(path)), strict=True, **options)
-    number = 0
-    while True:
-        number += 1
-        try:
-            cells = next(reader)
-        except StopIteration:
-            return
-        except csv.Error as error:
-            raise UserError(f"row {number} of {path} is damaged: {error}") from None
-        if cells:
-            yield f"row {number} of {path}", cells
-
-
-@contextmanager
-def _arrow(path: Path, kind: str) -> Iterator[None]:
-    import pyarrow as pa
-
-    try:
-        yield
-    except (pa.ArrowException, OSError) as error:
-        raise UserError(f"{path} cannot be read as {kind} file: {str(error).splitlines()[0]}") from None
-
-
-def _arrow_rows(path: Path, field: str, label: str | None) -> Iterator[Row]:
+def _arrow_rows(path: Path, field: str, label: str | None) -> Iterator[Located]:
     """What `datasets` writes: Arrow streams; and Arrow files."""
     import pyarrow as pa
 
     number = 0
-    with _arrow(path, "an Arrow"), pa.memory_map(str(path)) as source:
+    with readers.arrow_errors(path, "an Arrow"), pa.memory_map(str(path)) as source:
         try:
             batches: Iterable[Any] = pa.ipc.open_stream(source)
         except pa.ArrowInvalid:
             file = pa.ipc.open_file(source)
             batches = (file.get_batch(i) for i in range(file.num_record_batches))
         for batch in batches:
-            documents.check_field(field, batch.schema.names, str(path))
-            if label is not None:
-                documents.check_field(label, batch.schema.names, str(path), "data.label")
-            for row in batch.select([field, *([label] if label else [])]).to_pylist():
+            columns = documents.checked_fields(field, label, batch.schema.names, str(path))
+            for row in batch.select(columns).to_pylist():
                 number += 1
                 yield f"row {number} of {path}", row
 
 
-READERS: dict[str, Callable[[Path, str, str | None], Iterator[Row]]] = {
+READERS: dict[str, Callable[[Path, str, str | None], Iterator[Located]]] = {
     "lines": _lines,
     "sentences": _sentences,
     "articles": _articles,
@@ -275,7 +248,7 @@ READERS: dict[str, Callable[[Path, str, str | None], Iterator[Row]]] = {
 
 def document_pieces(path: Path) -> Iterator[Piece]:
     """A whole file as one document."""
-    return documents.cut(documents.by_file(documents.read_text(path)))
+    return documents.cut(documents.by_file(readers.read_text(path)))
 
 
 def text8_pieces(path: Path, split: str) -> Iterator[Piece]:
@@ -288,7 +261,7 @@ def _characters(path: Path, start: int, stop: int) -> Iterator[str]:
     try:
         with _text8_bytes(path) as file:
             position = 0
-            while position < stop and (data := file.read(documents.CHUNK)):
+            while position < stop and (data := file.read(readers.CHUNK)):
                 chunk = data.decode("ascii")
                 yield chunk[max(0, start - position) : stop - position]
                 position += len(chunk)

@@ -47,11 +47,7 @@ def _is_full(error: BaseException) -> bool:
 
 def reader_of(rows: Any, field: str, label: str | None, where: str, detokenize: Detokenize | None) -> Reader:
     """Reads the pieces of a split; classes by their names."""
-    documents.check_field(field, rows.column_names, where)
-    wanted = [field]
-    if label is not None:
-        documents.check_field(label, rows.column_names, where, "data.label")
-        wanted.append(label)
+    wanted = documents.checked_fields(field, label, rows.column_names, where)
     names = getattr(rows.features.get(label), "names", None)  # of a ClassLabel, whose -1 is "not known"
 
     def entries() -> Iterator[FileEntry]:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ..config import nearest
+from ..errors import nearest
 from ..types import UserError
 from .cache import read_json, write_json
 

@@ -15,8 +15,7 @@ from dataclasses import field as dataclass_field
 from types import MappingProxyType
 from typing import Any
 
-from ..config import nearest
-from ..errors import UserError
+from ..errors import UserError, nearest
 
 PARQUET = "refs/convert/parquet"  # the branch that the Hub makes of data sets with a loading script
 

@@ -8,7 +8,8 @@ from fractions import Fraction
 from itertools import chain
 from typing import Any
 
-from ..config import DataConfig, nearest
+from ..config import DataConfig
+from ..errors import nearest
 from ..process.keys import Keys
 from ..types import UserError
 from .cache import content_key

@@ -6,14 +6,13 @@ swallow whole paragraphs. Tables with the Hub's columns may be .jsonl, .parquet 
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
-from . import documents
+from . import readers
 from .tasks.definition import Columns
 
 Row = tuple[str, list[Any]]  # where it is; the values in the order of Wanted.names
@@ -59,8 +58,8 @@ def rows(path: Path, wanted: Wanted, header: Sequence[str] = ()) -> Iterator[Row
 def _tsv(path: Path, wanted: Wanted, header: Sequence[str]) -> Iterator[Row]:
     places: list[int] = []
     width = len(header)
-    for number, line in enumerate(documents.lines(documents.read_text(path)), 1):
-        cells = line.removesuffix("\n").split("\t")
+    for number, line in readers.numbered_lines(path):
+        cells = line.split("\t")
         if not places:
             named = not header or set(wanted.choices[0].texts()) <= set(cells)  # somebody gave it a header
             columns = cells if named else header
@@ -68,9 +67,9 @@ def _tsv(path: Path, wanted: Wanted, header: Sequence[str]) -> Iterator[Row]:
             width = len(cells) if named else 0
             if named:
                 continue
-        if line == "\n":
+        if not line:
             continue
-        where = f"line {number} of {path}"
+        where = readers.line_of(path, number)
         if len(cells) <= max(places):
             _too_short(where, len(cells), max(places) + 1, wanted)
             continue
@@ -87,27 +86,20 @@ def _too_short(where: str, cells: int, needed: int, wanted: Wanted) -> None:
 
 
 def _csv(path: Path, wanted: Wanted) -> Iterator[Row]:
-    reader = csv.reader(documents.lines(documents.read_text(path)), strict=True)
     places: list[int] = []
     width = 0
-    try:
-        for cells in reader:
-            if not cells:
-                continue
-            if not places:
-                places, width = [cells.index(name) for name in wanted.choose(cells, path)], len(cells)
-                continue
-            where = f"line {reader.line_num} of {path}"
-            if len(cells) != width:
-                raise UserError(f"{where} has {len(cells)} cells for {width} columns; put quotes around texts")
+    for where, cells in readers.csv_rows(path):
+        if not places:
+            places, width = [cells.index(name) for name in wanted.choose(cells, path)], len(cells)
+        elif len(cells) != width:
+            raise UserError(f"{where} has {len(cells)} cells for {width} columns; put quotes around texts")
+        else:
             yield where, [cells[place] for place in places]
-    except csv.Error as error:
-        raise UserError(f"line {reader.line_num} of {path} is damaged ({error}); write the file again") from None
 
 
 def _jsonl(path: Path, wanted: Wanted) -> Iterator[Row]:
     names: list[str] = []
-    for where, row in documents.jsonl_rows(path):
+    for where, row in readers.jsonl_rows(path):
         if not isinstance(row, dict):
             raise UserError(f"{where} is no JSON object; write one with the columns {wanted.choices[0].texts()}")
         names = names or wanted.choose(list(row), path)
@@ -117,16 +109,5 @@ def _jsonl(path: Path, wanted: Wanted) -> Iterator[Row]:
 
 
 def _parquet(path: Path, wanted: Wanted) -> Iterator[Row]:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        with pq.ParquetFile(path) as file:
-            names = wanted.choose(file.schema_arrow.names, path)
-            number = 0
-            for batch in file.iter_batches(columns=names):
-                for row in batch.to_pylist():
-                    number += 1
-                    yield f"row {number} of {path}", [row[name] for name in names]
-    except (pa.ArrowException, OSError) as error:
-        raise UserError(f"{path} cannot be read as a Parquet file: {str(error).splitlines()[0]}") from None
+    for where, row in readers.parquet_rows(path, lambda names: wanted.choose(names, path)):
+        yield where, [row[name] for name in wanted.names]

@@ -19,7 +19,8 @@ from pathlib import Path
 from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Backend
 
-from ..config import DataConfig, nearest
+from ..config import DataConfig
+from ..errors import nearest
 from ..types import UserError, Vocab
 from .adopted import SPECIAL_NAMES, VOCAB_FILE, adopt, hub_tokenizer, read_tokenizer, read_vocab_file
 from .documents import storable

@@ -19,13 +19,13 @@ from torch import Tensor
 
 from ..data.cache import replacing
 from ..data.rows import capacity
+from ..errors import UserError, at_least, choose
 from ..evaluation.likelihood import compute_dtype, evaluating
 from ..lm import LM
 from ..models.autoregressive import AutoRegressive
 from ..models.masked import MaskedDiffusion
 from ..networks.conjoined import Conjoined, backwards
 from ..networks.kernels.attention import Attn
-from ..types import UserError
 from .strands import complement_of, equivariant, need_dna, side_by_side
 
 POOLS = ("mean", "none")
@@ -45,10 +45,8 @@ class Embedder:
     batch_size: int = 32
 
     def __post_init__(self) -> None:
-        if self.pool not in POOLS:
-            raise UserError(f"unknown pool {self.pool!r}; choose one of {', '.join(POOLS)}")
-        if self.batch_size < 1:
-            raise UserError(f"batch_size={self.batch_size} must be at least 1")
+        choose(self.pool, POOLS, "pool")
+        at_least("batch_size", self.batch_size)
         if not isinstance(self.lm.model, MaskedDiffusion | AutoRegressive):
             raise UserError(
                 "embeddings are the hidden states of a network that reads tokens, and this model's does not"

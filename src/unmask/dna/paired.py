@@ -28,6 +28,7 @@ import torch
 from torch import Tensor
 
 from ..data.genome.bases import A, N
+from ..errors import UserError, choose
 from ..evaluation.exact import pseudo_nats, time_of
 from ..lm import LM
 from ..models.language_model import LanguageModel
@@ -35,8 +36,9 @@ from ..models.masked import MaskedDiffusion
 from ..networks.conjoined import backwards
 from ..process import bounds
 from ..process.keys import Keys
+from ..process.masking import at_tokens
 from ..process.schedule import Draw
-from ..types import Batch, UserError
+from ..types import Batch
 from .alleles import NONE, Pair
 from .strands import complement_of, equivariant, side_by_side
 
@@ -54,8 +56,7 @@ def law_of(model: LanguageModel, method: str) -> str:
 
 def check_method(model: LanguageModel, method: str) -> None:
     """Raise what cannot be asked of a model."""
-    if method not in METHODS:
-        raise UserError(f"unknown method {method!r}; choose one of {', '.join(METHODS)}")
+    choose(method, METHODS, "method")
     if not model.likelihood:
         raise UserError("this model has no likelihood, so it cannot score variants; give another one")
     if method == "masked" and not isinstance(model, MaskedDiffusion):
@@ -238,7 +239,7 @@ class PairedScorer:
         tokens = target.to(device)
         if draw is None:
             log_x = torch.log_softmax(model.log_x(hidden), -1)
-            return -log_x.gather(-1, tokens[:, None]).squeeze(-1).double().cpu()
+            return -at_tokens(log_x, tokens).double().cpu()
         position_draw = draw.rows(when[which])
         nll, mass = model.parameterization.target(
             model.backbone.head(hidden), tokens, position_draw.keep.float().to(device), model.vocab.mask

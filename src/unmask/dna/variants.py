@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from ..data.genome.store import Genome
+from ..errors import UserError, at_least
 from ..evaluation.likelihood import compute_dtype, eval_keys, evaluating
 from ..lm import LM
-from ..types import Progress, UserError
+from ..types import Progress
 from .alleles import Pair, pair_of
 from .paired import PairedScorer, check_method, law_of
 from .strands import equivariant, need_dna
@@ -62,9 +63,8 @@ class VariantRequest:
         """The length of a window; raises what cannot be done before anything is read."""
         need_dna(lm, "scoring variants")
         check_method(lm.model, self.method)
-        for name, value in (("draws", self.draws), ("batch_size", self.batch_size)):
-            if value < 1:
-                raise UserError(f"{name}={value} must be at least 1")
+        at_least("draws", self.draws)
+        at_least("batch_size", self.batch_size)
         capacity = lm.painter.capacity
         window = capacity if self.window is None else self.window
         longest = lm.model.backbone.longest

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..types import UserError
-from .sequence_files import read_lines
+from ..data.readers import numbered_lines
+from ..errors import UserError
 
 COLUMNS = "#CHROM, POS, ID, REF, ALT"
 BASES = frozenset("ACGTN")
@@ -54,7 +54,7 @@ class Survey:
 def read_vcf(path: str | Path) -> Iterator[VcfRecord | BadVariant]:
     """The variants of a file, in its order."""
     seen = False  # a header, or a line that looks like a variant
-    for number, line in read_lines(path, "VCF (bcftools view makes one of a BCF)"):
+    for number, line in numbered_lines(path, "VCF (bcftools view makes one of a BCF)"):
         if line.startswith("#"):
             seen = seen or line.startswith(("##fileformat=VCF", "#CHROM\t"))
             continue

@@ -13,8 +13,8 @@ from ..data import tasks
 from ..data.tasks import Encoded, Example, Task
 from ..data.tokenization import Tokenizer
 from ..distributed import World
+from ..errors import UserError, at_least
 from ..models.classifier import Classifier
-from ..types import UserError
 from .likelihood import evaluating
 
 
@@ -39,8 +39,7 @@ class TaskModel:
         """Labels and their probabilities, or scores, of texts or of pairs of texts."""
         if isinstance(texts, str):
             raise UserError("predict takes a list; for one text give [text]")
-        if batch_size < 1:
-            raise UserError(f"batch_size={batch_size} must be at least 1")
+        at_least("batch_size", batch_size)
         examples = [self._example(i, text) for i, text in enumerate(texts)]
         if not examples:
             return Predicted([], None if self.task.regression else np.empty((0, self.task.n_outputs)))

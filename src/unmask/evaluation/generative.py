@@ -14,9 +14,10 @@ import torch
 
 from ..data.canvas import Canvas
 from ..data.pack import prepare
+from ..errors import UserError, at_least
 from ..progress import progress_bar
 from ..sampling.params import SamplingParams
-from ..types import Sample, State, UserError
+from ..types import Sample, State
 from .judge import JudgedText, Judgement, Scorer, judge, open_scorer
 from .judge.judgement import mauve_parts
 from .likelihood import compute_dtype, pick_rows
@@ -147,8 +148,7 @@ def _draw(lm: LM, n: int, length: int, batch_size: int, how: dict[str, Any]) -> 
 
 
 def _check(n: int, rows: int | None, reference: str, scorer: str | None, with_mauve: bool, batch_size: int) -> None:
-    if batch_size < 1:
-        raise UserError(f"batch_size={batch_size} must be at least 1")
+    at_least("batch_size", batch_size)
     if n < 2:
         raise UserError(f"-n {n} is too few; figures with errors need at least 2 samples, better 64")
     if rows is not None and rows < 2:

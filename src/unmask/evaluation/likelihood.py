@@ -20,9 +20,10 @@ from torch import nn
 from ..data.loader import eval_batch
 from ..data.pack import Rows
 from ..distributed import World
+from ..errors import UserError, at_least
 from ..models.language_model import LanguageModel
 from ..process.keys import Keys, check_seed
-from ..types import Batch, Likelihood, Progress, TokenNats, UserError
+from ..types import Batch, Likelihood, Progress, TokenNats
 
 
 @dataclass(frozen=True)
@@ -78,8 +79,7 @@ def check_request(model: LanguageModel, **counts: int | None) -> None:
     """Raise, before anything is read or computed, what cannot be evaluated."""
     need_likelihood(model)
     for name, value in counts.items():
-        if value is not None and value < 1:
-            raise UserError(f"{name}={value} must be at least 1")
+        at_least(name, value)
 
 
 def row_nats(

@@ -8,8 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..models.language_model import LOGITS_AT_ONCE, LanguageModel
+from ..models.language_model import LanguageModel
 from ..models.masked import MaskedDiffusion
+from ..process.chunks import in_chunks
+from ..process.masking import at_tokens
 from ..types import Batch, UserError
 
 
@@ -65,7 +67,10 @@ def token_nll(
     Look i is at row `row[i]` of the batch at time `t[i]`, with the positions `masked[i]` hidden; (N,), (N, L) each.
     """
     out = torch.zeros(wanted.shape, dtype=torch.float64)
-    at_once = max(1, LOGITS_AT_ONCE // model.vocab.size)
+
+    def log_probs(hidden: Tensor, tokens: Tensor) -> tuple[Tensor]:
+        return (at_tokens(model.log_x(hidden), tokens),)
+
     for start in range(0, len(row), batch_size):
         part = slice(start, start + batch_size)
         chosen = row[part]
@@ -75,11 +80,7 @@ def token_nll(
         z = torch.where(masked[part].to(model.device), model.vocab.mask, tokens)
         which, place = torch.nonzero(wanted[part].to(model.device), as_tuple=True)
         hidden = model.hidden(z, t[part], present, label)[which, place]  # (n, hidden)
-        target = tokens[which, place]
-        log_probs = [
-            model.log_x(rows).gather(-1, tokens_part[:, None]).squeeze(-1)
-            for rows, tokens_part in zip(hidden.split(at_once), target.split(at_once), strict=True)
-        ]
-        if log_probs:
-            out[start + which.cpu(), place.cpu()] = -torch.cat(log_probs).double().cpu()
+        if len(hidden):
+            (values,) = in_chunks(log_probs, model.vocab.size, hidden, tokens[which, place])
+            out[start + which.cpu(), place.cpu()] = -values.double().cpu()
     return out

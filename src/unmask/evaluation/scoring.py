@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 
 from ..data.canvas import PromptBuilder
+from ..errors import UserError, at_least, choose
 from ..models.language_model import LanguageModel
 from ..models.masked import MaskedDiffusion
 from ..process.keys import Keys
 from ..sampling import FirstHitting, LeftToRight, Sampler
-from ..types import Batch, Likelihood, Progress, UserError
+from ..types import Batch, Likelihood, Progress
 from .estimators import strata_nats, times_nats
 from .exact import exact_nats, pseudo_nats
 from .likelihood import compute_dtype, eval_keys, evaluating, need_likelihood, summarise
@@ -173,12 +174,10 @@ def _protocol(method: str, ask: ScoreRequest, builder: PromptBuilder, spans: boo
 
 def _numbers(method: str, batch_size: int, numbers: dict[str, int | None]) -> dict[str, int]:
     """How many of what: as the user says, else the method's own numbers."""
-    if method not in METHODS:
-        raise UserError(f"unknown method {method!r}; choose one of {', '.join(METHODS)}")
+    choose(method, METHODS, "method")
     asked = {name: value for name, value in numbers.items() if value is not None}
     for name, value in {**asked, "batch_size": batch_size}.items():
-        if value < 1:
-            raise UserError(f"{name}={value} must be at least 1")
+        at_least(name, value)
         if name != "batch_size" and name not in METHODS[method].defaults:
             raise UserError(f"method {method!r} has no use for {name}; leave it out")
     return {**METHODS[method].defaults, **asked}

@@ -10,13 +10,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from ..config import DataConfig, nearest
+from ..config import DataConfig
 from ..data.pack import Rows, prepare
 from ..data.records import ALIASES, ZERO_SHOT, record
 from ..data.tokenization import Tokenizer
 from ..distributed import World
+from ..errors import UserError, choose, nearest
 from ..progress import progress_bar
-from ..types import Likelihood, UserError
+from ..types import Likelihood
 from .likelihood import Estimator, check_request, evaluate
 
 if TYPE_CHECKING:
@@ -39,9 +40,7 @@ SUITES: dict[str, tuple[Member, ...]] = {"zero-shot": tuple(Member(*row) for row
 
 def suite(name: str, sets: Sequence[str] | None = None) -> tuple[Member, ...]:
     """The sets of a suite, or those of them that are named."""
-    if name not in SUITES:
-        raise UserError(f"unknown suite {name!r}{nearest(name, SUITES)}; choose one of {', '.join(SUITES)}")
-    members = {member.corpus: member for member in SUITES[name]}
+    members = {member.corpus: member for member in SUITES[choose(name, SUITES, "suite")]}
     if sets is None:
         return tuple(members.values())
     chosen: dict[str, Member] = {}

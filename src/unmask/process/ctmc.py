@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from ..errors import UserError
-from .masking import marginal
+from .masking import at_tokens, marginal
 
 # -- any prior: x, z and prior are (..., V) probability vectors ------------------------------------------------------
 
@@ -92,7 +92,7 @@ def score_entropy(log_score: Tensor, x: Tensor, sigma: Tensor, dsigma: Tensor, m
     """
     log_r = -log_expm1(_true(sigma))
     total = torch.exp(log_score.masked_fill(_is_mask(log_score, mask), -math.inf)).sum(-1)
-    at_x = log_score.gather(-1, x.unsqueeze(-1)).squeeze(-1)
+    at_x = at_tokens(log_score, x)
     return dsigma * (total + torch.exp(log_r) * (log_r - at_x - 1))  # one bracket: the large logs cancel first
 
 

@@ -73,6 +73,11 @@ def reverse_step(log_x: Tensor, alpha_s: Tensor, alpha_t: Tensor, mask: int) -> 
     return probs
 
 
+def at_tokens(log_x: Tensor, tokens: Tensor) -> Tensor:
+    """Log x̂ (...) of one token per row, from rows of log x̂ (..., V)."""
+    return log_x.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
+
+
 def categorical(log_probs: Tensor, uniform: Tensor) -> Tensor:
     """One token a row by inverting the cumulative sum, in float64.
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .masking import fold
+from .masking import at_tokens, fold
 
 
 class Parameterization(ABC):
@@ -46,10 +46,10 @@ class Mean(Parameterization):
     def target(self, logits: Tensor, tokens: Tensor, alpha_t: Tensor, mask: int) -> tuple[Tensor, Tensor]:
         """(-log x̃(token), sum of x̃) for each row."""
         log_x = self.log_x(logits, mask)
-        at_token = log_x.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
+        log_token = at_tokens(log_x, tokens)
         if self.zero_mask:
-            return -at_token, torch.ones_like(at_token)
-        folded, mass = fold(at_token, log_x[..., mask], 0.0, alpha_t)
+            return -log_token, torch.ones_like(log_token)
+        folded, mass = fold(log_token, log_x[..., mask], 0.0, alpha_t)
         return -folded, mass
 
 
@@ -73,4 +73,4 @@ class Score(Parameterization):
     def target(self, logits: Tensor, tokens: Tensor, alpha_t: Tensor, mask: int) -> tuple[Tensor, Tensor]:
         """(-log x̂(token), sum of x̂) for each row."""
         log_x = self.log_x(logits, mask)
-        return -log_x.gather(-1, tokens.unsqueeze(-1)).squeeze(-1), torch.logsumexp(log_x, -1).exp()
+        return -at_tokens(log_x, tokens), torch.logsumexp(log_x, -1).exp()

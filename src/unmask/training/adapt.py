@@ -15,10 +15,11 @@ from typing import Any
 
 import torch
 
-from ..config import Config, differences, nearest
+from ..config import Config, differences
 from ..data import tasks
 from ..data.pack import prepare
 from ..distributed import world as join_world
+from ..errors import UserError, choose, nearest
 from ..evaluation.likelihood import evaluate
 from ..hub import checkpoint
 from ..hub.layout import NoHead
@@ -27,7 +28,7 @@ from ..lm import LM
 from ..models import registry
 from ..progress import progress_bar
 from ..recipes import dna_finetuning, genomics_finetuning, glue_finetuning, mdlm_finetuning
-from ..types import Likelihood, UserError
+from ..types import Likelihood
 from .finetune import TaskResult, finetune
 from .loop import open_folder
 from .text import TrainResult, check, train
@@ -54,13 +55,9 @@ def is_language(kind: str) -> bool:
     if kind in KINDS:
         return True
     if kind not in tasks.TASKS and nearest(kind, KINDS) and "/" not in kind:
-        raise UserError(f"unknown task {kind!r}{nearest(kind, KINDS)}; choose one of {', '.join(_kinds())}")
+        choose(kind, [*KINDS, *tasks.TASKS], "task")
     tasks.task(kind)
     return False
-
-
-def _kinds() -> list[str]:
-    return [*KINDS, *tasks.TASKS]
 
 
 def language_config(

@@ -6,16 +6,14 @@ case, the soft-masking of repeats. What is no nucleotide is refused in one sente
 
 from __future__ import annotations
 
-import gzip
 import re
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 
 from ...types import Progress, UserError
+from ..readers import DamagedFile, is_gzip, line_of, read_bytes
 from .bases import AMBIGUOUS, BASES
 
 EXTENSIONS = (".fa", ".fasta", ".fna", ".ffn", ".fas")
@@ -23,10 +21,6 @@ CHUNK = 2 << 20  # bytes of text that are read at once
 LONGEST_HEADER = 1 << 20  # bytes: beyond it there are no line ends that we know
 UNKNOWN, LOWER, WRONG = 4, 8, 16  # codes: N; the bit of lower case; no nucleotide
 PROTEIN = "EFILPQZJXO"  # letters of amino acids that no nucleotide code has
-MAGIC = b"\x1f\x8b"
-BGZF_END = bytes.fromhex(
-    "1f8b08040000000000ff0600424302001b0003000000000000000000"
-)  # the last block of every bgzip file
 
 
 def _table() -> bytes:
@@ -106,36 +100,13 @@ class FastaReader:
         yield held + b"\n"
 
     def _chunks(self, progress: Progress | None) -> Iterator[bytes]:
-        size = self.path.stat().st_size
+        if self.path.name.lower().endswith(".gz") and not is_gzip(self.path):
+            raise UserError(f"{self.path} is not a gzip file, though its name says so; unpack it or copy it again")
         try:
-            with self.path.open("rb") as raw:
-                stream = self._unpacked(raw, size)
-                while chunk := stream.read(CHUNK):
-                    if progress is not None:
-                        progress(min(raw.tell(), size), size)
-                    yield chunk
-        except (EOFError, zlib.error, gzip.BadGzipFile):
-            where = "" if self.name is None else f" in record {self.name!r}"
-            raise UserError(
-                f"{self.path} is cut short or damaged: its gzip data end{where} near line {self.line}; copy it again"
-            ) from None
-        except OSError as error:
-            raise UserError(f"{self.path} cannot be read: {(error.strerror or str(error)).lower()}") from None
-
-    def _unpacked(self, raw: BinaryIO, size: int) -> BinaryIO | gzip.GzipFile:
-        """The stream behind gzip, where it is gzip; a bgzip file must have its last block."""
-        head = raw.read(14)
-        raw.seek(0)
-        if not head.startswith(MAGIC):
-            if self.path.name.lower().endswith(".gz"):
-                raise UserError(f"{self.path} is no gzip file, though its name says so; unpack it or copy it again")
-            return raw
-        if head[3:4] == b"\x04" and head[12:14] == b"BC":
-            raw.seek(max(0, size - len(BGZF_END)))
-            if raw.read() != BGZF_END:
-                raise UserError(f"{self.path} is cut short: the last block of a bgzip file is missing; copy it again")
-            raw.seek(0)
-        return gzip.GzipFile(fileobj=raw, mode="rb")
+            yield from read_bytes(self.path, CHUNK, progress)
+        except DamagedFile as error:
+            where = "" if self.name is None else f"in record {self.name!r} "
+            raise UserError(f"{error} (it ends {where}near line {self.line})") from None
 
     def _begin(self, header: bytes) -> None:
         """A header was read: the record before it is complete."""
@@ -189,7 +160,7 @@ class FastaReader:
         place = int(np.argmax(wrong))
         byte = text[place : place + 1]
         line = self.line + text.count(b"\n", 0, place)
-        where = f"line {line} of {self.path} (record {self.name!r})"
+        where = f"{line_of(self.path, line)} (record {self.name!r})"
         letter = byte.decode("latin-1")
         if letter.upper() in PROTEIN:
             raise UserError(f"{where} has the letter {letter!r}, so it looks like protein; give DNA or RNA")

@@ -20,7 +20,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from filelock import FileLock
 
-from ...config import nearest
+from ...errors import nearest
 from ...types import Progress, UserError
 from ..cache import content_key, file_hash, read_json, replacing, write_json, writing
 from ..packed import map_file

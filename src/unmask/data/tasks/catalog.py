@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from ...config import nearest
-from ...errors import UserError
+from ...errors import UserError, nearest
 from .definition import Task
 from .genomics import GENOMICS, GUE
 from .glue import GLUE

@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ...config import nearest
-from ...errors import UserError
+from ...errors import UserError, nearest
 from ..records import Hub
 from .definition import Carve, Columns, Form, Task
 

@@ -6,7 +6,6 @@ not there, an end beyond the end of its region, a chromosome of another length t
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ import numpy as np
 
 from ...config import DataConfig
 from ...errors import UserError
-from .. import documents
+from .. import readers
 from ..cache import cache_folder
 from ..genome.bases import reverse_complement
 from ..tabular import Row
@@ -128,15 +127,12 @@ def _check_size(name: str, size: int, fasta: Path, reference: Reference) -> None
 
 def _intervals(path: Path) -> Iterable[tuple[str, str, int, int, bool]]:
     """(where, region, start, end, whether it is of the other strand) of every line."""
-    reader = csv.reader(documents.lines(documents.read_text(path)))
-    header = next(reader, [])
+    rows = readers.csv_rows(path)
+    _, header = next(rows, ("", []))
     if missing := [name for name in COLUMNS if name not in header]:
         raise UserError(f"{path} has no column {missing[0]!r}; a file of intervals has id,{','.join(COLUMNS)}")
     places = [header.index(name) for name in COLUMNS]
-    for cells in reader:
-        where = f"line {reader.line_num} of {path}"
-        if not cells:
-            continue
+    for where, cells in rows:
         if len(cells) != len(header):
             raise UserError(f"{where} has {len(cells)} cells for {len(header)} columns; restore the file")
         region, first, last, strand = (cells[place].strip() for place in places)

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from ...config import TaskConfig, nearest
-from ...errors import UserError
+from ...config import TaskConfig
+from ...errors import UserError, nearest
 from ...process.keys import Keys
 from ..tabular import Row, Wanted
 from . import sequences, task_files

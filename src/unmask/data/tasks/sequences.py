@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...errors import UserError
-from .. import documents
+from .. import readers
 from ..genome.bases import AMBIGUOUS
 from ..tabular import Row, Wanted, rows
 from .definition import Task
@@ -99,7 +99,7 @@ def _from_folders(task: Task, split: str, folder: Path, root: Path) -> SequenceF
             raise UserError(
                 f"{class_folder} has no .txt files; it should hold one sequence a file, as the package writes them"
             )
-        sequences += [(str(path), ["".join(documents.read_text(path)), class_folder.name]) for path in files]
+        sequences += [(str(path), ["".join(readers.read_text(path)), class_folder.name]) for path in files]
     return SequenceFiles(sequences, [place], "one sequence a file")
 
 
@@ -160,7 +160,7 @@ def _header(path: Path) -> list[str]:
     kind = path.name.lower().removesuffix(".gz").rpartition(".")[2]
     if kind not in ("csv", "tsv"):
         return []
-    first = next(documents.lines(documents.read_text(path)), "")
+    first = next(readers.read_lines(path), "")
     return [cell.strip('"') for cell in first.strip().split("\t" if kind == "tsv" else ",")]
 
 
