@@ -5,19 +5,19 @@ import dataclasses
 import gzip
 import json
 import zipfile
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from support.paths import DATA
 from unmask.config import Config, DataConfig, parse
 from unmask.data import corpora, dataset_files, online, records
 from unmask.data.corpora import open_corpus
 from unmask.data.records import CORPORA, ZERO_SHOT, record
 from unmask.types import UserError
 
-SHARED = Path(__file__).resolve().parents[3] / "shared" / "data" / "text"
+SHARED = DATA / "text"
 
 
 @pytest.fixture(autouse=True)

@@ -10,14 +10,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from support.paths import DATA
 from unmask import UserError
 from unmask.config import TaskConfig
 from unmask.data import tasks
 from unmask.data.genome.bases import dna_tokenizer
 from unmask.data.tasks.loading import draw
 
-SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"
-BENCHMARKS, GUE = SHARED / "genomic_benchmarks", SHARED / "gue"
+BENCHMARKS, GUE = DATA / "genomic_benchmarks", DATA / "gue"
 shared = pytest.mark.skipif(not BENCHMARKS.is_dir(), reason="the genomic benchmarks are not on this machine")
 MOUSE = "genomics/dummy_mouse_enhancers_ensembl"
 OPPOSITE = dict(zip("ACGTN", "TGCAN", strict=True))
@@ -119,7 +119,7 @@ def test_published_tables_number_classes_in_another_order():
 
 @pytest.mark.skipif(not GUE.is_dir(), reason="the tasks of GUE are not on this machine")
 def test_gue_is_complete_where_it_is_at_hand(monkeypatch):
-    monkeypatch.setenv("UNMASK_DATA", str(SHARED))
+    monkeypatch.setenv("UNMASK_DATA", str(DATA))
     here = [one for one in tasks.gue() if (GUE / one.folders[0]).is_dir()]
     assert len(here) == 11 and {one.name for one in here} == {one.name for one in tasks.gue() if one.rows}
     for one in here:
@@ -318,7 +318,7 @@ def test_genomes_that_are_wrong(tmp_path):
 def test_the_wrong_assembly_is_seen():
     """The pieces of GRCh37 at hand are not the genome that the intervals are of."""
     said = refused(
-        "genomics/human_ocr_ensembl", "test", BENCHMARKS / "intervals", str(SHARED / "dna/human_chrX_70Mb.fa.gz")
+        "genomics/human_ocr_ensembl", "test", BENCHMARKS / "intervals", str(DATA / "dna/human_chrX_70Mb.fa.gz")
     )
     assert "line" in said and "GRCh38" in said
 

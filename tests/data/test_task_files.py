@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from support.paths import DATA
 from unmask.data import online, tasks
 from unmask.data.records import Hub
 from unmask.types import UserError
 
-SHARED = Path(__file__).resolve().parents[3] / "shared" / "data" / "glue"
+SHARED = DATA / "glue"
 shared = pytest.mark.skipif(not SHARED.is_dir(), reason="the GLUE files are not on this machine")
 MNLI = [
     "index",

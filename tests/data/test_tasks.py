@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,13 +13,13 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as Backend
 from tokenizers import models, pre_tokenizers, processors
 
+from support.paths import DATA
 from unmask.data import tasks
 from unmask.data.tasks.encoding import longest_first
 from unmask.data.tokenization import Tokenizer, bytes_tokenizer, read_tokenizer
 from unmask.types import UserError, Vocab
 
-SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"
-shared = pytest.mark.skipif(not SHARED.is_dir(), reason="the shared data are not on this machine")
+shared = pytest.mark.skipif(not DATA.is_dir(), reason="the shared data are not on this machine")
 
 # ---- records
 
@@ -177,8 +176,8 @@ def test_longest_first_one_token_at_a_time(a, b, room):
 def test_real_rows_as_bert_reads_them(name, split, length):
     from transformers import BertTokenizerFast
 
-    folder = SHARED / "tokenizers/bert-base-uncased"
-    examples = tasks.read(tasks.task(f"glue/{name}"), split, str(SHARED / "glue"))[:1000]
+    folder = DATA / "tokenizers/bert-base-uncased"
+    examples = tasks.read(tasks.task(f"glue/{name}"), split, str(DATA / "glue"))[:1000]
     cut = compare(examples, read_tokenizer(folder), BertTokenizerFast.from_pretrained(folder), length)
     assert 0 < cut < len(examples) or name == "stsb"
 

@@ -16,12 +16,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
-from test_hub import FakeHub, there  # noqa: F401  (a fixture)
 from tokenizers import Tokenizer as Backend
 from tokenizers import models
 from torch import Tensor
 
 import unmask
+from support.fake_hub import FakeHub
 from unmask.data.genome.bases import dna_tokenizer
 from unmask.data.tokenization import bytes_tokenizer
 from unmask.hub.convert import convert
@@ -402,7 +402,7 @@ def test_the_tokenizer_is_that_of_dna(tmp_path):
         unmask.load(folder, new_head=True)
 
 
-def test_caduceus_of_the_hub(there: FakeHub):  # noqa: F811
+def test_caduceus_of_the_hub(there: FakeHub):
     name = "kuleshov-group/caduceus-ps_seqlen-1k_d_model-256_n_layer-4_lr-8e-3"
     folder = caduceus(there.repositories / name, True)
     lm = unmask.load(name)
@@ -673,7 +673,7 @@ def test_hyena_as_its_authors_wrote_it(tmp_path):
         convert(str(folder / "weights.ckpt"), tmp_path / "more")
 
 
-def test_hyena_of_the_hub(there: FakeHub):  # noqa: F811
+def test_hyena_of_the_hub(there: FakeHub):
     folder = there.repositories / "LongSafari" / "hyenadna-tiny-1k-seqlen"
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(ORIGINAL))

@@ -4,27 +4,37 @@ from __future__ import annotations
 
 import json
 import shutil
-from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import save_file
-from test_layout import DIM, HEADS, LENGTH, equal, gpt_neox, our_logits, published_folder, published_tensors, tokens_of
 from tokenizers import Tokenizer as Backend
 from tokenizers import models, pre_tokenizers
 from torch import Tensor
 
 import unmask
 from support.helpers import trained
+from support.paths import DATA
+from support.published import (
+    DIM,
+    HEADS,
+    LENGTH,
+    equal,
+    gpt_neox,
+    our_logits,
+    published_folder,
+    published_tensors,
+    tokens_of,
+)
 from unmask.data import online
 from unmask.data.tokenization import Tokenizer, bytes_tokenizer
 from unmask.hub import layout, resolve
 from unmask.process import ctmc
 from unmask.types import UserError, Vocab
 
-SHELF = Path("/work/shared/data/tokenizers")
+SHELF = DATA / "tokenizers"
 
 
 @pytest.fixture
@@ -87,36 +97,6 @@ def test_a_checkpoint_file_is_to_be_converted(tmp_path):
 
 
 # -- a Hub that is a folder ------------------------------------------------------------------------------------------
-
-
-class FakeHub:
-    """`snapshot_download` from a folder: what matches the patterns is copied, and every call is written down."""
-
-    def __init__(self, repositories: Path, cache: Path) -> None:
-        self.repositories, self.cache, self.calls = repositories, cache, []
-
-    def __call__(self, name: str, *, revision: Any, allow_patterns: Any, ignore_patterns: Any, **how: Any) -> str:
-        self.calls.append({"name": name, "revision": revision, **how})
-        source = self.repositories / name
-        if not source.is_dir():
-            raise OSError("404 Client Error.\nRepository Not Found")
-        for file in (p for p in source.rglob("*") if p.is_file()):
-            path = file.relative_to(source).as_posix()
-            allowed = any(fnmatch(path, pattern) for pattern in allow_patterns)
-            if allowed and not any(fnmatch(path, pattern) for pattern in ignore_patterns):
-                (self.cache / name / path).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy(file, self.cache / name / path)
-        return str(self.cache / name)
-
-
-@pytest.fixture
-def there(monkeypatch, tmp_path) -> FakeHub:
-    fake = FakeHub(tmp_path / "repositories", tmp_path / "downloaded")
-    monkeypatch.setattr(online, "reachable", lambda: True)
-    monkeypatch.setattr("huggingface_hub.snapshot_download", fake)
-    monkeypatch.delenv("UNMASK_TOKENIZERS", raising=False)
-    monkeypatch.chdir(tmp_path)
-    return fake
 
 
 def test_only_data_comes_from_the_hub(there):

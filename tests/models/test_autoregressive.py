@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 import torch
-from test_causal import VOCAB, causal, neox, neox_logits, tokens_of
 from torch import Tensor
 
+from support.causal_nets import VOCAB, causal, neox, neox_logits, tokens_of
 from support.drawing import Case, Law, finish, judge, keys_of, mixed, tensors, texts
 from unmask.models.autoregressive import AutoRegressive, CachedDenoiser
 from unmask.process.keys import Keys

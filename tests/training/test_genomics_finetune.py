@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_finetune import at_step
 from torch import nn
 
 from support.helpers import random_lm, refused, run
+from support.runs import at_step
 from unmask import UserError
 from unmask.data import tasks
 from unmask.data.genome.bases import dna_tokenizer, reverse_complement
