@@ -1,4 +1,4 @@
-"""Processes: who am I, sums over everybody, and the two ways to spread a model (DDP, FSDP2).
+"""Processes: which one is this, sums over all of them, and the two ways to distribute a model (DDP, FSDP2).
 
 One process without torchrun is the same code with a world of size 1.
 """
@@ -44,7 +44,7 @@ class World:
         return value
 
     def barrier(self) -> None:
-        """Wait for everybody."""
+        """Wait for all processes."""
         if self.size > 1:
             dist.barrier()
 
@@ -67,7 +67,7 @@ class _First:
 
 
 def pick_device(name: str, local_rank: int = 0) -> torch.device:
-    """'auto' takes CUDA, then Apple's GPU, then the CPU; anything else is torch's own device name."""
+    """'auto' is CUDA, then Apple's GPU, then the CPU; anything else is a device name of torch."""
     if name == "auto":
         if torch.cuda.is_available():
             return torch.device("cuda", local_rank)
@@ -80,7 +80,7 @@ def pick_device(name: str, local_rank: int = 0) -> torch.device:
         device = torch.device("cuda", local_rank)
     try:
         torch.zeros(1, device=device).item()
-    except (RuntimeError, AssertionError, NotImplementedError):  # each back end has its own way to say no
+    except (RuntimeError, AssertionError, NotImplementedError):  # each back end raises something else
         raise UserError(f"the device {name!r} cannot be used here; use auto or cpu") from None
     return device
 

@@ -145,7 +145,7 @@ def test_settings(ptb):
         (["show", "ptb", "data.detokenizer=lm1"], r"did you mean 'lm1b'\?"),
         (["show", "book.txt", "--zero-shot"], "--zero-shot belongs to a named data set"),
         (["show", "genomic_benchmarks"], "cannot be read yet"),
-        (["show", "hg38", "data.local=/gone"], "data.local=/gone is no folder; set data.local to a folder with"),
+        (["show", "hg38", "data.local=/gone"], "data.local=/gone is not a folder; set data.local to a folder with"),
         (["prepare", "c4"], "cannot be reached; set data.local=PATH or UNMASK_DATA=ROOT"),
         (["prepare", "ptb", "data.tokenizer=byte"], r"did you mean 'bytes'\?"),
     ],

@@ -56,17 +56,15 @@ def test_what_comes_with_the_weights_is_not_set(lm):
 
 
 def test_what_is_an_argument_is_not_set(lm):
-    with pytest.raises(UserError, match=r"^train.start is said by the arguments: toy; leave out train.start=other"):
+    with pytest.raises(UserError, match=r"^train.start is set by the arguments: toy; leave out train.start=other"):
         language(lm, "train.start=other")
-    with pytest.raises(
-        UserError, match=r"^task.name is said by the arguments: glue/rte; leave out task.name=glue/cola"
-    ):
+    with pytest.raises(UserError, match=r"^task.name is set by the arguments: glue/rte; leave out task.name=glue/cola"):
         adapt.task_config(lm, "toy", "glue/rte", None, ["task.name=glue/cola"])
 
 
 def test_steps_and_length_of_a_task_have_names_of_their_own(lm):
     for key, instead in (("train.steps", "task.epochs"), ("data.length", "task.length")):
-        with pytest.raises(UserError, match=f"^{key} changes nothing for a task; set {instead} instead of {key}=7"):
+        with pytest.raises(UserError, match=f"^{key} has no effect on a task; set {instead} instead of {key}=7"):
             adapt.task_config(lm, "toy", "glue/rte", None, [f"{key}=7"])
 
 
@@ -93,7 +91,7 @@ def test_what_cannot_be_is_said_before_anything_is_measured(lm, tmp_path, monkey
     with pytest.raises(UserError, match=r"^train.patience counts evaluations"):
         adapt.continue_training(lm, language(lm, "train.patience=1"), tmp_path / "run", quiet=True)
     monkeypatch.setattr(loop.os, "access", lambda path, mode: False)  # root may write everywhere
-    with pytest.raises(UserError, match=r"^the folder .*run may not be written to; choose another --out"):
+    with pytest.raises(UserError, match=r"^the folder .*run is not writable; choose another --out"):
         adapt.continue_training(lm, language(lm), tmp_path / "run", quiet=True)
 
 

@@ -248,8 +248,8 @@ def test_damaged_files_are_named(tmp_path):
         ("byte", r"unknown tokenizer 'byte' \(did you mean 'bytes'\?\)"),
         ("char", "did you mean 'chars'"),
         ("./tokenizer.json", "tokenizer file ./tokenizer.json does not exist"),
-        ("owner/model", "'owner/model' is no built-in tokenizer .*Hub cannot be reached"),
-        ("we ird", "is no built-in tokenizer"),
+        ("owner/model", "'owner/model' is not a built-in tokenizer .*Hub cannot be reached"),
+        ("we ird", "is not a built-in tokenizer"),
     ],
 )
 def test_unknown_tokenizers(monkeypatch, tmp_path, name, message):

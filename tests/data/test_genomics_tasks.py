@@ -103,7 +103,7 @@ def test_the_official_test_sequences():
             assert facts["classes"] == classes and facts["rule"] == "the official split"
     said = refused("genomics/human_enhancers_cohn", "train", BENCHMARKS / "sequences")
     assert "has nothing of the split 'train'" in said and "task.split=random" in said
-    assert "the genome they are of is not there" in refused("genomics/human_enhancers_cohn", "train", BENCHMARKS)
+    assert "their genome is missing" in refused("genomics/human_enhancers_cohn", "train", BENCHMARKS)
 
 
 @shared
@@ -203,7 +203,7 @@ def test_numbers_of_the_regulatory_set_are_not_those_of_sorted_names(tmp_path):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("sequence,label\nACGT,1\nACXT,0\n", r"line 3 of .* has the letter 'X' at base 3, which is no base"),
+        ("sequence,label\nACGT,1\nACXT,0\n", r"line 3 of .* has the letter 'X' at base 3, which is not a base"),
         ("sequence,label\nACGT,1\n,0\n", r"line 3 of .* has no bases; leave it out"),
         ("sequence,label\nACGT,2\n", r"line 2 of .* has the label '2'.* allows 0 \(negative\), 1 \(positive\)"),
         ("sequence,label\nACGT,\n", r"line 2 of .* has no label"),
@@ -224,7 +224,7 @@ def test_more_that_is_wrong(tmp_path):
     whole = gzip.compress(b"sequence,label\n" + b"ACGT,1\n" * 5000)
     (tmp_path / "tf_0.csv").unlink()
     (tmp_path / "tf_0.train.csv.gz").write_bytes(whole[: len(whole) // 2])
-    assert "is not a complete gzip file" in refused("gue/tf_0", "train", tmp_path)
+    assert "is cut short or damaged" in refused("gue/tf_0", "train", tmp_path)
     for text, said in (("ACGU-", "'-' at base 5"), ("MKLV", "'L' at base 3"), (" \n", "has no bases")):
         with pytest.raises(UserError, match=said):
             tasks.clean(text, "example 3")
@@ -283,7 +283,7 @@ def test_each_class_has_its_genome(tmp_path):
     ("line", "said"),
     [
         ("0,chr7,90,101,+", r"line 3 of .*negative.csv ends at 101, and chr7 of .*g.fa has 100 bases; .* GRCm38"),
-        ("0,chr9,1,9,+", r"line 3 of .*negative.csv is of chr9, which .*g.fa does not have"),
+        ("0,chr9,1,9,+", r"line 3 of .*negative.csv is on chr9, which .*g.fa does not have"),
         ("0,chr1,1,9,+", r"chr1 of .* has 50 bases, and 195,471,971 in the mouse genome GRCm38.*another assembly"),
         ("0,chr7,9,9,+", r"line 3 of .* has no interval: start '9', end '9'"),
         ("0,chr7,x,9,+", r"line 3 of .* has no interval"),
@@ -309,7 +309,7 @@ def test_genomes_that_are_wrong(tmp_path):
     genome(tmp_path / "a.fa", chr7=100)
     assert "has no column 'strand'" in refused(MOUSE, "test", tmp_path)
     genome(tmp_path / "b.fa", chr7=100)
-    assert "none or several of them are the mouse genome" in refused(MOUSE, "test", tmp_path)
+    assert "it is not clear which is the mouse genome" in refused(MOUSE, "test", tmp_path)
     genome(tmp_path / "mm10.fa", chr7=100)
     assert "has no column 'strand'" in refused(MOUSE, "test", tmp_path), "the one with its name is taken"
 

@@ -435,7 +435,7 @@ def test_without_network_and_files(monkeypatch, tmp_path):
     monkeypatch.setenv("UNMASK_DATA", str(tmp_path))  # a folder without it changes nothing
     assert refused("glue/sst2", "dev", None) == said
     monkeypatch.setenv("UNMASK_DATA", str(tmp_path / "none"))
-    assert "is no folder" in refused("glue/sst2", "dev", None)
+    assert "is not a folder" in refused("glue/sst2", "dev", None)
 
 
 # ---- what users get wrong
@@ -481,7 +481,7 @@ def test_a_wrong_file(tmp_path, name, content, said):
     [
         ("train.jsonl", '{"sentence": "a", "label": 1}\n{"sentence": "b"}\n', r"line 2 of .*has no column 'label'"),
         ("train.jsonl", '{"sentence": "a"}\n', r"train.jsonl has no column 'label'; its columns are 'sentence'"),
-        ("train.jsonl", "[1]\n", r"line 1 of .*is no JSON object"),
+        ("train.jsonl", "[1]\n", r"line 1 of .*is not a JSON object"),
         ("train.jsonl", "{\n", r"line 1 of .*is not JSON"),
         ("train.jsonl", '{"sentence": null, "label": 1}\n', r"line 1 of .*has nothing in column 'sentence'"),
         ("train.jsonl", '{"sentence": 3, "label": 1}\n', r"line 1 of .*has int in column 'sentence'"),

@@ -96,9 +96,9 @@ def test_numbers_and_what_is_no_number():
     assert tasks.NUMBERS == ("MNLI-m", "MNLI-mm", "QQP", "QNLI", "SST-2", "CoLA", "STS-B", "MRPC", "RTE")
     assert tasks.number(tasks.task("glue/mnli"), "dev-mismatched") == "MNLI-mm"
     assert tasks.number(tasks.task("glue/rte")) == "RTE"
-    with pytest.raises(UserError, match=r"'SST2' is no number of the paper's GLUE table \(did you mean 'SST-2'\?\)"):
+    with pytest.raises(UserError, match=r"'SST2' is not a number of the paper's GLUE table \(did you mean 'SST-2'\?\)"):
         tasks.average({"SST2": 0.9})
-    with pytest.raises(UserError, match=r"RTE=62\.1 is no fraction"):
+    with pytest.raises(UserError, match=r"RTE=62\.1 is not a fraction"):
         tasks.average({"RTE": 62.1})
 
 
@@ -229,7 +229,7 @@ def test_our_own_tokenizers_have_ends_too():
 
 def test_what_cannot_be_encoded():
     bare = Tokenizer(words_backend(), Vocab(len(WORDS), mask=4), "bare")
-    with pytest.raises(UserError, match=r"tokenizer 'bare' has no beginning and end of text.*take a model"):
+    with pytest.raises(UserError, match=r"tokenizer 'bare' has no beginning and end of text.*use a model"):
         tasks.encode(some_examples(2), bare, 16)
     with pytest.raises(UserError, match=r"task.length=4 leaves no room for text; give at least 5"):
         tasks.encode(some_examples(2), words_tokenizer(), 4)

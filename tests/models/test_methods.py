@@ -108,7 +108,7 @@ def test_exact_is_a_method_of_an_exact_model() -> None:
 # -- refusals --------------------------------------------------------------------------------------------------------
 
 MISTAKES = {
-    "score nothing": (["score", "ar-no-start", "a"], "is given and does not score; give it more"),
+    "score nothing": (["score", "ar-no-start", "a"], "is given and does not score; make it longer"),
     "no start": (["sample", "ar-no-start"], "give it the first token or a prompt"),
     "bound of ar": (["eval", "ar", "--bound", "continuous"], "no choice of bound; leave out bound, steps and schedule"),
     "steps of ar": (["eval", "ar", "--steps", "3"], "no choice of bound; leave out bound, steps and schedule"),

@@ -15,7 +15,7 @@ from .online import hub, reason
 from .tokenizer import BUILT_IN, CONFIG_FILE, JSON_FILE, MASK, Tokenizer, read_backend, read_config, size_of
 
 VOCAB_FILE = "vocab.txt"
-IN_BRACKETS = re.compile(r"\[\S+\]|<\S+>")  # how a vocab.txt writes tokens that are no text
+IN_BRACKETS = re.compile(r"\[\S+\]|<\S+>")  # how a vocab.txt writes tokens that are not text
 SPECIAL_NAMES = {
     "mask": ("[MASK]", "<mask>", "<|mask|>"),
     "pad": ("[PAD]", "<pad>", "<|pad|>", "<|padding|>"),
@@ -25,7 +25,7 @@ SPECIAL_NAMES = {
 
 
 def read_tokenizer(path: Path, require_mask: bool = False) -> Tokenizer:
-    """A tokenizer.json or vocab.txt, or a folder with one; special tokens as its neighbours say, else by usual names.
+    """A tokenizer.json or vocab.txt, or a folder with one; special tokens as its config says, else by common names.
 
     With `require_mask` it must have a mask token: the embedding of its network has no row for one that is added.
     """
@@ -43,7 +43,7 @@ def read_tokenizer(path: Path, require_mask: bool = False) -> Tokenizer:
 
 
 def read_vocab_file(file: Path, config: dict[str, Any]) -> Backend:
-    """A vocab.txt, a token a line: BERT's WordPiece; or single characters, where all tokens that are text are that."""
+    """A vocab.txt, one token per line: BERT's WordPiece, or characters where all its text tokens are one character."""
     try:
         with file.open(encoding="utf-8") as lines:
             vocabulary = {line.rstrip("\n"): token for token, line in enumerate(lines)}
@@ -51,7 +51,7 @@ def read_vocab_file(file: Path, config: dict[str, Any]) -> Backend:
         raise UserError(f"cannot read the tokenizer file {file}: {reason(error)}") from None
     unknown = next((token for token in ("[UNK]", "<unk>") if token in vocabulary), None)
     if unknown is None:
-        raise UserError(f"{file} is no vocabulary of BERT's kind: it has no [UNK], a token a line")
+        raise UserError(f"{file} is not a vocabulary like BERT's, with one token per line: it has no [UNK]")
     text = [token for token in vocabulary if token and not IN_BRACKETS.fullmatch(token)]
     if text and all(len(token) == 1 for token in text):
         backend = Backend(models.WordLevel(vocabulary, unk_token=unknown))
@@ -85,7 +85,7 @@ def hub_tokenizer(name: str, require_mask: bool = False) -> Tokenizer:
         try:
             file = Path(hf_hub_download(name, JSON_FILE))
         except (OSError, ValueError) as error:
-            known = f"{name!r} is no built-in tokenizer ({', '.join(BUILT_IN)}) and no file"
+            known = f"{name!r} is not a built-in tokenizer ({', '.join(BUILT_IN)}) or a file"
             absent = (
                 f"the Hugging Face Hub has no {JSON_FILE} for it: {reason(error)}"
                 if online
@@ -113,7 +113,7 @@ def adopt(backend: Backend, name: str, config: dict[str, Any], require_mask: boo
     mask = ids["mask"]
     if require_mask and (mask is None or mask in (ids["pad"], bos, eos)):
         raise UserError(_no_mask(name))
-    if mask is None or mask in (ids["pad"], bos, eos):  # an id of its own, whatever the file says
+    if mask is None or mask in (ids["pad"], bos, eos):  # it needs an id that nothing else has, whatever the file says
         content = next(text for i in count() if (text := MASK if not i else f"[MASK{i}]") not in tokens)
         backend.add_special_tokens([AddedToken(content, special=True, normalized=False)])
         mask = int(backend.get_vocab()[content])
@@ -132,7 +132,7 @@ def _no_mask(name: str) -> str:
 
 
 def _special(role: str, config: dict[str, Any], tokens: dict[str, int]) -> str:
-    """The token for a role: what the file declares, else the first usual name in the vocabulary, else ''."""
+    """The token for a role: what the file declares, else the first common name in the vocabulary, else ''."""
     also = {"bos": ("bos_token", "cls_token"), "eos": ("eos_token", "sep_token")}
     declared = [config.get(key) for key in also.get(role, (f"{role}_token",))]
     names = [str(token.get("content")) if isinstance(token, dict) else token for token in declared]

@@ -198,11 +198,11 @@ class PromptBuilder:
         """The ids of a text that a user gave."""
         try:
             text.encode()
-        except UnicodeEncodeError:  # bytes of the command line that are no text reach us as lone surrogates
+        except UnicodeEncodeError:  # bytes of the command line that are not text arrive as lone surrogates
             raise UserError("the given text is not UTF-8; check the encoding of your terminal") from None
         ids = self.tokenizer.encode(text) if text else []
         if self.tokenizer.kind == "dna" and UNK in ids:
-            raise UserError(f"{text[ids.index(UNK)]!r} in the given text is no base; give A, C, G, T and N only")
+            raise UserError(f"{text[ids.index(UNK)]!r} in the given text is not a base; use A, C, G, T and N only")
         return ids
 
     @functools.cached_property

@@ -6,8 +6,8 @@ $UNMASK_DATA, else from the Hub. What a document of a .txt file is: `line`, `par
 `auto` means `file` for layout=wrap (the model sees the text as it is), and for layout=pad, where a row is a document,
 `paragraph` if the beginning has blank lines, else `line`.
 
-Splits are the source's own where it has them: files or folders with train, valid (validation, val, dev) or test in
-their names, or the splits of a Hub data set. Otherwise the stream of pieces is divided by `data.valid_fraction`,
+The splits of the source are used where it has them: files or folders with train, valid (validation, val, dev) or test
+in their names, or the splits of a Hub data set. Otherwise the stream of pieces is divided by `data.valid_fraction`,
 `data.test_fraction` and `data.split_seed`. Each corpus has a fingerprint: equal content, equal fingerprint, whatever
 its path.
 """
@@ -44,7 +44,7 @@ log = logging.getLogger(__name__)
 
 def open_corpus(spec: DataConfig) -> Corpus:
     """The corpus that `data.source` names."""
-    from .genome.genome_corpus import prepare_genome  # it builds on this room
+    from .genome.genome_corpus import prepare_genome  # it imports this module
 
     if (genome := prepare_genome(spec, None, None)) is not None:
         return genome.corpus
@@ -56,7 +56,7 @@ def open_corpus(spec: DataConfig) -> Corpus:
 def _open(spec: DataConfig, record: Record | None) -> Corpus:
     if record is not None:
         corpus = _open_record(spec, record)
-        if record.held_out or record.name == "python-docs":  # a first look would take long, and finds text
+        if record.held_out or record.name == "python-docs":  # reading the first piece takes long, and always finds text
             return corpus
     else:
         corpus = _open_path(spec)
@@ -72,8 +72,8 @@ def _open_path(spec: DataConfig) -> Corpus:
         _check_name(spec.source)
     if spec.local is not None and not path.exists():
         raise UserError(
-            f"{spec.source!r} is no named data set{nearest(spec.source, CORPORA)}, so data.local={spec.local} does "
-            "not go with it; `unmask data list` shows all of them"
+            f"{spec.source!r} is not a named data set{nearest(spec.source, CORPORA)}, so data.local={spec.local} does "
+            "not apply; `unmask data list` shows all of them"
         )
     if spec.local is not None:
         raise UserError(f"data.local={spec.local} belongs to a named data set; give the path as data.source instead")
@@ -96,11 +96,13 @@ def _detokenizer(spec: DataConfig, default: str = "none") -> tuple[Detokenize | 
 def _open_record(spec: DataConfig, record: Record) -> Corpus:
     """A named set: from `data.local`, else from $UNMASK_DATA, else from the Hub."""
     if record.unread:
-        raise UserError(f"{record.name!r} is only a name so far, its files cannot be read yet; {record.unread}")
+        raise UserError(f"{record.name!r} has no reader yet; {record.unread}")
     if record.name == "python-docs":
         return _open_python_docs(spec, record)
     if spec.local is None and Path(spec.source).exists():
-        log.warning("%s is read as the named data set; for the file or folder here write ./%s", *[spec.source] * 2)
+        log.warning(
+            "%s is read as the named data set; for the file or folder in this directory write ./%s", *[spec.source] * 2
+        )
     dataset = _on_disk(spec, record)
     return _from_hub(spec, record) if dataset is None else _from_disk(spec, record, dataset)
 
@@ -124,14 +126,14 @@ def _on_disk(spec: DataConfig, record: Record) -> dataset_files.DatasetFiles | N
             raise UserError(f"data.local={spec.local} does not exist; give the folder of {record.name!r}")
         if (dataset := dataset_files.locate(record, path)) is None:
             raise UserError(
-                f"data.local={spec.local} does not hold {record.name!r}; expected are {dataset_files.expected(record)}"
+                f"data.local={spec.local} does not hold {record.name!r}; expected {dataset_files.expected(record)}"
             )
         return dataset
     root = os.environ.get("UNMASK_DATA")
     if not root:
         return None
     if not Path(root).expanduser().is_dir():
-        raise UserError(f"UNMASK_DATA={root} is no folder; set it to one that holds data sets, or unset it")
+        raise UserError(f"UNMASK_DATA={root} is not a folder; set it to one that holds data sets, or unset it")
     return dataset_files.locate(record, Path(root).expanduser(), only_below=True)
 
 
@@ -195,7 +197,7 @@ def _edge(record: Record, total: int) -> int:
     """The first row that is held out."""
     if total <= record.held_out:
         raise UserError(
-            f"{record.name!r} holds its last {record.held_out:,} documents out, and this copy has {total:,} in all; "
+            f"{record.name!r} holds out its last {record.held_out:,} documents, but this copy has only {total:,}; "
             "give its path as data.source, which divides by data.valid_fraction"
         )
     return total - record.held_out
@@ -218,7 +220,7 @@ def _entries(
 
 
 def _field(spec: DataConfig, record: Record) -> str:
-    """The column of the text: the record knows it, unless another one is named."""
+    """The column of the text: that of the record, unless another is named."""
     return record.field if spec.field == DataConfig.model_fields["field"].default else spec.field
 
 
@@ -305,7 +307,7 @@ def _document(spec: DataConfig, path: Path) -> str:
         return "row"
     if spec.document != "auto":
         return spec.document
-    if spec.tokenizer == "dna":  # a sequence a line: line breaks are no bases
+    if spec.tokenizer == "dna":  # one sequence per line: line breaks are not bases
         return "line"
     if spec.layout == "wrap":
         return "file"
@@ -323,7 +325,7 @@ def _open_folder(spec: DataConfig, folder: Path) -> Corpus:
 
 def _check_name(source: str) -> None:
     """Tell a mistyped path or name from the name of a Hub data set."""
-    if "+" in source and "/" not in source:  # what a model that travels says of its training text
+    if "+" in source and "/" not in source:  # how a published model names its training text
         raise UserError(f"{source} is a mixture of texts that is not on this machine; name a data set, file or folder")
     if "/" not in source and (meant := records.close(source)):
         raise UserError(f"there is no corpus, file or folder {source!r} (did you mean {meant!r}?)")
@@ -334,7 +336,7 @@ def _check_name(source: str) -> None:
 
 def open_hub(spec: DataConfig, name: str) -> Corpus:
     """A data set of the Hugging Face Hub, through its Arrow files on disk; code of a data set is never run."""
-    missing = f"{name!r} is no named data set (see `unmask data list`), no file and no folder"
+    missing = f"{name!r} is not a named data set (see `unmask data list`), a file or a folder"
     loaded = load_place(Hub(name, spec.subset), f"data set {name!r}", missing)
     detokenize, also = _detokenizer(spec)
     parts: dict[str, Reader] = {}

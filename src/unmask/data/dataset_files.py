@@ -74,7 +74,7 @@ def below(folder: Path) -> list[Path]:
 
 
 def locate(record: Record, path: Path, only_below: bool = False) -> DatasetFiles | None:
-    """The set at `path`: its own folder or file, or (with `only_below`: only) a folder of sets that has it."""
+    """The set at `path`: its folder or file, or (with `only_below`: only) a folder of sets that has it."""
     for name in record.folders:
         if (dataset := _dataset_at(record, path / name)) is not None:
             return dataset
@@ -137,7 +137,7 @@ def rows(read: str, path: Path, field: str, label: str | None) -> Iterator[Locat
 
 
 def count(read: str, path: Path, field: str) -> int:
-    """How many rows a file has: of a Parquet file it says so itself, others are read."""
+    """How many rows a file has: a Parquet file records it, others are read."""
     if read == "table" and table_format(path) == "parquet":
         import pyarrow.parquet as pq
 
@@ -179,7 +179,9 @@ def _articles(path: Path, field: str, label: str | None) -> Iterator[Located]:
         if isinstance(sentences, list) and all(isinstance(sentence, str) for sentence in sentences):
             row = {**row, "article": "\n".join(sentences)}
         elif not isinstance(row, dict) or "article" not in row:
-            raise UserError(f"{where} is no paper: it has no list of sentences in article_text; download the set again")
+            raise UserError(
+                f"{where} is not a paper: it has no list of sentences in article_text; download the set again"
+            )
         yield where, row
 
 

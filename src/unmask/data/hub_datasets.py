@@ -15,7 +15,7 @@ from .streams import Reader
 
 
 def load_place(place: Hub, where: str, missing: str, ways: str = "") -> Any:
-    """What `datasets` has of a place, or one sentence why there is nothing."""
+    """What `datasets` loads from a place, or one sentence why it cannot."""
     import datasets
 
     with hub() as online:
@@ -25,7 +25,9 @@ def load_place(place: Hub, where: str, missing: str, ways: str = "") -> Any:
         except (OSError, ValueError, RuntimeError, ImportError, datasets.exceptions.DatasetsError) as error:
             why = reason(error, 300)
             if _is_full(error):
-                raise UserError(f"no room on disk for {where}; set HF_HOME to a disk with more: {why}") from None
+                raise UserError(
+                    f"the disk is full: no space for {where}; set HF_HOME to a larger disk: {why}"
+                ) from None
             if not online:
                 way = f"; {ways}" if ways else ""
                 raise UserError(f"{missing}, and the Hugging Face Hub cannot be reached{way}") from None
@@ -36,7 +38,7 @@ def load_place(place: Hub, where: str, missing: str, ways: str = "") -> Any:
 
 
 def _is_full(error: BaseException) -> bool:
-    """Whether a disk had no room: the library hides the reason in the causes of its own error."""
+    """Whether a disk was full: the library hides the reason in the causes of its error."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, OSError) and (cause.errno == errno.ENOSPC or "disk space" in str(cause)):

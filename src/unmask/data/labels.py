@@ -1,4 +1,4 @@
-"""Labels: a column of the data, one label a document, as numbers for the network and as names for everybody else.
+"""Labels: a column of the data, one label per document, as numbers for the network and as names for everyone else.
 
 The cache knows the labels of a split in the order in which they were met (`pack`). What the network sees is the place
 of a label among the names of the train split, which are kept with every checkpoint in labels.json: so a model scores
@@ -17,7 +17,7 @@ from ..errors import nearest
 from ..types import UserError
 from .cache import read_json, write_json
 
-MOST = 10_000  # different labels; more of them is the wrong column
+MOST = 10_000  # different labels; more of them means the wrong column
 FILE = "labels.json"
 _NUMBER = re.compile(r"-?[0-9]{1,18}")
 

@@ -39,7 +39,7 @@ def train_batch(rows: Rows, attend_pads: bool, seed: int, step: int, batch_size:
 
 
 def drop_labels(batch: Batch, chance: float, keys: Keys) -> Batch:
-    """The batch with labels hidden (-1) by chance, each slot for itself: a network that learns to do without them."""
+    """The batch with labels hidden (-1) at random, slot by slot, so that a network learns to do without them."""
     if batch.label is None or not chance:
         return batch
     kept = (keys.uniform("label", batch.index) >= chance).to(batch.label.device)
@@ -47,7 +47,7 @@ def drop_labels(batch: Batch, chance: float, keys: Keys) -> Batch:
 
 
 def flip_strands(batch: Batch, keys: Keys) -> Batch:
-    """The batch with each row of bases, by chance 1/2, as its reverse complement: depends on step and slot only.
+    """The batch with each row of bases, with chance 1/2, as its reverse complement: depends on step and slot only.
 
     Padding stays at the end; so does a beginning or an end of text.
     """

@@ -45,7 +45,7 @@ def hub() -> Iterator[bool]:
     from huggingface_hub import constants
 
     online = reachable()
-    loaded = sys.modules.get("datasets.config")  # has a switch of its own, if it is in use at all
+    loaded = sys.modules.get("datasets.config")  # has another switch, if it is imported at all
     modules: list[Any] = [] if online else [constants, *([loaded] if loaded else [])]
     before = [module.HF_HUB_OFFLINE for module in modules]
     for module in modules:

@@ -4,7 +4,7 @@ Two conventions, both of the paper. `wrap`: all documents in one stream, EOS aft
 blocks; with `data.block_ends` a row is BOS, L - 2 tokens of the stream, EOS. Only the last partial block of a split is
 dropped. `pad`: a row is one document, cut at L and padded; padding does not count in the likelihood.
 
-The cache (`splits`) has a folder named by a hash of the corpus' content, the tokenizer and every setting that changes
+The cache (`packed`) has a folder named by a hash of the corpus' content, the tokenizer and every setting that changes
 its bytes; the row length is not one of them.
 """
 
@@ -67,11 +67,11 @@ def prepare(
 ) -> Prepared:
     """Tokenize the splits that the corpus has, or find them in the cache.
 
-    Any number of processes may call this at once: one of them does the work. `progress` is told bytes of text done and
+    Any number of processes may call this at once: one of them does the work. `progress` gets the bytes of text done and
     the size of the source (0 if unknown). `labels` are the names that a model knows, in the order of its ids; without
     them labels get their ids from the train split.
     """
-    from .genome.genome_corpus import prepare_genome  # it builds on this room
+    from .genome.genome_corpus import prepare_genome  # it imports this module
 
     if (genome := prepare_genome(spec, tokenizer, progress)) is not None:
         return genome
@@ -107,7 +107,7 @@ def _tokenizer(spec: DataConfig, corpus: Corpus, cache: Path) -> Tokenizer:
     with writing(cache):
         folder.mkdir(parents=True, exist_ok=True)
         with FileLock(folder / ".lock"):
-            with suppress(UserError):  # somebody else made it meanwhile
+            with suppress(UserError):  # another process made it meanwhile
                 return Tokenizer.load(folder)
             made = make_tokenizer(spec, lambda: (piece.text for piece in corpus.documents("train")))
             made.save(folder)

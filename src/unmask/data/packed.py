@@ -1,4 +1,4 @@
-"""One split on disk: tokens, ends and labels, there completely or not at all, and checked when it is read.
+"""One split on disk: tokens, ends and labels, complete or absent, and checked when it is read.
 
 SPLIT.bin are the tokens (uint16 or uint32), SPLIT.idx for `pad` where each document ends (uint64), SPLIT.lab for
 labelled data the label of each document (uint16), SPLIT.json counts, sizes, labels and checksums, written last.
@@ -104,7 +104,7 @@ def _batches(pieces: Iterable[tuple[str, Piece]]) -> Iterator[list[tuple[str, Pi
     size = 0
     for pair in pieces:
         batch.append(pair)
-        size += len(pair[1].text) + 64  # very short documents have a cost of their own
+        size += len(pair[1].text) + 64  # very short documents have a fixed cost
         if size >= BATCH:
             yield batch
             batch, size = [], 0
@@ -167,7 +167,7 @@ class SplitWriter:
         return size
 
     def commit(self) -> None:
-        """Give the files their names; the record comes last, so that a split is there completely or not at all."""
+        """Give the files their names; the record comes last, so that a split is complete or absent."""
         checksums = {}
         (self.folder / f"{self.split}.json").unlink(missing_ok=True)
         for file, name in zip(self.files, self.names, strict=True):
@@ -181,7 +181,7 @@ class SplitWriter:
         write_json(self.folder / f"{self.split}.json", record)
 
     def close(self) -> None:
-        """Leave no temporary file behind, also where closing one means writing what the disk has no room for."""
+        """Leave no temporary file behind, also where closing one writes to a full disk."""
         for file in self.files:
             with suppress(OSError):
                 file.close()

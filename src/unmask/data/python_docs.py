@@ -101,7 +101,7 @@ def _sections() -> Iterator[str]:
 
 
 def _docstrings() -> Iterator[str]:
-    """One text a class (its methods included) and one a module (its functions included), in source order."""
+    """One text per class (its methods included) and one per module (its functions included), in source order."""
     for path in _sources():
         try:
             tree = ast.parse(path.read_bytes())
@@ -124,7 +124,7 @@ def _collect(node: ast.AST, texts: list[list[str]], owner: list[str] | None) -> 
 
 
 def prose(text: str, seen: set[str] | None = None) -> str:
-    """The English of a hard-wrapped technical text: one line a paragraph, a blank line between paragraphs."""
+    """The English of a hard-wrapped technical text: one line per paragraph, a blank line between paragraphs."""
     kept: list[str] = []
     for block in re.split(r"\n(?:[ \t]*\n)+", text.expandtabs().translate(_ASCII)):
         for paragraph in _paragraphs(block.splitlines()):

@@ -136,11 +136,13 @@ def read_lines(path: Path | str) -> Iterator[str]:
     return split_lines(read_text(path))
 
 
-def numbered_lines(path: Path | str, kind: str = "text file") -> Iterator[tuple[int, str]]:
+def numbered_lines(path: Path | str, kind: str | None = None) -> Iterator[tuple[int, str]]:
     """(number, line without its line break) of a file; `kind` says what to give instead of a file that is not text."""
     try:
         yield from ((number, line.removesuffix("\n")) for number, line in enumerate(read_lines(path), 1))
     except NotText:
+        if kind is None:
+            raise
         raise UserError(f"{path} is not text; give a {kind}") from None
 
 

@@ -1,9 +1,9 @@
 """The data sets of the paper, one record each: where they are, how they read, and the conventions they are used with.
 
-Everything here is data; `corpora` opens what a record describes and `layouts` finds the same set on disk. The names on
-the Hugging Face Hub load without code of the data set (`datasets` 4 and later run none): where the repository itself is
-a script, the Parquet branch that the Hub makes of it is named. Conventions are settings of `data.*`, ready to be given
-to `DataConfig` (appendix D.4 of the paper).
+Everything here is data; `corpora` opens what a record describes and `dataset_files` finds the same set on disk. The
+names on the Hugging Face Hub load without code of the data set (`datasets` 4 and later run none): where the repository
+itself is a script, the Parquet branch that the Hub makes of it is named. Conventions are settings of `data.*`, ready to
+be given to `DataConfig` (appendix D.4 of the paper).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Hub:
 class Files:
     """One form in which a set is distributed: how a file is read, and for each split the names of its files.
 
-    Of several names for a split the first that is there is taken. `read` names a function of `layouts`.
+    Of several names for a split the first that exists is used. `read` names a reader of `dataset_files`.
     """
 
     read: str
@@ -51,10 +51,10 @@ class Record:
     field: str = "text"  # column of the text
     detokenizer: str = "none"
     plays: Mapping[str, str] = dataclass_field(default_factory=dict)  # a missing split -> the one that plays it
-    held_out: int = 0  # a set without splits: the last so many rows are the valid split
+    held_out: int = 0  # of a set without splits: how many of its last rows are the valid split
     labels: tuple[str, ...] = ()  # the names of the classes 0, 1, ... in the column `label`
     splits: tuple[str, ...] = ("train", "valid", "test")  # of the public set, after `plays` and `held_out`
-    folders: tuple[str, ...] = ()  # usual names of its folder (or file), for data.local=ROOT
+    folders: tuple[str, ...] = ()  # common names of its folder (or file), for data.local=ROOT
     layouts: tuple[Files, ...] = ()  # besides tables (.parquet, .jsonl, .csv, .arrow), which every set may come as
     settings: Mapping[str, Any] = dataclass_field(default_factory=lambda: ZERO_SHOT_SETTINGS)
     unread: str = ""  # what to do instead, for names that cannot be opened yet
@@ -68,8 +68,8 @@ class Record:
     def zero_shot(self) -> dict[str, Any]:
         """The paper's settings for evaluating another model on this set: wrapped to 1024, no EOS between documents.
 
-        Made to be laid over the config of that model. `tokenizer` and `block_ends` are not in it, for they stay as the
-        model was trained (the paper's OWT models have ends); so does `local`, which is about the machine.
+        Meant to be merged into the config of that model. `tokenizer` and `block_ends` are not in it, for they stay as
+        the model was trained (the paper's OWT models have ends); so does `local`, which depends on the machine.
         """
         defaults = {"subset": None, "field": "text", "label": None, "document": "auto", "attend_pads": False}
         wrap = {"layout": "wrap", "length": 1024, "eos_between": False}
@@ -77,7 +77,7 @@ class Record:
 
 
 def _named(pattern: str) -> dict[str, tuple[str, ...]]:
-    """The same file name for every split, with {} for its usual names."""
+    """The same file name for every split, with {} for the name of the split."""
     words = {"train": ("train",), "valid": ("valid", "validation", "val"), "test": ("test",)}
     return {split: tuple(pattern.format(word) for word in spellings) for split, spellings in words.items()}
 
@@ -128,13 +128,13 @@ ZERO_SHOT_SETTINGS: Mapping[str, Any] = MappingProxyType(
 )
 _SENTENCES = {"tokenizer": "bert-base-uncased", "length": 128, "layout": "pad", "block_ends": True}
 _DNA = {"tokenizer": "dna", "layout": "wrap", "eos_between": False}
-_SEQUENCES = "give data.source=FILE.txt with a sequence a line, data.document=line and data.tokenizer=dna"
+_SEQUENCES = "give data.source=FILE.txt with one sequence per line, data.document=line and data.tokenizer=dna"
 
 _RECORDS = (
     Record("python-docs", "the language reference and docstrings that come with CPython", settings={}),
     Record(
         "lm1b",
-        "One Billion Words: news, a sentence a row, in random order",
+        "One Billion Words: news, one sentence per row, in random order",
         Hub(
             "billion-word-benchmark/lm1b",
             revision=PARQUET,
@@ -198,7 +198,7 @@ _RECORDS = (
     _wikitext("103", "WikiText-103: 28,000 articles of Wikipedia"),
     Record(
         "ptb",
-        "Penn Treebank, Mikolov's version: lower case, <unk>, N for numbers; a sentence a row",
+        "Penn Treebank, Mikolov's version: lower case, <unk>, N for numbers; one sentence per row",
         Hub(
             "ptb-text-only/ptb_text_only",
             revision=PARQUET,

@@ -68,7 +68,8 @@ class Division:
 
     The stream is cut into runs of 1/fraction pieces (runs differ by one piece where that is not a whole number), and
     from each run one piece is chosen by (seed, number of the run) for the valid split; the pieces that are left are
-    divided in the same way for the test split. So splits are disjoint, spread over the whole stream, and need one pass.
+    divided in the same way for the test split. So splits are disjoint, evenly distributed over the whole stream, and
+    need one pass.
     """
 
     valid: float

@@ -1,7 +1,7 @@
 """Rows of a table on disk, whatever its format: where a row is, in words, and the values of the wanted columns.
 
-GLUE's own files are tab-separated, and their quotes are ordinary characters that nobody escaped: a csv reader would
-swallow whole paragraphs. Tables with the Hub's columns may be .jsonl, .parquet or .csv (quotes as usual).
+The files of GLUE are tab-separated, and their quotes are ordinary, unescaped characters: a csv reader would
+swallow whole paragraphs. Tables with the Hub's columns may be .jsonl, .parquet or .csv (with ordinary quoting).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Wanted:
 
 
 def rows(path: Path, wanted: Wanted, header: Sequence[str] = ()) -> Iterator[Row]:
-    """The rows of a file; its format is in its name, and everything that is no table is tab-separated text."""
+    """The rows of a file; its format is in its name, and everything else is tab-separated text."""
     kind = Path(path.name.lower().removesuffix(".gz")).suffix
     if kind == ".jsonl":
         return _jsonl(path, wanted)
@@ -61,7 +61,7 @@ def _tsv(path: Path, wanted: Wanted, header: Sequence[str]) -> Iterator[Row]:
     for number, line in readers.numbered_lines(path):
         cells = line.split("\t")
         if not places:
-            named = not header or set(wanted.choices[0].texts()) <= set(cells)  # somebody gave it a header
+            named = not header or set(wanted.choices[0].texts()) <= set(cells)  # a header was added to it
             columns = cells if named else header
             places = [list(columns).index(name) for name in wanted.choose(columns, path)]
             width = len(cells) if named else 0
@@ -101,7 +101,7 @@ def _jsonl(path: Path, wanted: Wanted) -> Iterator[Row]:
     names: list[str] = []
     for where, row in readers.jsonl_rows(path):
         if not isinstance(row, dict):
-            raise UserError(f"{where} is no JSON object; write one with the columns {wanted.choices[0].texts()}")
+            raise UserError(f"{where} is not a JSON object; write one with the columns {wanted.choices[0].texts()}")
         names = names or wanted.choose(list(row), path)
         if absent := [name for name in names if name not in row]:
             raise UserError(f"{where} has no column {absent[0]!r}, which the first row has; add it there")

@@ -5,8 +5,9 @@ All of them are one class around a `tokenizers.Tokenizer`, so a saved model alwa
 - The vocabulary includes [MASK]. A tokenizer that has a mask token keeps it (BERT: 103); otherwise one is added after
   the last id (GPT-2: 50257, size 50258). It never shares an id with PAD, BOS or EOS.
 - Text cannot contain special tokens: "[MASK]" or "<|endoftext|>" in a text are encoded as the characters they are.
-- Our own tokenizers end with [EOS], [PAD], [MASK]; [EOS] is also BOS, as GPT-2's <|endoftext|> is. Bytes have the ids
-  0-255. Bytes and BPE are lossless; a character that the corpus does not have becomes U+FFFD (id 0), the unknown token.
+- The built-in tokenizers end with [EOS], [PAD], [MASK]; [EOS] is also BOS, as GPT-2's <|endoftext|> is. Bytes have the
+  ids 0-255. Bytes and BPE are lossless; a character that the corpus does not have becomes U+FFFD (id 0), the unknown
+  token.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def make_tokenizer(spec: DataConfig, texts: Callable[[], Iterable[str]]) -> Toke
     if wanted == "bpe":
         return bpe_tokenizer(texts(), spec.vocab_size)
     if wanted == "dna":
-        from .genome.bases import dna_tokenizer  # it is made of what this room makes tokenizers of
+        from .genome.bases import dna_tokenizer  # it imports this module
 
         return dna_tokenizer()
     path = Path(wanted).expanduser()

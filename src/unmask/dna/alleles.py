@@ -1,8 +1,8 @@
 """From a variant and a genome to two windows of the same length: one with the reference, one with the alternative.
 
 Both have as many bases as the model reads, with the allele in the middle. A longer allele has shorter flanks: a model
-of rows of L bases is one distribution over all of these, and in it nobody is charged for being longer. At the end of a
-chromosome the window moves inwards.
+of rows of L bases is one distribution over all of these, and in it no allele is penalised for being longer. At the end
+of a chromosome the window moves inwards.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Pair:
 
     @cached_property
     def differing(self) -> tuple[np.ndarray, np.ndarray]:
-        """(columns of ref, columns of alt) that the other window does not have."""
+        """(columns of ref, columns of alt) that differ: the other window does not have them."""
         shared = self.partner[self.partner != NONE]
         return np.setdiff1d(np.arange(len(self.ref)), shared), np.flatnonzero(self.partner == NONE)
 
@@ -53,7 +53,7 @@ def pair_of(record: VcfRecord, alt: str, genome: Genome, length: int) -> Pair | 
     if max(len(ref), len(alt)) > length:
         return f"the allele has {max(len(ref), len(alt))} bases, more than the window of {length}"
     size = genome.sizes[record.chrom]
-    before, after = start, size - start - len(ref)  # bases that there are on both sides
+    before, after = start, size - start - len(ref)  # bases on both sides
     flanks = [_flanks(length - len(allele), before, after) for allele in (ref, alt)]
     left, right = (max(sides) for sides in zip(*flanks, strict=True))
     near = genome.fetch(record.chrom, start - left, start + len(ref) + right).astype(np.int64)
@@ -95,6 +95,6 @@ def _trim(ref: str, alt: str, start: int) -> tuple[str, str, int]:
 
 
 def _flanks(total: int, before: int, after: int) -> tuple[int, int]:
-    """How many bases to the left and to the right: half of the room each, more where the other side has ended."""
+    """How many bases to the left and to the right: half of the total each, more where the other side has ended."""
     left = min(before, max(total // 2, total - after))
     return left, min(after, total - left)

@@ -1,7 +1,7 @@
-"""Sequences to vectors: the hidden states of clean sequences, pooled or a vector a position (paper section 5.2).
+"""Sequences to vectors: the hidden states of clean sequences, pooled or one vector per position (paper section 5.2).
 
-What is read comes one sequence at a time and what is written goes to the disk as it comes, so the number of sequences
-does not matter for memory. A sequence longer than the model is cut into blocks, each seen without the others.
+Sequences are read one at a time and vectors written as they come, so memory does not depend on the number of
+sequences. A sequence longer than the model is cut into blocks, each seen without the others.
 """
 
 from __future__ import annotations
@@ -87,9 +87,9 @@ class Embedder:
         except UserError as error:
             raise UserError(f"sequence {name!r}: {error}") from None
         if not ids:
-            raise UserError(f"sequence {name!r} is empty; remove it or fill it")
+            raise UserError(f"sequence {name!r} is empty; remove it or add bases")
         if self.pool == "none" and len(ids) > MOST_POSITIONS:
-            raise UserError(f"sequence {name!r} has {len(ids):,} positions; cut it, or use the pool mean")
+            raise UserError(f"sequence {name!r} has {len(ids):,} positions; cut it, or use --pool mean")
         return np.asarray(ids)
 
     def __call__(self, sequences: Iterable[tuple[str, str]]) -> Iterator[tuple[str, int, np.ndarray]]:
@@ -194,7 +194,7 @@ class EmbeddingWriter(Protocol):
 
 @contextmanager
 def open_writer(path: str | Path, embedder: Embedder, facts: dict[str, Any]) -> Iterator[EmbeddingWriter]:
-    """A writer by the ending of a file's name; the file is there when everything went well, and not before."""
+    """A writer by the ending of a file's name; the file exists only when everything went well."""
     place = Path(path)
     with ExitStack() as stack:
         temporary = stack.enter_context(replacing(place))
@@ -242,7 +242,7 @@ class _Npy:
 
 
 def _parquet(path: Path, embedder: Embedder, facts: dict[str, Any]) -> Iterator[EmbeddingWriter]:
-    """Columns name, length and embedding (a list of fixed size, or one such list a position)."""
+    """Columns name, length and embedding (a list of fixed size, or one such list per position)."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

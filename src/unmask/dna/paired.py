@@ -1,19 +1,19 @@
-"""log p(alternative) - log p(reference) of two windows, from looks that are paired (paper section 3.4 on two rows).
+"""log p(alternative) - log p(reference) of two windows, from paired predictions (paper section 3.4 on two rows).
 
 The bound of a row is E[sum over hidden tokens of their nats], over times and masks. Of two windows that differ in a few
 bases only a difference is wanted. Three things make its noise small.
 
-1. Both windows are looked at with the same times and the same masks: a base of the genome has one uniform number,
-   wherever it stands. Most terms cancel.
+1. Both windows have the same times and the same masks: a base of the genome has one uniform number, whatever its
+   column. Most terms cancel.
 2. The term of the differing bases themselves is rare and large: a base is hidden with chance p and then weighs 1/p. So
-   it has looks of its own, in which one of the k differing bases, drawn evenly, is hidden for certain. A mask comes up
+   it has separate rows, in which one of the k differing bases, drawn evenly, is certainly hidden. A mask comes up
    in them with chance (hidden ones among the k) / (k p) times its own, so their nats weigh k p / (hidden ones).
-3. The term of all other bases is nothing where the differing ones are hidden: both windows look the same then. So in
-   its looks one of the k stays visible for certain, with the weight k (1 - p) / (visible ones). That needs alleles of
-   one length; others take plain masks.
+3. The term of all other bases is nothing where the differing ones are hidden: both windows are the same then. So in
+   its rows one of the k certainly stays visible, with the weight k (1 - p) / (visible ones). That needs alleles of
+   one length; others have ordinary masks.
 
 Times are in strata over the draws of a variant. The error is from neighbouring strata, two at a time; as their means
-may differ it is rather too large than too small.
+may differ it is too large rather than too small.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def law_of(model: LanguageModel, method: str) -> str:
 
 
 def check_method(model: LanguageModel, method: str) -> None:
-    """Raise what cannot be asked of a model."""
+    """Raise if a model does not support a method."""
     choose(method, METHODS, "method")
     if not model.likelihood:
         raise UserError("this model has no likelihood, so it cannot score variants; give another one")
@@ -103,7 +103,7 @@ class PairedScorer:
 
     @property
     def strands(self) -> tuple[bool, ...]:
-        """Which strands are asked about (True = the other one); an equivariant network says the same of both."""
+        """Which strands are read (True = the other one); an equivariant network predicts the same for both."""
         both = self.both_strands and not equivariant(self.lm.model.backbone)
         return (False, True) if both else (False,)
 
@@ -153,7 +153,7 @@ class PairedScorer:
     # -- the methods -------------------------------------------------------------------------------------------------
 
     def _whole(self, pairs: Sequence[Pair], turned: bool, draw: int) -> np.ndarray:
-        """Nats of whole windows as the model itself draws them, for methods that hide nothing or copy nothing."""
+        """Nats of whole windows as the model itself draws them, for methods that hide nothing or carry nothing over."""
         batch, nats = self._batch(pairs, turned), []
         for start in range(0, len(batch), self.batch_size):
             part = batch.rows(torch.arange(start, min(start + self.batch_size, len(batch))))
@@ -168,7 +168,7 @@ class PairedScorer:
         return (ref - alt).numpy()
 
     def _masked(self, pairs: Sequence[Pair]) -> np.ndarray:
-        """Of substitutions: the differing bases hidden, everything else visible; one look a pair."""
+        """Of substitutions: the differing bases hidden, everything else visible; one row per pair."""
         questions = PairedPredictions()
         shares = []
         for i, pair in enumerate(pairs):
@@ -248,13 +248,13 @@ class PairedScorer:
 
 
 def _ask_draw(questions: PairedPredictions, pair: Pair, uniform: np.ndarray, p: float, answer: int, mask: int) -> None:
-    """The looks of one draw: hidden with chance p, by one uniform number for each base of the genome."""
+    """The rows of one draw: hidden with chance p, by one uniform number for each base of the genome."""
     ref_differing, alt_differing = pair.differing
     ref_uniform, fresh = uniform[: len(pair.ref)], uniform[len(pair.ref) : -1]
     alt_uniform = np.where(pair.partner == NONE, fresh, ref_uniform[pair.partner])
     both = min(len(ref_differing), len(alt_differing))
     alt_uniform[alt_differing[:both]] = ref_uniform[ref_differing[:both]]
-    first: int | None = None  # the look at the own bases of the reference, which may serve for the alternative too
+    first: int | None = None  # the row of the reference's differing bases, which may serve for the alternative too
     sides = ((1, pair.ref, ref_differing, ref_uniform), (-1, pair.alt, alt_differing, alt_uniform))
     for sign, window, differing, numbers in sides:
         hidden = (numbers < p) & (window != N)

@@ -28,30 +28,30 @@ def read_sequences(
     place = Path(path)
     kind = Path(place.name.lower().removesuffix(".gz")).suffix
     if column is not None and kind not in (".csv", ".tsv", ".jsonl"):
-        raise UserError(f"--column is for .csv, .tsv and .jsonl files, and {path} is none; leave it out")
+        raise UserError(f"--column is for .csv, .tsv and .jsonl files, and {path} is not one; leave it out")
     if genome is not None and kind != ".bed":
-        raise UserError(f"--genome is for the intervals of a .bed file, and {path} is none; leave it out")
+        raise UserError(f"--genome is for the intervals of a .bed file, and {path} is not one; leave it out")
     if not place.exists():
         raise UserError(f"there is no file {path}")
     if is_fasta(place):
         for name, parts in groupby(read_fasta(place, progress), key=lambda part: part[0]):
             yield name, LETTERS[np.concatenate([codes & 7 for _, codes in parts])].tobytes().decode("ascii")
     elif kind == ".txt":
-        yield from ((str(number), line) for number, line in numbered_lines(path) if line.strip())
+        yield from ((str(number), line) for number, line in numbered_lines(path, "text file") if line.strip())
     elif kind == ".jsonl":
         yield from _objects(path, column)
     elif kind in (".csv", ".tsv"):
         yield from _table(path, "," if kind == ".csv" else "\t", column)
     elif kind == ".bed":
         if genome is None:
-            raise UserError(f"{path} has intervals only; give the FASTA file that they are of with --genome")
+            raise UserError(f"{path} has only intervals; give their FASTA file with --genome")
         for interval in read_bed(place, genome.sizes):
             yield (
                 f"{interval.name}:{interval.start}-{interval.end}",
                 genome.text(interval.name, interval.start, interval.end),
             )
     else:
-        raise UserError(f"{path} has no ending that says what it is; give a file that ends in {KINDS}")
+        raise UserError(f"{path} has an unknown extension; give a file that ends in {KINDS}")
 
 
 def _objects(path: str | Path, column: str | None) -> Iterator[tuple[str, str]]:

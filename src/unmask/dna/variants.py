@@ -1,4 +1,4 @@
-"""Which allele does a model expect? Scores of the variants of a VCF file, in its order, a chunk at a time."""
+"""Which allele does a model expect? Scores of the variants of a VCF file, in its order, in chunks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .strands import equivariant, need_dna
 from .vcf import BadVariant, VcfRecord, read_vcf
 
 WAITING = 4096  # results that are held back at most, so that they come in the order of the file
-ROWS_AT_ONCE = 16  # times batch_size: looks that are laid out before the network is asked
+ROWS_AT_ONCE = 16  # times batch_size: rows that are prepared before the network runs
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Effect:
 
     line: int
     chrom: str
-    pos: int | str  # as written, where it is no number
+    pos: int | str  # as written, where it is not a number
     id: str
     ref: str
     alt: str
@@ -60,7 +60,7 @@ class VariantRequest:
     seed: int = 0
 
     def check(self, lm: LM) -> int:
-        """The length of a window; raises what cannot be done before anything is read."""
+        """The length of a window; raises for what is not possible before anything is read."""
         need_dna(lm, "scoring variants")
         check_method(lm.model, self.method)
         at_least("draws", self.draws)
@@ -92,7 +92,7 @@ class VariantRequest:
 def score_variants(
     lm: LM, path: str | Path, genome: Genome, request: VariantRequest, progress: Progress | None = None, total: int = 0
 ) -> Iterator[Effect]:
-    """Every alternative of every line, in the order of the file; what cannot be scored says why.
+    """Every alternative of every line, in the order of the file; what cannot be scored has a reason.
 
     Memory does not grow with the file. A score depends on the variant, the model and the request, and not on the
     other lines.

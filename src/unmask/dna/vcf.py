@@ -1,7 +1,7 @@
-"""Reading VCF files, plain or compressed, a line at a time.
+"""Reading VCF files, plain or compressed, line by line.
 
-A line that cannot be used is reported with its number and a reason, and the others still count. Only a file that is no
-VCF at all, holds no variant or is cut short is refused.
+A line that cannot be used is reported with its number and a reason, and the others still count. Only a file that is not
+a VCF at all, holds no variant or is cut short is refused.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ class VcfRecord:
     pos: int
     id: str
     ref: str  # upper case
-    alts: tuple[str, ...]  # upper case, or as written where it is no sequence
+    alts: tuple[str, ...]  # upper case, or as written where it is not a sequence
 
 
 @dataclass(frozen=True)
 class BadVariant:
-    """A line that is no variant."""
+    """A line that is not a variant."""
 
     line: int
     chrom: str
@@ -48,7 +48,7 @@ class Survey:
 
     lines: int  # of variants
     alleles: int  # alternatives on them; a line without any counts as one
-    unsorted: int | None  # the first line that stands before the one above it
+    unsorted: int | None  # the first line that belongs before the line above it
 
 
 def read_vcf(path: str | Path) -> Iterator[VcfRecord | BadVariant]:
@@ -93,7 +93,7 @@ def _allele(alt: str) -> str:
 
 
 def no_sequence(alt: str) -> str | None:
-    """Why an alternative is nothing that could be put into the sequence; None where it can."""
+    """Why an alternative cannot be put into the sequence; None where it can."""
     if alt in ("", "."):
         return "there is no alternative allele"
     if alt == "*" or alt == "<*>":
@@ -112,7 +112,7 @@ def _short(text: str) -> str:
 
 
 def survey(path: str | Path) -> Survey:
-    """Read a file once from end to end: what is wrong with it as a whole is said before minutes of work."""
+    """Read a file once from end to end: what is wrong with it as a whole is reported before minutes of work."""
     count = alleles = 0
     unsorted: int | None = None
     done: set[str] = set()  # chromosomes that ended

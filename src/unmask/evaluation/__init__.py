@@ -1,4 +1,4 @@
-"""How likely is this text, or this span of it? Bounds, exact laws, and what is neither.
+"""How likely is this text, or this span of it? Bounds, exact laws, and pseudo-likelihoods.
 
 `score` is the way in. Every figure names its law: on an enumerable space the sum over all texts of exp(-nats) is at
 most 1 for a bound, exactly 1 for an exact law, and anything for a pseudo-likelihood.

@@ -1,4 +1,4 @@
-"""A classifier of a task (models/classifier.py) in use: what it says of examples, and a saved one as an object."""
+"""A classifier of a task (models/classifier.py) in use: its predictions, and a saved one as an object."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .likelihood import evaluating
 
 @dataclass(frozen=True)
 class Predicted:
-    """What a classifier says of some examples."""
+    """The predictions of a classifier."""
 
     answers: list[str] | list[float]  # names of labels, or scores
     probabilities: np.ndarray | None  # (N, labels); None of a regression
@@ -96,7 +96,7 @@ def probabilities(logits: np.ndarray) -> np.ndarray:
 
 
 def table(task: Task, logits: np.ndarray, labels: np.ndarray) -> str:
-    """Predictions as tab-separated values: index, prediction, label, and one probability a label."""
+    """Predictions as tab-separated values: index, prediction, label, and one probability per label."""
     lines = ["\t".join(["index", "prediction", "label", *(f"p({name})" for name in task.labels)])]
     chances = np.empty((len(logits), 0)) if task.regression else probabilities(logits)
     for index, (choice, label) in enumerate(zip(decided(task, logits), labels, strict=True)):

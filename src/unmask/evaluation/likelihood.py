@@ -28,7 +28,7 @@ from ..types import Batch, Likelihood, Progress, TokenNats
 
 @dataclass(frozen=True)
 class Estimator:
-    """How one draw of the bound is taken: what the protocol says of it, and the nats of a batch for given keys."""
+    """How one draw of the bound is taken: its name in the protocol, and the nats of a batch for given keys."""
 
     name: str
     nats: Callable[[LanguageModel, Batch, Keys], TokenNats]
@@ -60,7 +60,7 @@ def eval_keys(seed: int) -> Keys:
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """No dropout for a while."""
+    """Without dropout, inside the context."""
     was_training = model.training
     model.eval()
     try:
@@ -76,7 +76,7 @@ def need_likelihood(model: LanguageModel) -> None:
 
 
 def check_request(model: LanguageModel, **counts: int | None) -> None:
-    """Raise, before anything is read or computed, what cannot be evaluated."""
+    """Raise, before anything is read or computed, if something cannot be evaluated."""
     need_likelihood(model)
     for name, value in counts.items():
         at_least(name, value)
@@ -143,7 +143,7 @@ def evaluate(
 
 
 def compute_dtype(model: LanguageModel) -> str:
-    """What the network computes in right now: its own type, or that of an autocast around us."""
+    """The type in which the network computes now: that of its weights, or of the surrounding autocast."""
     kind = model.device.type
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else next(model.parameters()).dtype
     return str(dtype).removeprefix("torch.")
@@ -159,7 +159,7 @@ def pick_rows(available: int, limit: int | None) -> np.ndarray:
 def summarise(
     nats: np.ndarray, tokens: np.ndarray, bytes_per_token: float | None, protocol: dict[str, Any]
 ) -> Likelihood:
-    """From nats a (row, draw) and tokens a row to a likelihood with its errors per token."""
+    """From nats per (row, draw) and tokens per row to a likelihood with its errors per token."""
     n, draws = nats.shape
     total = tokens.sum()
     mean = nats.mean(1)
@@ -168,9 +168,11 @@ def summarise(
     over_texts = None
     if n > 1:
         variance = ((mean - rate * tokens) ** 2).sum() * n / (n - 1)
-        if draws > 1:  # what the spread owes to the draws, not to the texts
+        if draws > 1:  # the part of the variance that comes from the draws, not the texts
             variance -= nats.var(1, ddof=1).sum() / draws
-        over_texts = math.sqrt(variance) / total if variance > 0 else None  # None: drowned in the Monte Carlo error
+        over_texts = (
+            math.sqrt(variance) / total if variance > 0 else None
+        )  # None: not measurable beside the Monte Carlo error
     return Likelihood(
         nats=float(mean.sum()),
         tokens=int(total),

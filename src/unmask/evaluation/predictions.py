@@ -1,4 +1,4 @@
-"""One look: some positions of a row are hidden, and the network says what it thinks of the tokens that stood there."""
+"""One prediction: some positions of a row are hidden, and the network gives the log-probability of their tokens."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from ..types import Batch, UserError
 
 @dataclass(frozen=True)
 class RowNats:
-    """-log p of rows: a column a draw, and where it makes sense the share of each token."""
+    """-log p of rows: one column per draw, and where it makes sense the share of each token."""
 
     nats: np.ndarray  # (B, draws)
     tokens: np.ndarray | None  # (B, L), mean over draws
     error: np.ndarray | None  # (B,) standard error of a row's nats; None = what the draws say
 
 
-OTHERWISE = {  # method: what a user calls it, and what to do where a model cannot be asked that way
+OTHERWISE = {  # method: its name in a sentence, and what to do where a model does not support it
     "span": ("a span given its context", "score whole texts"),
     "strata": ("method 'strata'", "use 'bound' on whole texts (unmask eval: --estimator times)"),
     "ranged gaps": ("a gap of unknown length", "say how long it is, for example {{3}} for three tokens"),
@@ -32,7 +32,7 @@ OTHERWISE = {  # method: what a user calls it, and what to do where a model cann
 
 
 def diffusion(model: LanguageModel, method: str, *, timeless: bool = False) -> MaskedDiffusion:
-    """The model, if it is one that a method can ask: its x̂ sums to 1 over the tokens that are not [MASK]."""
+    """The model, if it supports a method: its x̂ sums to 1 over the tokens that are not [MASK]."""
     if not isinstance(model, MaskedDiffusion) or not model.normalised:
         what, instead = OTHERWISE.get(method, (f"method {method!r}", "use 'bound' on whole texts"))
         raise UserError(
@@ -41,8 +41,8 @@ def diffusion(model: LanguageModel, method: str, *, timeless: bool = False) -> M
         )
     if timeless and model.time_conditioned:
         raise UserError(
-            f"method {method!r} is for networks that are not told the time, and this one is: "
-            "there the result is an integral over times; use 'bound' or 'orders' (unmask eval: --estimator times)"
+            f"method {method!r} is for networks without time conditioning, and this one has it: "
+            "its result is an integral over times; use 'bound' or 'orders' (unmask eval: --estimator times)"
         )
     return model
 
@@ -64,7 +64,8 @@ def token_nll(
 ) -> Tensor:
     """(N, L) float64 on the CPU: -log x̂(token) where `wanted`, 0 elsewhere.
 
-    Look i is at row `row[i]` of the batch at time `t[i]`, with the positions `masked[i]` hidden; (N,), (N, L) each.
+    Prediction i is for row `row[i]` of the batch at time `t[i]`, with the positions `masked[i]` hidden; (N,), (N, L)
+    each.
     """
     out = torch.zeros(wanted.shape, dtype=torch.float64)
 

@@ -42,12 +42,12 @@ class ScoreRequest:
 
 @dataclass(frozen=True)
 class Method:
-    """Nats of rows, of (batch, positions that may be hidden), and what the protocol says of them."""
+    """Nats of rows, of (batch, positions that may be hidden), and what the protocol says about them."""
 
     run: Callable[[ScoreRequest, Batch, Tensor], RowNats]
     law: str
     defaults: dict[str, int]  # the numbers that it takes, with their defaults
-    is_bound: bool = False  # whether the model's own law (steps, cut-off) is in it
+    is_bound: bool = False  # whether it depends on the law of the model (steps, cut-off)
 
 
 def _drawn(per_draw: list[Tensor]) -> RowNats:
@@ -142,7 +142,7 @@ def score(
     ask = ScoreRequest(model, eval_keys(seed), _plan_for(method, plan), batch_size, progress=progress, **numbers)
     spans = each_span(span, texts)
     texts = [texts] if isinstance(texts, str) else list(texts)
-    unscored = model.given if builder.block_ends is None else 0  # BOS is given then, and never scored
+    unscored = model.given if builder.block_ends is None else 0  # else BOS is given, and never scored
     passages, scored = read_passages(builder, texts, spans, unscored)
     rows: list[RowNats] = []
     with evaluating(model):
@@ -153,7 +153,7 @@ def score(
                 batch = replace(batch, label=torch.full((len(part),), label))
             result = METHODS[method].run(ask, batch, free)
             rows += [_row(result, i, batch.weight()[i].numpy()) for i in range(len(part))]
-            if progress and method != "exact":  # which tells how many sets it has seen
+            if progress and method != "exact":  # which reports how many sets it has evaluated
                 progress(start + len(part), len(passages))
     protocol = _protocol(method, ask, builder, any(spans)) | numbers | {"seed": seed}
     return _together(rows, passages, scored, protocol)
@@ -173,13 +173,13 @@ def _protocol(method: str, ask: ScoreRequest, builder: PromptBuilder, spans: boo
 
 
 def _numbers(method: str, batch_size: int, numbers: dict[str, int | None]) -> dict[str, int]:
-    """How many of what: as the user says, else the method's own numbers."""
+    """The numbers that the user gave, else the defaults of the method."""
     choose(method, METHODS, "method")
     asked = {name: value for name, value in numbers.items() if value is not None}
     for name, value in {**asked, "batch_size": batch_size}.items():
         at_least(name, value)
         if name != "batch_size" and name not in METHODS[method].defaults:
-            raise UserError(f"method {method!r} has no use for {name}; leave it out")
+            raise UserError(f"method {method!r} does not take {name}; leave it out")
     return {**METHODS[method].defaults, **asked}
 
 
@@ -235,7 +235,7 @@ def _together(
 
 
 def _error(rows: Sequence[RowNats], nats: np.ndarray, tokens: int) -> float | None:
-    """The Monte Carlo error per token: what the rows say of themselves, else from the draws of their sum."""
+    """The Monte Carlo error per token: from the errors of the rows, else from the draws of their sum."""
     known = [row.error for row in rows if row.error is not None]
     if len(known) == len(rows):
         return math.sqrt(sum(float(error) ** 2 for error in known)) / tokens

@@ -11,7 +11,7 @@ HEAD = ("text", "tokens", "nats", "±", "per token", "perplexity", "bits/byte")
 
 
 def score_lines(whole: Likelihood, texts: Sequence[str]) -> list[str]:
-    """A line a text, and one for all of them together; of a text with a span, the tokens that were scored."""
+    """One line per text, and one for all of them together; of a text with a span, the tokens that were scored."""
     rows = [
         HEAD,
         *(_cells(likelihood, _name(likelihood, text)) for likelihood, text in zip(whole.texts, texts, strict=True)),
@@ -48,7 +48,7 @@ def _name(likelihood: Likelihood, text: str, most: int = 40) -> str:
 
 
 def token_lines(likelihood: Likelihood, width: int = 24) -> list[str]:
-    """A line a token: its nats, as a number and as a bar."""
+    """One line per token: its nats, as a number and as a bar."""
     if likelihood.token_nats is None or likelihood.pieces is None:
         return []
     top = max([*likelihood.token_nats, math.log(2)])

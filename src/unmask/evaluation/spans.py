@@ -6,12 +6,12 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from ..data.canvas import PromptBuilder
+from ..data.readers import line_of, numbered_lines
 from ..data.tokenization import Tokenizer
 from ..types import Batch, UserError
 
@@ -42,13 +42,9 @@ def read_texts(path: str) -> list[tuple[str, object]]:
 
     A line of a .jsonl file is a string, or an object with a "text" and, if only a part of it counts, a "span".
     """
-    try:
-        lines = Path(path).read_bytes().decode().splitlines()
-    except UnicodeDecodeError:
-        raise UserError(f"{path} is not UTF-8; convert it first") from None
-    rows = [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
+    rows = [(number, line) for number, line in numbered_lines(path) if line.strip()]
     if not rows:
-        raise UserError(f"{path} has no text in it; write one a line")
+        raise UserError(f"{path} has no text in it; write one text per line")
     if not path.endswith((".jsonl", ".ndjson")):
         return [(line, None) for _, line in rows]
     return [_line(path, number, line) for number, line in rows]
@@ -61,7 +57,7 @@ def _line(path: str, number: int, line: str) -> tuple[str, object]:
         row = None
     row = {"text": row} if isinstance(row, str) else row
     if not isinstance(row, dict) or not isinstance(row.get("text"), str):
-        raise UserError(f'line {number} of {path} is no text; write {{"text": "...", "span": [0, 5]}} or a string')
+        raise UserError(f'{line_of(path, number)} is not a text; write {{"text": "...", "span": [0, 5]}} or a string')
     return row["text"], row.get("span")
 
 
@@ -117,7 +113,9 @@ def read_passages(
             raise UserError(f"text {number + 1} to score is empty; give it at least one token")
         if text_spans is None:
             if len(ids) <= unscored:
-                raise UserError(f"text {number + 1} is only what this model is given and does not score; give it more")
+                raise UserError(
+                    f"text {number + 1} has only tokens that this model is given and does not score; make it longer"
+                )
             passages += [Passage(number, ids[i : i + capacity], None, unscored) for i in range(0, len(ids), capacity)]
             pieces = [piece for i, piece in enumerate(builder.tokenizer.pieces(ids)) if i % capacity >= unscored]
             scored.append(ScoredPassage(pieces, None if unscored else len(text.encode())))
@@ -136,7 +134,7 @@ def read_passages(
 def span_tokens(tokenizer: Tokenizer, text: str, ids: list[int], spans: Sequence[Span]) -> tuple[list[int], int]:
     """The tokens that spans touch, and the bytes of text that these stand for.
 
-    A token is whole or not at all: a span that cuts one is widened to it (" cat" for "cat", with most tokenizers).
+    A token is scored as a whole: a span that cuts one is widened to it (" cat" for "cat", with most tokenizers).
     """
     for start, end in spans:
         if not 0 <= start < end <= len(text):

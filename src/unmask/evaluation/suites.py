@@ -1,7 +1,7 @@
 """One model on several sets (paper, table zeroshot-ppl): the conventions, the sets, and which of them are in-domain.
 
-Every set is wrapped to the model's own length without EOS between its documents, with the ends that the model's rows
-have. Sets that the model was trained on are evaluated too, and marked.
+Every set is wrapped to the length of the model without EOS between its documents, with the block ends of the model's
+rows. Sets that the model was trained on are evaluated too, and marked.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def in_domain(data: DataConfig, member: Member) -> bool:
 
 
 def member_data(data: DataConfig, member: Member, local: str | None = None) -> DataConfig:
-    """How a model with these data reads a set: its own tokenizer, length and ends, the set's text and detokenizer."""
+    """How a model reads a set: its tokenizer, length and block ends, the text and detokenizer of the set."""
     kept = {"length": data.length, "local": local}
     return DataConfig.model_validate({**data.model_dump(), **record(member.corpus).zero_shot, **kept})
 
@@ -163,6 +163,6 @@ def table_lines(results: Sequence[SuiteResult]) -> list[str]:
 
 
 def shared(protocols: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What all protocols say, and say alike."""
+    """The entries that all protocols share."""
     first = protocols[0] if protocols else {}
     return {key: value for key, value in first.items() if all(p.get(key, ...) == value for p in protocols)}

@@ -1,7 +1,7 @@
-"""The likelihood of a plan: follow it, but write the text (`samplers.replay`).
+"""The likelihood of a plan: follow it, but write the text (`sampling.replay`).
 
-Where the plan's order depends on nothing but what the network says, there is one order for a text, and the product of
-what the network gives its tokens is the exact likelihood. Where the order is random, p(x) is a mean over orders, and K
+Where the plan's order depends on nothing but the network's predictions, there is one order for a text, and the product
+of the probabilities of its tokens is the exact likelihood. Where the order is random, p(x) is a mean over orders, and K
 of them give the importance-weighted bound
 
     IW_K = -log( mean over k of p(x | order k) )

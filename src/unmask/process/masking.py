@@ -79,10 +79,10 @@ def at_tokens(log_x: Tensor, tokens: Tensor) -> Tensor:
 
 
 def categorical(log_probs: Tensor, uniform: Tensor) -> Tensor:
-    """One token a row by inverting the cumulative sum, in float64.
+    """One token per row by inverting the cumulative sum, in float64.
 
-    One uniform a row instead of V Gumbels, and a token of chance 1e-6 keeps it: float32 noise would cut it
-    off. Rows need not be normalised.
+    One uniform per row instead of V Gumbels, and a token of chance 1e-6 keeps that chance, where float32 noise would
+    cut it off. Rows need not be normalised.
     """
     total = torch.softmax(log_probs.double(), dim=-1).cumsum(-1)  # (N, V)
     target = uniform.to(total.device).unsqueeze(-1) * total[..., -1:]

@@ -58,7 +58,7 @@ class Score(Parameterization):
     """SEDD: the logits are those of a concrete score s(y) = x̂(y) alpha/(1 - alpha), log x̂ = logits - log(V - 1).
 
     Its published output layer has a scale log(e^sigma - 1), which is that of alpha/(1 - alpha): it cancels in x̂
-    (`ctmc.sedd_log_score` has it), so nothing here depends on sigma, and a network need not be told it.
+    (`ctmc.sedd_log_score` has it), so nothing here depends on sigma, and a network need not be conditioned on it.
     """
 
     zero_mask = False

@@ -1,7 +1,7 @@
 """Noise schedules alpha(t), and the draw of times for the two bounds (paper sections 3.1 and 3.5, appendix E.1).
 
 `alpha` is always the signal kept: q(z_t|x) = Cat(alpha_t x + (1 - alpha_t) prior), from about 1 at t = 0 to about 0 at
-t = 1. Times and alphas are float64: they are a handful of numbers a row, and 1 - alpha must not lose its digits.
+t = 1. Times and alphas are float64: there are only a few of them per row, and 1 - alpha must not lose its digits.
 
 Schedules may be cut: alpha(1) > 0 keeps sigma = -log alpha finite, alpha(0) < 1 comes with the geometric one. The
 process that is trained, scored and sampled always starts from all masks and ends with none, so a position is still
@@ -39,7 +39,7 @@ class Schedule(ABC):
         """The time at which alpha is reached."""
 
     def sigma(self, t: Tensor) -> Tensor:
-        """Total noise -log alpha: what a time-conditioned network is told."""
+        """Total noise -log alpha: what a time-conditioned network is conditioned on."""
         return -torch.log(self.alpha(t))
 
     def rate(self, t: Tensor) -> Tensor:
@@ -187,15 +187,15 @@ def reveal_chance(alpha_s: Tensor, alpha_t: Tensor) -> Tensor:
 
 
 def independent(index: Tensor, total: int, keys: Keys) -> Tensor:
-    """One uniform a row, each for itself: what `strata` is measured against."""
+    """One independent uniform per row: what `strata` is measured against."""
     return keys.uniform("time", index)
 
 
 def strata(index: Tensor, total: int, keys: Keys) -> Tensor:
-    """One uniform a row, one row a stratum of the *global* batch or data set, independent jitter (appendix D.3).
+    """One uniform per row, one row per stratum of the *global* batch or data set, independent jitter (appendix D.3).
 
     Which row gets which stratum is drawn anew for every step or draw: otherwise the first rows of a data set would
-    only ever be seen at small times.
+    only ever be drawn at small times.
     """
     place = torch.from_numpy(keys.permute("strata", index, total)).double()
     return (place + keys.uniform("time", index)) / total  # (B,) float64
@@ -203,7 +203,7 @@ def strata(index: Tensor, total: int, keys: Keys) -> Tensor:
 
 @dataclass(frozen=True)
 class Draw:
-    """Where the process is looked at, a row each, and what that says about the whole bound."""
+    """The time drawn for each row, and its weight in the whole bound."""
 
     t: Tensor  # (B,) the time of z
     keep: Tensor  # (B,) chance that a position of z is unmasked
@@ -231,7 +231,7 @@ class Law(ABC):
         """The chance with which `draw` takes the last step, which ends at t = 0."""
 
     def split(self, uniform: Tensor, schedule: Schedule) -> tuple[Draw, Draw]:
-        """(a step that is not the last, the last one): apart, as the last may cost a forward pass of its own."""
+        """(a step that is not the last, the last one): separately, as the last may need another forward pass."""
         chance = self.last(schedule)
         beyond = math.nextafter(chance, 1)  # T · (1/T) may come out below 1, which would be the last step again
         inner = self.draw((beyond + (1 - chance) * uniform).clamp(max=1), schedule)

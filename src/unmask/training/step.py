@@ -32,7 +32,7 @@ Cut = Callable[[Config, Any, range, Keys], Batch]  # some slots of the global ba
 
 
 def text_batch(config: Config, rows: Rows, slots: range, keys: Keys) -> Batch:
-    """Some slots of a step on rows of text; labels are hidden by chance."""
+    """Some slots of a step on rows of text; labels are hidden at random."""
     batch = train_batch(
         rows,
         seed=config.seed,
@@ -89,7 +89,7 @@ class Ema:
 
     @contextmanager
     def swapped(self, model: nn.Module) -> Iterator[None]:
-        """The averaged weights in place of the model's, for a while."""
+        """The averaged weights in place of the model's, inside the context."""
         self._swap(model)
         try:
             yield
@@ -143,7 +143,7 @@ class Trainer:
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
-        """The averaged weights (the raw ones where there is no average) and the precision of training, for a while."""
+        """The averaged weights (raw where there is no average) and the precision of training, inside the context."""
         with self.ema.swapped(self.model), self.autocast():
             yield
 
@@ -223,7 +223,7 @@ class Trainer:
             checkpoint.write_whole(folder, self.groups())
 
     def restore(self, folder: Path) -> None:
-        """Take everything back from a checkpoint of either kind, strictly."""
+        """Restore everything from a checkpoint of either kind, strictly."""
         for p in (p for group in self.optimizer.param_groups for p in group["params"]):
             place = self.world.device if self.optimizer.defaults["fused"] else torch.device("cpu")
             step = torch.zeros((), dtype=torch.float32, device=place)

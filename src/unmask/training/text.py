@@ -1,4 +1,4 @@
-"""Training a language model on rows of text: what the loop (`loop`) has to know of it."""
+"""Training a language model on rows of text: what the loop (`loop`) needs to know about it."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class TextJob(TrainingJob):
             if target.state_dict().keys() != source.state_dict().keys():  # what another method adds begins fresh
                 target, source = target.backbone, source.backbone  # type: ignore[assignment]
             load_weights(target, source, f"the model {config.train.start}")
-        if config.sample.every:  # said now, and not after a day
+        if config.sample.every:  # raised now, and not after a day
             lm, steps = self._writer()
             lm.check(WritingJob(lm.prompt_canvas("", config.sample.length), SamplingParams(steps=steps)))
 

@@ -1,4 +1,4 @@
-"""The vocabulary of DNA models (Caduceus, HyenaDNA and the paper's diffusion models on them): one token a base.
+"""The vocabulary of DNA models (Caduceus, HyenaDNA and the paper's diffusion models on them): one token per base.
 
 Lower case reads as upper case, U as T, and every other nucleotide code of the IUPAC (R, Y, ...) as N. Networks pad
 their embedding to 16 rows; the ids 12 to 15 are never seen and never predicted.
@@ -44,7 +44,7 @@ def reverse_complement(tokens: Tensor | np.ndarray) -> Tensor | np.ndarray:
 
 
 def dna_tokenizer() -> Tokenizer:
-    """One base a token, with the paper's ids; what is no nucleotide code becomes [UNK]."""
+    """One token per base, with the paper's ids; what is not a nucleotide code becomes [UNK]."""
     words = [*SPECIALS, *BASES, "N"]
     backend = Backend(models.WordLevel({word: token for token, word in enumerate(words)}, unk_token="[UNK]"))
     backend.normalizer = normalizers.Sequence(

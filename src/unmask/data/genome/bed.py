@@ -1,4 +1,4 @@
-"""BED files: regions of a genome, one a line, in any order; the fourth column may name the split (the paper's hg38)."""
+"""BED files: regions of a genome, one per line, in any order; the fourth column may name the split (as in hg38)."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ def _interval(path: Path, line: int, words: list[str], sizes: Mapping[str, int])
         raise UserError(f"{where} has {len(words)} column{'s' * (len(words) > 1)}; BED needs chromosome, start and end")
     name, first, last = words[:3]
     if name not in sizes:
-        raise UserError(f"{where} names {name!r}, which is no record of the genome{near(name, list(sizes))}")
+        raise UserError(f"{where} names {name!r}, which is not a record of the genome{near(name, list(sizes))}")
     try:
         start, end = int(first), int(last)
     except ValueError:
-        raise UserError(f"{where} has {first!r} and {last!r} for start and end, which are no whole numbers") from None
+        raise UserError(f"{where} has {first!r} and {last!r} for start and end, which are not whole numbers") from None
     if start < 0:
         raise UserError(f"{where} starts at {start}, before the chromosome; BED counts from 0")
     if start >= end:

@@ -1,7 +1,7 @@
 """FASTA files, plain or gzip (bgzip too), as a stream of bases: any line width, lines of any length, little memory.
 
 A base comes as a code: 0 to 3 for A, C, G, T (U reads as T), 4 for N and the other IUPAC codes; 8 is added to lower
-case, the soft-masking of repeats. What is no nucleotide is refused in one sentence that names file, record and line.
+case, the soft-masking of repeats. Anything else is refused in one sentence that names file, record and line.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .bases import AMBIGUOUS, BASES
 EXTENSIONS = (".fa", ".fasta", ".fna", ".ffn", ".fas")
 CHUNK = 2 << 20  # bytes of text that are read at once
 LONGEST_HEADER = 1 << 20  # bytes: beyond it there are no line ends that we know
-UNKNOWN, LOWER, WRONG = 4, 8, 16  # codes: N; the bit of lower case; no nucleotide
+UNKNOWN, LOWER, WRONG = 4, 8, 16  # codes: N; the bit of lower case; not a nucleotide
 PROTEIN = "EFILPQZJXO"  # letters of amino acids that no nucleotide code has
 
 
@@ -43,7 +43,7 @@ def is_fasta(path: Path) -> bool:
 def read_fasta(path: Path, progress: Progress | None = None) -> Iterator[tuple[str, np.ndarray]]:
     """(record, uint8 codes of its next bases) from the beginning of a file to its end; no part is empty.
 
-    `progress` is told bytes of the file that were read, and its size.
+    `progress` gets the bytes of the file that were read, and its size.
     """
     return FastaReader(path).parts(progress)
 
@@ -69,7 +69,9 @@ class FastaReader:
                     end = data.find(b"\n", at)
                     header += data[at : end if end >= 0 else len(data)]
                     if len(header) > LONGEST_HEADER:
-                        raise UserError(f"line {self.line} of {self.path} has no end; a FASTA file has Unix line ends")
+                        raise UserError(
+                            f"line {self.line} of {self.path} has no end; give a FASTA file with Unix line ends"
+                        )
                     at = len(data) if end < 0 else end + 1
                     if end >= 0:
                         self._begin(header)
@@ -118,7 +120,7 @@ class FastaReader:
         if self.name in self.seen:
             raise UserError(
                 f"record {self.name!r} is twice in {self.path}, in lines {self.seen[self.name]} and {self.line}; "
-                "give every record a name of its own"
+                "give every record a different name"
             )
         self.seen[self.name] = self.line
         self.line += 1
@@ -126,7 +128,7 @@ class FastaReader:
     def _end(self) -> None:
         if self.name is not None and not self.bases:
             raise UserError(
-                f"record {self.name!r} in line {self.seen[self.name]} of {self.path} has no bases; remove it or fill it"
+                f"record {self.name!r} in line {self.seen[self.name]} of {self.path} has no bases; remove it"
             )
 
     def _sequence(self, text: bytes) -> np.ndarray:
@@ -151,10 +153,10 @@ class FastaReader:
         first = text.lstrip().split(b"\n", 1)[0][:200]
         if first and not first.translate(None, b"ACGTUNacgtun"):
             raise UserError(f"line {line} of {self.path} is sequence before the first header; begin with a line >NAME")
-        raise UserError(f"{self.path} is no FASTA file: line {line} does not begin with '>'")
+        raise UserError(f"{self.path} is not a FASTA file: line {line} does not begin with '>'")
 
     def _refuse(self, text: bytes) -> None:
-        """Raise for the first byte that is no nucleotide."""
+        """Raise for the first byte that is not a nucleotide."""
         letters = np.frombuffer(text, dtype=np.uint8)
         wrong = (np.frombuffer(TABLE, dtype=np.uint8)[letters] >= WRONG) & (letters != ord("\n"))
         place = int(np.argmax(wrong))
@@ -173,4 +175,4 @@ class FastaReader:
         if letter.isdigit():
             raise UserError(f"{where} has the digit {letter}; remove numbers from the sequence")
         shown = repr(letter) if letter.isascii() and letter.isprintable() else f"the byte 0x{byte.hex()}"
-        raise UserError(f"{where} has {shown}, which is no nucleotide code; give letters of the IUPAC (ACGTUN ...)")
+        raise UserError(f"{where} has {shown}, which is not a nucleotide code; use IUPAC letters (ACGTUN ...)")

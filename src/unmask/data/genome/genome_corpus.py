@@ -1,4 +1,4 @@
-"""From `data.source` to windows of a genome: which FASTA files, which splits, and which settings mean nothing here.
+"""From `data.source` to windows of a genome: which FASTA files, which splits, and which settings do not apply.
 
 A source is a FASTA file, a folder of them (files named train, valid or test are those splits), or `hg38`, the paper's
 data: the genome with the intervals of the Basenji data set, each of them extended to 2^20 bases around its middle.
@@ -137,7 +137,7 @@ def prepare_genome(spec: DataConfig, tokenizer: Tokenizer | None, progress: Prog
 def _regions(
     spec: DataConfig, source: Source, genomes: Mapping[str, Genome]
 ) -> tuple[dict[str, tuple[Genome, Regions]], Division | None]:
-    """The regions of each split with their genome, and the division if the source has no splits of its own."""
+    """The regions of each split with their genome, and the division if the source has no splits."""
     division = Division(spec.valid_fraction, spec.test_fraction, spec.split_seed)
     genome = genomes.get("train")
     if source.intervals is not None:
@@ -201,13 +201,13 @@ def find_source(spec: DataConfig, bases: bool) -> Source | None:
 
 
 def _hg38(spec: DataConfig, intervals: Path | None) -> Source:
-    """The paper's genome: its FASTA file and, unless another is given, its BED file beside it."""
+    """The paper's genome: its FASTA file and, unless another is set, the BED file beside it."""
     name, root = ("data.local", spec.local) if spec.local else ("UNMASK_DATA", os.environ.get("UNMASK_DATA"))
     wanted = f"a folder with {HG38[0]} (or {HG38[-1]}) and {HG38_INTERVALS[0]} (or {HG38_INTERVALS[1]})"
     if not root:
         raise UserError(f"data set 'hg38' is not on this machine; set data.local to {wanted}")
     if not Path(root).expanduser().is_dir():
-        raise UserError(f"{name}={root} is no folder; set data.local to {wanted}")
+        raise UserError(f"{name}={root} is not a folder; set data.local to {wanted}")
     folders = [Path(root).expanduser(), Path(root).expanduser() / "hg38"]
     fasta = _first(folders, HG38)
     if fasta is None:
@@ -229,7 +229,7 @@ def _first(folders: Iterable[Path], names: Iterable[str]) -> Path | None:
 
 
 def _check_settings(spec: DataConfig) -> None:
-    """Raise for what means nothing for FASTA; `eos_between` and `document` are simply not used."""
+    """Raise for settings that do not apply to FASTA; `eos_between` and `document` are simply not used."""
     if spec.local is not None and records.find(spec.source) is None:
         raise UserError(f"data.local={spec.local} belongs to a named data set; give the path as data.source instead")
     fields = DataConfig.model_fields
@@ -250,5 +250,5 @@ def _check_text(spec: DataConfig) -> None:
         value = getattr(spec, name)
         if value != default:
             raise UserError(
-                f"data.{name}={value} is for FASTA ({', '.join(EXTENSIONS)}), and {spec.source} is none; leave it out"
+                f"data.{name}={value} is for FASTA ({', '.join(EXTENSIONS)}), and {spec.source} is text; leave it out"
             )

@@ -1,10 +1,10 @@
 """A split of a genome as rows: regions cut into windows of data.length, looked up in the 2-bit store when asked for.
 
 Without a BED file every record is cut into blocks, and blocks are divided into splits: neighbours stay together, and
-the splits are spread over the genome. The size of a block is a power of two near a 400th of all bases (at most 2^20),
-the same for every length of up to a quarter of it, so models of different lengths have the same splits. A region is cut
-into windows from its start; the last one is shifted back to end with the region, and a region shorter than a window is
-padded.
+the splits are distributed over the genome. The size of a block is a power of two near a 400th of all bases (at most
+2^20), the same for every length of up to a quarter of it, so models of different lengths have the same splits. A region
+is cut into windows from its start; the last one is shifted back to end with the region, and a region shorter than a
+window is padded.
 
 N is a token that the network sees, and it is not scored (the paper's code reads N as [PAD] instead: not scored either).
 A window of which more than half is N is left out. Positions count through all records of the genome, as in `store`.
@@ -29,7 +29,7 @@ from .bed import Interval
 from .store import Genome
 
 SMALL_BLOCK, LARGE_BLOCK, BLOCKS = 1 << 10, 1 << 20, 400
-COUNTED = 1 << 20  # windows that are looked at together
+COUNTED = 1 << 20  # windows counted together
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,9 +1,9 @@
-"""A genome on disk, two bits a base, memory-mapped: any window of it in microseconds, whatever its size.
+"""A genome on disk, two bits per base, memory-mapped: any window of it in microseconds, whatever its size.
 
-The folder is named by the content of the FASTA files. `bases.2bit` has four bases a byte (N is stored as A), all
+The folder is named by the content of the FASTA files. `bases.2bit` has four bases per byte (N is stored as A), all
 records one after the other; `unknown.runs` and `soft.runs` say where N and lower-case bases are: start, end, start, end
 ... as int64 that count through all records and never cross from one to the next; `index.json` has names, lengths and
-checksums, and is written last, so that a genome is there completely or not at all. N has no case.
+checksums, and is written last, so that a genome is complete or absent. N has no case.
 """
 
 from __future__ import annotations
@@ -196,7 +196,7 @@ def _count(runs: np.ndarray, sums: np.ndarray, begins: np.ndarray, ends: np.ndar
 def open_genome(path: Path | str | Sequence[Path], cache_dir: Path | str, progress: Progress | None = None) -> Genome:
     """The genome of a FASTA file (or of several as one), packed into the cache first if it is not there yet.
 
-    Any number of processes may call this at once: one of them does the work. `progress` is told bytes of the files.
+    Any number of processes may call this at once: one of them does the work. `progress` gets bytes of the files.
     """
     paths = [Path(path)] if isinstance(path, Path | str) else [Path(file) for file in path]
     for file in paths:
@@ -274,7 +274,7 @@ def _pack(paths: Sequence[Path], folder: Path, progress: Progress | None) -> dic
                     origin[name], lengths[name] = path, 0
                 elif origin[name] != path:
                     raise UserError(
-                        f"record {name!r} is in {origin[name]} and in {path}; give every record a name of its own"
+                        f"record {name!r} is in {origin[name]} and in {path}; give every record a different name"
                     )
                 bases.add(codes)
                 unknown.add((codes & UNKNOWN) != 0, at)

@@ -92,7 +92,7 @@ def encode_bases(examples: Sequence[Example], tokenizer: Tokenizer, length: int)
     if tokenizer.kind != "dna":
         raise UserError(
             f"a task on bases needs a model of bases, and the tokenizer of this one is {tokenizer.name!r}; "
-            "take a model that was trained with data.tokenizer=dna"
+            "use a model that was trained with data.tokenizer=dna"
         )
     table = np.zeros(128, dtype=np.uint32)
     for letter in "ACGTN":
@@ -112,7 +112,7 @@ def encode(examples: Sequence[Example], tokenizer: Tokenizer, length: int) -> En
     if bos is None or eos is None:
         raise UserError(
             f"the tokenizer {tokenizer.name!r} has no beginning and end of text (BOS and EOS, or [CLS] and [SEP]), "
-            "which mark the texts of a task; take a model whose tokenizer has them"
+            "which mark the texts of a task; use a model whose tokenizer has them"
         )
     pairs = any(example.second is not None for example in examples)
     if length < (5 if pairs else 3):
@@ -140,7 +140,7 @@ def encode(examples: Sequence[Example], tokenizer: Tokenizer, length: int) -> En
 
 
 def longest_first(a: int, b: int, capacity: int) -> tuple[int, int]:
-    """How many tokens of two texts are kept when both together may have `room` tokens."""
+    """How many tokens of two texts are kept when both together may have `capacity` tokens."""
     if a + b <= capacity:
         return a, b
     shorter, half = min(a, b), capacity // 2

@@ -1,7 +1,7 @@
 """Intervals of the Genomic Benchmarks, cut out of a genome: id, region, start, end, strand (from 0, end excluded).
 
-A genome of another assembly gives other sequences without a sign of it. What can be seen is refused: a region that is
-not there, an end beyond the end of its region, a chromosome of another length than in the assembly of the task.
+A genome of another assembly silently gives other sequences. What can be detected is refused: a region that is
+missing, an end beyond the end of its region, a chromosome of another length than in the assembly of the task.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def _open(fasta: Path) -> Any:
 
 
 def _fasta(reference: Reference, folders: Sequence[Path], genome: str | None, intervals: Path) -> Path:
-    """The file of a genome: the one that is named, the only one that is there, or the one that has its name."""
+    """The file of a genome: the one that is set, the only one in the folder, or the one with a matching name."""
     if genome is not None:
         place = Path(genome).expanduser()
         if place.is_file():
@@ -64,17 +64,17 @@ def _fasta(reference: Reference, folders: Sequence[Path], genome: str | None, in
         if fastas:
             listed = ", ".join(p.name for p in fastas[:4])
             raise UserError(
-                f"{folder} has the FASTA files {listed}, and none or several of them are {reference.title}; "
+                f"{folder} has the FASTA files {listed}, and it is not clear which is {reference.title}; "
                 f"set task.genome to the right one, or put {reference.words[0]} into its name"
             )
     raise MissingTaskData(
-        f"{intervals} holds intervals, and the genome they are of is not there; put the FASTA of {reference.title} "
+        f"{intervals} holds intervals, but their genome is missing; put the FASTA of {reference.title} "
         "beside them, or set task.genome=FASTA"
     )
 
 
 def _named(reference: Reference, files: Iterable[Path]) -> list[Path]:
-    """The files with a word of the reference in their name; transcripts are no genome."""
+    """The files with a word of the reference in their name; transcripts are not a genome."""
     cdna = reference is REFERENCES["human-cdna"]
     usable = [p for p in files if ("cdna" in p.name.lower()) == cdna]
     return next((hits for word in reference.words if (hits := [p for p in usable if word in p.name.lower()])), [])
@@ -88,7 +88,7 @@ def _sequences(path: Path, genome: Any, fasta: Path, reference: Reference) -> li
         name = names.get(region)
         if name is None:
             raise UserError(
-                f"{where} is of {region}, which {fasta} does not have; the intervals are of {reference.title}: "
+                f"{where} is on {region}, which {fasta} does not have; the intervals refer to {reference.title}: "
                 "set task.genome to its FASTA"
             )
         size = genome.sizes[name]
@@ -97,7 +97,7 @@ def _sequences(path: Path, genome: Any, fasta: Path, reference: Reference) -> li
             checked.add(name)
         if end > size:
             raise UserError(
-                f"{where} ends at {end:,}, and {region} of {fasta} has {size:,} bases; the intervals are of "
+                f"{where} ends at {end:,}, and {region} of {fasta} has {size:,} bases; the intervals refer to "
                 f"{reference.title}: set task.genome to its FASTA"
             )
         tokens = genome.fetch(name, start, end)
@@ -120,13 +120,13 @@ def _check_size(name: str, size: int, fasta: Path, reference: Reference) -> None
     known = reference.sizes.get(name.removeprefix("chr"))
     if known is not None and known != size:
         raise UserError(
-            f"{name} of {fasta} has {size:,} bases, and {known:,} in {reference.title}, which the intervals are of; "
+            f"{name} of {fasta} has {size:,} bases, but {known:,} in {reference.title}, to which the intervals refer; "
             "another assembly gives wrong sequences: set task.genome to the right one"
         )
 
 
 def _intervals(path: Path) -> Iterable[tuple[str, str, int, int, bool]]:
-    """(where, region, start, end, whether it is of the other strand) of every line."""
+    """(where, region, start, end, whether it is on the other strand) of every line."""
     rows = readers.csv_rows(path)
     _, header = next(rows, ("", []))
     if missing := [name for name in COLUMNS if name not in header]:

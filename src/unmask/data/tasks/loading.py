@@ -1,9 +1,9 @@
 """The examples of a task: a split as it is distributed, or all that a run trains and is judged on.
 
 Genomic Benchmarks have no dev split. A tenth of their training split is drawn for it, by the seed of the run and with
-our own generator (the paper's five splits cannot be had again), so that five seeds are five splits: what the paper
-calls 5-fold cross-validation. Where only a part of a set is at hand, `task.split=random` makes splits that are not the
-official ones.
+our generator (the paper's five splits cannot be recovered), so that five seeds are five splits: what the paper
+calls 5-fold cross-validation. Where only a part of a set is available, `task.split=random` makes splits that are not
+the official ones.
 """
 
 from __future__ import annotations
@@ -79,13 +79,13 @@ def _held_out(task: Task, train: Loaded, dev: str, seed: int) -> tuple[Loaded, L
 
 
 def _random(task: Task, spec: TaskConfig) -> dict[str, Loaded]:
-    """Training and test out of all that is at hand: the same for every seed, as the official ones are."""
+    """Training and test from all that is available: the same for every seed, as the official ones are."""
     if not task.sequences:
-        raise UserError(f"task.split=random is for tasks on sequences, and {task.name} is none; leave it out")
+        raise UserError(f"task.split=random is for tasks on sequences, and {task.name} is not one; leave it out")
     whole = _load_all(task, spec.local, spec.genome)
     total = len(whole.examples)
     if total < 3:
-        raise UserError(f"{task.name} has {total} examples here, which is too little to split; give at least 3")
+        raise UserError(f"{task.name} has {total} examples here, too few to split; give at least 3")
     kept, drawn = draw(total, TESTED, Keys(0), "task/test")
     rule = f"not official: {{}} of the {total:,} sequences at hand, drawn by task.split=random"
     assert task.tested is not None, "sequences are tested"
@@ -96,7 +96,7 @@ def _random(task: Task, spec: TaskConfig) -> dict[str, Loaded]:
 
 
 def _some(task: Task, whole: Loaded, chosen: Sequence[int] | np.ndarray, split: str, rule: str) -> Loaded:
-    """Some of the examples, as a split of their own."""
+    """Some of the examples, as a separate split."""
     examples = [replace(whole.examples[int(i)], index=place) for place, i in enumerate(chosen)]
     facts = facts_of(task, split, examples, whole.facts["source"], rule, {})
     return Loaded(examples, {**whole.facts, **facts})
@@ -123,7 +123,7 @@ def _sequences(task: Task, split: str, local: str | None, genome: str | None) ->
 
 
 def _load_all(task: Task, local: str | None, genome: str | None) -> Loaded:
-    """Every sequence of a task that is at hand, whatever split it is of."""
+    """Every available sequence of a task, whatever its split."""
     parts: list[sequences.SequenceFiles] = []
     for place in _places(task, local):
         candidates = [sequences.find(task, split, place) for split in (*task.splits, sequences.WHOLE)]

@@ -1,9 +1,9 @@
 """How good predictions are, and how sure that number is: accuracy, F1, Matthews, Spearman, Pearson.
 
 Values come from scikit-learn and scipy. Every metric has a standard error over the examples: of the accuracy p it is
-sqrt(p (1 - p) / n), of the others the spread of a bootstrap (REPLICATES sets of n examples drawn with replacement, a
-fixed seed). Where a metric is not defined (predictions that are all alike have no correlation) it is 0, as it is for
-Matthews' correlation in scikit-learn.
+sqrt(p (1 - p) / n), of the others the standard deviation of a bootstrap (REPLICATES sets of n examples drawn with
+replacement, a fixed seed). Where a metric is not defined (constant predictions have no correlation) it is 0, as it is
+for Matthews' correlation in scikit-learn.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def _ratio(above: np.ndarray, below: np.ndarray) -> np.ndarray:
 
 
 def _stream(name: str) -> np.random.Generator:
-    """The same numbers every time, of their own for each metric."""
+    """The same numbers every time, a separate stream for each metric."""
     from ...process.keys import Keys
 
     return Keys(0).stream(f"bootstrap/{name}")

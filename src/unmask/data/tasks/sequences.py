@@ -1,10 +1,10 @@
 """Sequences of bases with labels, as they are distributed (appendix D.7): where they lie, and how they are read.
 
 Three layouts, looked for in this order, in the folder of a task and in the folder of all of them:
-    SPLIT/CLASS/*.txt                     one sequence a file: what the package `genomic_benchmarks` downloads
+    SPLIT/CLASS/*.txt                     one sequence per file: what the package `genomic_benchmarks` downloads
     SPLIT.csv, NAME.SPLIT.tsv, NAME.tsv   tables (.csv, .tsv, .jsonl, .parquet, .gz) of sequence and label; a table of
                                           all splits has a column `split`
-    SPLIT/CLASS.csv.gz                    intervals of a genome, whose FASTA lies in the folder, or above, or is named
+    SPLIT/CLASS.csv.gz                    intervals of a genome, whose FASTA lies in the folder, or above, or is set
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def clean(text: str, where: str) -> str:
         raise UserError(f"{where} has no bases; leave it out")
     if strange := _STRANGE.search(bases):
         raise UserError(
-            f"{where} has the letter {strange[0]!r} at base {strange.start() + 1}, which is no base; "
+            f"{where} has the letter {strange[0]!r} at base {strange.start() + 1}, which is not a base; "
             "give sequences of A, C, G, T and N"
         )
     return bases
@@ -81,7 +81,7 @@ def find_intervals(task: Task, split: str, root: Path, genome: str | None = None
     return None
 
 
-# ---- one sequence a file
+# ---- one sequence per file
 
 
 def _from_folders(task: Task, split: str, folder: Path, root: Path) -> SequenceFiles | None:
@@ -97,7 +97,7 @@ def _from_folders(task: Task, split: str, folder: Path, root: Path) -> SequenceF
         files = sorted(class_folder.glob("*.txt"))
         if not files:
             raise UserError(
-                f"{class_folder} has no .txt files; it should hold one sequence a file, as the package writes them"
+                f"{class_folder} has no .txt files; it should hold one sequence per file, as the package writes them"
             )
         sequences += [(str(path), ["".join(readers.read_text(path)), class_folder.name]) for path in files]
     return SequenceFiles(sequences, [place], "one sequence a file")

@@ -25,17 +25,17 @@ from .definition import Carve, Columns, Example, Form, Task
 log = logging.getLogger(__name__)
 
 WORDS = {"train": ("train",), "dev": ("dev", "validation", "valid", "val"), "test": ("test",)}
-MOST_BROKEN = 0.01  # of the rows of a file; more are no accident
+MOST_BROKEN = 0.01  # of the rows of a file; more is no accident
 OFFICIAL = "the official split"
 
 
 class MissingTaskData(UserError):
-    """A task whose files are neither on this machine nor to be had; files that cannot be read are another error."""
+    """The files of a task are not on this machine and cannot be downloaded. Unreadable files are another error."""
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """A split: its examples, and where they are from."""
+    """A split: its examples, and where they come from."""
 
     examples: list[Example]
     facts: dict[str, Any]
@@ -81,7 +81,7 @@ def data_root() -> Path | None:
         return None
     root = Path(data).expanduser()
     if not root.is_dir():
-        raise UserError(f"UNMASK_DATA={data} is no folder; set it to one that holds data sets, or unset it")
+        raise UserError(f"UNMASK_DATA={data} is not a folder; set it to one that holds data sets, or unset it")
     return root
 
 
@@ -128,7 +128,7 @@ def _official(task: Task, split: str, folder: Path, path: Path, form: Form) -> _
 
 
 def _words(task: Task, split: str) -> list[str]:
-    """What a table of a split is called: as official files, as the Hub has it, and by usual words."""
+    """What a table of a split is called: as official files, as the Hub has it, and by common words."""
     official = [name for form in task.forms if form.carve is None for name in form.files.get(split, ())]
     hub = task.hub_splits.get(split, split)
     words = WORDS.get(split, ())
@@ -224,7 +224,7 @@ def examples_of(
 
 
 def kind_of(value: Any) -> str:
-    """In words, what stands where a text should."""
+    """In words, the kind of a value that should be a text."""
     return "nothing" if value is None else type(value).__name__
 
 
