@@ -362,7 +362,7 @@ def test_the_last_documents_are_held_out_exactly(tmp_path, spec, monkeypatch, ki
 
 def test_too_few_to_hold_out(tmp_path, spec):
     parquet(tmp_path / "openwebtext/train.parquet", text=["a"] * 10)
-    with pytest.raises(UserError, match=r"last 100,000 documents out, and this copy has 10 in all; give its path"):
+    with pytest.raises(UserError, match=r"last 100,000 documents, but this copy has only 10; give its path"):
         next(open_corpus(spec("owt", local=str(tmp_path))).documents("train"))
 
 

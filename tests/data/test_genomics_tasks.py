@@ -30,14 +30,14 @@ def _nowhere_else(monkeypatch, tmp_path):
 
 
 def plain(name: str, split: str, local: Path, genome: Path | None = None) -> list[tuple[str, int]]:
-    found = tasks.read(tasks.task(name), split, str(local), None if genome is None else str(genome))
+    found = tasks.load(tasks.task(name), split, str(local), None if genome is None else str(genome)).examples
     assert [one.index for one in found] == list(range(len(found)))
     return [(one.first, one.label) for one in found]
 
 
 def refused(name: str, split: str, local: Path | str, genome: str | None = None) -> str:
     with pytest.raises(UserError) as error:
-        tasks.read(tasks.task(name), split, str(local), genome)
+        tasks.load(tasks.task(name), split, str(local), genome)
     assert "\n" not in str(error.value)
     return str(error.value)
 
@@ -99,7 +99,7 @@ def test_the_official_test_sequences():
         ("human_nontata_promoters", {"negative": 4119, "positive": 4915}),
     ):
         for place in (BENCHMARKS, BENCHMARKS / "sequences"):
-            facts = tasks.describe(tasks.task(f"genomics/{name}"), "test", str(place))
+            facts = tasks.load(tasks.task(f"genomics/{name}"), "test", str(place)).facts
             assert facts["classes"] == classes and facts["rule"] == "the official split"
     said = refused("genomics/human_enhancers_cohn", "train", BENCHMARKS / "sequences")
     assert "has nothing of the split 'train'" in said and "task.split=random" in said
@@ -157,7 +157,7 @@ def test_one_sequence_a_file(tmp_path):
         put(tmp_path / f"dummy_mouse_enhancers_ensembl/train/{name}", text)
     want = [("GGTT", 0), ("TTNNN", 0), ("ACGT", 1)]
     assert plain(MOUSE, "train", tmp_path) == plain(MOUSE, "train", tmp_path / "dummy_mouse_enhancers_ensembl") == want
-    facts = tasks.describe(tasks.task(MOUSE), "train", str(tmp_path))
+    facts = tasks.load(tasks.task(MOUSE), "train", str(tmp_path)).facts
     assert facts["rule"] == "the rows that are there: 3, where the official split has 968"
     assert facts["read"] == "one sequence a file" and json.loads(json.dumps(facts)) == facts
 
@@ -215,7 +215,7 @@ def test_numbers_of_the_regulatory_set_are_not_those_of_sorted_names(tmp_path):
 def test_tables_that_are_wrong(tmp_path, text, said):
     put(tmp_path / "tf_0/test.csv", text)
     with pytest.raises(UserError, match=said):
-        tasks.read(tasks.task("gue/tf_0"), "test", str(tmp_path))
+        tasks.load(tasks.task("gue/tf_0"), "test", str(tmp_path))
 
 
 def test_more_that_is_wrong(tmp_path):
@@ -296,7 +296,7 @@ def test_intervals_that_are_wrong(tmp_path, line, said):
     put(tmp_path / "dummy_mouse_enhancers_ensembl/test/negative.csv", HEADER + f"0,chr7,0,9,+\n{line}\n")
     put(tmp_path / "dummy_mouse_enhancers_ensembl/test/positive.csv", HEADER + "0,chr7,0,9,+\n")
     with pytest.raises(UserError, match=said):
-        tasks.read(tasks.task(MOUSE), "test", str(tmp_path))
+        tasks.load(tasks.task(MOUSE), "test", str(tmp_path))
 
 
 def test_genomes_that_are_wrong(tmp_path):
@@ -304,7 +304,7 @@ def test_genomes_that_are_wrong(tmp_path):
     put(place / "negative.csv", "id,region,start,end\n0,chr7,0,9\n")
     put(place / "positive.csv", HEADER + "0,chr7,0,9,+\n")
     with pytest.raises(tasks.MissingTaskData, match="put the FASTA of the mouse genome GRCm38 beside them"):
-        tasks.read(tasks.task(MOUSE), "test", str(tmp_path))
+        tasks.load(tasks.task(MOUSE), "test", str(tmp_path))
     assert "task.genome=nowhere.fa does not exist" in refused(MOUSE, "test", tmp_path, "nowhere.fa")
     genome(tmp_path / "a.fa", chr7=100)
     assert "has no column 'strand'" in refused(MOUSE, "test", tmp_path)

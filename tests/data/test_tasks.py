@@ -177,7 +177,7 @@ def test_real_rows_as_bert_reads_them(name, split, length):
     from transformers import BertTokenizerFast
 
     folder = DATA / "tokenizers/bert-base-uncased"
-    examples = tasks.read(tasks.task(f"glue/{name}"), split, str(DATA / "glue"))[:1000]
+    examples = tasks.load(tasks.task(f"glue/{name}"), split, str(DATA / "glue")).examples[:1000]
     cut = compare(examples, read_tokenizer(folder), BertTokenizerFast.from_pretrained(folder), length)
     assert 0 < cut < len(examples) or name == "stsb"
 

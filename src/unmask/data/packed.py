@@ -10,7 +10,7 @@ import hashlib
 import os
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -40,16 +40,21 @@ def map_file(path: Path, dtype: np.dtype[Any]) -> np.ndarray:
 
 def intact(folder: Path, split: str) -> dict[str, Any] | None:
     """The facts of a cached split if its files are what they should be."""
-    facts = read_json(folder / f"{split}.json")
-    if facts is None:
+    return read_record(folder / f"{split}.json", FORMAT, _checksum)
+
+
+def read_record(path: Path, version: int, checksum: Callable[[Path], list[Any]]) -> dict[str, Any] | None:
+    """A record that was written last, if it has this format and the files that it lists are what they should be."""
+    record = read_json(path)
+    if record is None:
         return None
     try:
-        sound = facts["format"] == FORMAT and all(
-            _checksum(folder / name) == recorded for name, recorded in facts["files"].items()
+        sound = record["format"] == version and all(
+            checksum(path.parent / name) == recorded for name, recorded in record["files"].items()
         )
     except (KeyError, AttributeError, OSError):
         sound = False
-    return facts if sound else None
+    return record if sound else None
 
 
 def _checksum(path: Path) -> list[Any]:

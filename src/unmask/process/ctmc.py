@@ -21,7 +21,8 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from ..errors import UserError
-from .masking import at_tokens, marginal
+from .masking import at_tokens, fold, marginal
+from .schedule import reveal_chance
 
 # -- any prior: x, z and prior are (..., V) probability vectors ------------------------------------------------------
 
@@ -100,6 +101,16 @@ def score_entropy(log_score: Tensor, x: Tensor, sigma: Tensor, dsigma: Tensor, m
 
 
 # -- steps: p(z_s|z_t) as rows (..., V) ------------------------------------------------------------------------------
+
+
+def reverse_step(log_x: Tensor, alpha_s: Tensor, alpha_t: Tensor, mask: int) -> Tensor:
+    """p(z_s|z_t = m) for rows of log x̂ (N, V) (eq. 7 with the mass on [MASK] folded away)."""
+    u = reveal_chance(alpha_s, alpha_t)
+    log_total = torch.logsumexp(log_x, -1, keepdim=True)
+    log_folded, mass = fold(log_x, log_x[..., mask : mask + 1], log_total, alpha_t)
+    probs = u * torch.exp(log_folded)
+    probs[..., mask : mask + 1] = 1 - u * mass
+    return probs
 
 
 def analytic_step(log_score: Tensor, z: Tensor, sigma_s: Tensor, sigma_t: Tensor, mask: int) -> Tensor:

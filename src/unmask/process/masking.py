@@ -9,8 +9,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .schedule import reveal_chance
-
 # -- any prior: x, z and prior are (..., V) probability vectors ------------------------------------------------------
 
 
@@ -61,16 +59,6 @@ def fold(log_x: Tensor, log_x_mask: Tensor, log_total: Tensor | float, alpha_t: 
     scale = torch.log1p(alpha_t / (1 - alpha_t) * x_mask)
     total = torch.exp(torch.as_tensor(log_total, dtype=x_mask.dtype)) - x_mask
     return log_x - scale, total * torch.exp(-scale)
-
-
-def reverse_step(log_x: Tensor, alpha_s: Tensor, alpha_t: Tensor, mask: int) -> Tensor:
-    """p(z_s|z_t = m) for rows of log x̂ (N, V) (eq. 7 with the mass on [MASK] folded away)."""
-    u = reveal_chance(alpha_s, alpha_t)
-    log_total = torch.logsumexp(log_x, -1, keepdim=True)
-    log_folded, mass = fold(log_x, log_x[..., mask : mask + 1], log_total, alpha_t)
-    probs = u * torch.exp(log_folded)
-    probs[..., mask : mask + 1] = 1 - u * mass
-    return probs
 
 
 def at_tokens(log_x: Tensor, tokens: Tensor) -> Tensor:

@@ -22,8 +22,8 @@ from filelock import FileLock
 
 from ...errors import nearest
 from ...types import Progress, UserError
-from ..cache import content_key, file_hash, read_json, replacing, write_json, writing
-from ..packed import map_file
+from ..cache import content_key, file_hash, replacing, write_json, writing
+from ..packed import map_file, read_record
 from .bases import A, N
 from .fasta import LOWER, UNKNOWN, read_fasta
 
@@ -207,12 +207,12 @@ def open_genome(path: Path | str | Sequence[Path], cache_dir: Path | str, progre
         cache.mkdir(parents=True, exist_ok=True)
     key = content_key("genome", FORMAT, [file_hash(file, cache) for file in paths])
     folder = cache / "genomes" / key
-    index = _intact(folder)
+    index = read_record(folder / INDEX_FILE, FORMAT, _checksum)
     if index is None:
         with writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
             with FileLock(folder / ".lock"):
-                index = _intact(folder)
+                index = read_record(folder / INDEX_FILE, FORMAT, _checksum)
                 if index is None:
                     if (folder / INDEX_FILE).exists():
                         log.warning("the packed genome %s was damaged and is made again", folder)
@@ -220,20 +220,6 @@ def open_genome(path: Path | str | Sequence[Path], cache_dir: Path | str, progre
     unknown, lower = (np.asarray(map_file(folder / name, np.dtype("<i8"))) for name in (UNKNOWN_FILE, SOFT_FILE))
     packed = np.asarray(map_file(folder / BASES_FILE, np.dtype("u1")))
     return Genome(tuple(index["names"]), np.array(index["lengths"], dtype=np.int64), packed, unknown, lower, key)
-
-
-def _intact(folder: Path) -> dict[str, Any] | None:
-    """The index of a genome if its files are what they should be."""
-    index = read_json(folder / INDEX_FILE)
-    if index is None:
-        return None
-    try:
-        sound = index["format"] == FORMAT and all(
-            _checksum(folder / name) == recorded for name, recorded in index["files"].items()
-        )
-    except (KeyError, AttributeError, OSError):
-        sound = False
-    return index if sound else None
 
 
 def _checksum(path: Path) -> list[Any]:

@@ -13,7 +13,7 @@ from .glue import NUMBERS, average, glue, number
 
 if TYPE_CHECKING:
     from .encoding import Encoded, encode, encode_bases
-    from .loading import describe, load, read, splits
+    from .loading import load, splits
     from .sequences import clean
     from .task_files import Loaded, MissingTaskData
 
@@ -31,7 +31,6 @@ __all__ = [
     "Task",
     "average",
     "clean",
-    "describe",
     "encode",
     "encode_bases",
     "genomics",
@@ -40,7 +39,6 @@ __all__ = [
     "load",
     "metrics",
     "number",
-    "read",
     "splits",
     "task",
 ]
@@ -50,11 +48,9 @@ _ROOMS = {
     "Loaded": "task_files",
     "MissingTaskData": "task_files",
     "clean": "sequences",
-    "describe": "loading",
     "encode": "encoding",
     "encode_bases": "encoding",
     "load": "loading",
-    "read": "loading",
     "splits": "loading",
 }
 

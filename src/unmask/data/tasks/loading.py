@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -20,25 +19,18 @@ from ...errors import UserError, nearest
 from ...process.keys import Keys
 from ..tabular import Row, Wanted
 from . import sequences, task_files
-from .definition import Example, Task
+from .definition import Task
 from .task_files import OFFICIAL, Loaded, MissingTaskData, data_root, examples_of, facts_of, from_hub, kind_of
 
 HELD_OUT = 0.1  # of the training split, for validation (appendix D.7)
 TESTED = 0.2  # of all sequences, where the splits are not the official ones: as most of the official ones have it
 
 
-def read(task: Task, split: str, local: str | None = None, genome: str | None = None) -> list[Example]:
-    """The examples of a split."""
-    return load(task, split, local, genome).examples
-
-
-def describe(task: Task, split: str, local: str | None = None, genome: str | None = None) -> dict[str, Any]:
-    """What a reported number should carry: task, version, source, rows, classes, sha256 and the rule of the split."""
-    return load(task, split, local, genome).facts
-
-
 def load(task: Task, split: str, local: str | None = None, genome: str | None = None) -> Loaded:
-    """`read` and `describe` at once; `genome` is the FASTA of tasks that come as intervals."""
+    """The examples of a split, and the facts that a reported number should carry: source, rows, classes, sha256, rule.
+
+    `genome` is the FASTA of tasks that come as intervals.
+    """
     if split not in task.splits:
         raise UserError(
             f"{task.name} has no split {split!r}{nearest(split, task.splits)}; it has {', '.join(task.splits)}"
