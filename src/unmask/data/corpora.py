@@ -293,7 +293,7 @@ def _open_files(spec: DataConfig, name: str, files: Mapping[str, list[Path]], ig
 
 
 def _no_columns(spec: DataConfig, where: str) -> None:
-    """One sentence when labels are wanted of plain text."""
+    """Raise if labels are wanted from text without columns."""
     if spec.label is not None:
         raise UserError(
             f"{where} is plain text without columns, so it has no data.label={spec.label}; "

@@ -1,4 +1,4 @@
-"""Data sets as they lie on disk: which files of a folder are which split, and what a row of such a file is.
+"""Data sets as they are on disk: which files of a folder are which split, and what a row of such a file is.
 
 A record says under which file names its set is distributed (`Files`); besides, every set may be a folder of tables, as
 the Hub, `datasets.save_to_disk` and people keep them: .parquet, .jsonl (.json, .gz), .csv with a header, .arrow. Rows
@@ -149,7 +149,7 @@ def count(read: str, path: Path, field: str) -> int:
 def between(
     read: str, paths: Iterable[Path], field: str, label: str | None, start: int, stop: int
 ) -> Iterator[Located]:
-    """Rows start to stop of several files in a row; files outside are not opened for more than their size."""
+    """Rows start to stop of several files taken together; of files outside only the size is read."""
     offset = 0
     for path in paths:
         if offset >= stop:

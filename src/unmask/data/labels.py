@@ -51,7 +51,7 @@ def in_order(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def translate(names: Sequence[str], known: Sequence[str], where: str) -> np.ndarray:
-    """(len(found),) int64: the id of each label of a split among the known ones."""
+    """(len(names),) int64: the id of each label of a split among the known ones."""
     ids = {name: i for i, name in enumerate(known)}
     for name in names:
         if name not in ids:

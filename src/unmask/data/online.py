@@ -41,7 +41,7 @@ def reason(error: BaseException, most: int = 200) -> str:
 
 @contextmanager
 def hub() -> Iterator[bool]:
-    """Gives whether the Hub can be reached; if not, its libraries look in their caches only."""
+    """Yields whether the Hub can be reached; if not, its libraries use only their caches."""
     from huggingface_hub import constants
 
     online = reachable()

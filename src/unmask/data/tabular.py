@@ -30,7 +30,7 @@ class Wanted:
     names: list[str] = field(default_factory=list)  # as chosen: texts, label, more
 
     def choose(self, header: Sequence[str], path: Path) -> list[str]:
-        """The columns to take from those that are there."""
+        """The columns to read, of those in the header."""
         for columns in self.choices:
             if not set(self._needed(columns)) - set(header):
                 label = [columns.label] if columns.label in header else []

@@ -68,7 +68,7 @@ def make_tokenizer(spec: DataConfig, texts: Callable[[], Iterable[str]]) -> Toke
 
 
 def on_shelf(name: str | Path) -> Path | None:
-    """The tokenizer of this name in the folder $UNMASK_TOKENIZERS, if it is there."""
+    """The tokenizer of this name in the folder $UNMASK_TOKENIZERS, if there is one."""
     shelf = os.environ.get("UNMASK_TOKENIZERS")
     place = Path(shelf or "").expanduser() / name
     return place if shelf and place.exists() else None

@@ -104,7 +104,7 @@ class Tokenizer:
         return self._backend.id_to_token(token) or ""
 
     def pieces(self, ids: Iterable[int]) -> list[str]:
-        """What to show for each token on its own; a part of a UTF-8 character is shown as its bytes (⟨e2 82⟩)."""
+        """What to show for each token alone; a part of a UTF-8 character is shown as its bytes (⟨e2 82⟩)."""
         return [self._display[int(token)] for token in ids]
 
     @functools.cached_property

@@ -71,7 +71,7 @@ def conjoined(lm: LM) -> LM:
 
 
 def write_fasta(path: str | Path, samples: Sequence[Sample], model: str) -> None:
-    """Samples as records: each is named by its number, and says its seed and model."""
+    """Samples as records: each is named by its number, and its header has seed and model."""
     with replacing(Path(path)) as temporary, temporary.open("w", encoding="utf-8") as file:
         for sample in samples:
             file.write(f">sample_{sample.index} seed={sample.seed} model={model}\n")

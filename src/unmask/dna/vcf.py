@@ -19,7 +19,7 @@ BASES = frozenset("ACGTN")
 
 @dataclass(frozen=True)
 class VcfRecord:
-    """One line: a place of the genome, and what may stand there. `pos` counts from 1."""
+    """One line: a place of the genome, and the alleles that may be there. `pos` counts from 1."""
 
     line: int
     chrom: str

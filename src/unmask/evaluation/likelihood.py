@@ -1,6 +1,6 @@
 """Likelihood with error bars (paper appendix D.1): everything that says perplexity.
 
-Each (row, draw) has its own time stratum and mask, keyed by row index and draw, so the result for a seed does not
+Each (row, draw) has a time stratum and a mask, keyed by row index and draw, so the result for a seed does not
 depend on batch size or number of processes. Two errors are kept apart: the Monte Carlo error of the bound, from
 independent draws over the whole set, and the error over texts, with the Monte Carlo part taken out.
 """

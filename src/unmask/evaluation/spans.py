@@ -155,7 +155,7 @@ def lay_out(builder: PromptBuilder, passages: Sequence[Passage], first: int, tot
     """Rows as in training (block ends, padding), and (B, L) bool: the positions that the process may hide.
 
     Of a whole text these are all positions that exist, as in training, block ends included; the block ends are hidden
-    now and then, but do not count. Of a span they are its own tokens alone.
+    now and then, but do not count. Of a span they are its tokens alone.
     """
     vocab, spec = builder.vocab, builder.spec
     filler = next(token for token in (vocab.pad, vocab.eos, vocab.mask) if token is not None)

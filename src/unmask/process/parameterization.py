@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from .masking import at_tokens, fold
 
@@ -35,16 +36,16 @@ class Mean(Parameterization):
     zero_mask: bool = True
     carry_over: bool = True
 
+    @override
     def log_x(self, logits: Tensor, mask: int) -> Tensor:
-        """Log x̂ (N, V) in float32 from logits of masked positions."""
         logits = logits.float()
         if self.zero_mask:
             column = torch.tensor([mask], device=logits.device)
             logits = logits.index_fill(-1, column, float("-inf"))
         return torch.log_softmax(logits, dim=-1)
 
+    @override
     def target(self, logits: Tensor, tokens: Tensor, alpha_t: Tensor, mask: int) -> tuple[Tensor, Tensor]:
-        """(-log x̃(token), sum of x̃) for each row."""
         log_x = self.log_x(logits, mask)
         log_token = at_tokens(log_x, tokens)
         if self.zero_mask:

@@ -18,6 +18,7 @@ from dataclasses import dataclass, fields, replace
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from ..errors import UserError
 from .keys import Keys
@@ -59,16 +60,16 @@ class Polynomial(Schedule):
     power: float = 1.0
     eps: float = 1e-3
 
+    @override
     def alpha(self, t: Tensor) -> Tensor:
-        """Signal kept at time t."""
         return 1 - (1 - self.eps) * t**self.power
 
+    @override
     def dalpha(self, t: Tensor) -> Tensor:
-        """D alpha / d t."""
         return -(1 - self.eps) * self.power * t ** (self.power - 1)
 
+    @override
     def inverse(self, alpha: Tensor) -> Tensor:
-        """The time at which alpha is reached."""
         return ((1 - alpha) / (1 - self.eps)) ** (1 / self.power)
 
 
@@ -79,18 +80,18 @@ class Cosine(Schedule):
     power: int = 1
     eps: float = 1e-3
 
+    @override
     def alpha(self, t: Tensor) -> Tensor:
-        """Signal kept at time t."""
         return self.eps + (1 - self.eps) * torch.cos(math.pi / 2 * t) ** self.power
 
+    @override
     def dalpha(self, t: Tensor) -> Tensor:
-        """D alpha / d t."""
         angle = math.pi / 2 * t
         slope = self.power * torch.cos(angle) ** (self.power - 1) * torch.sin(angle)
         return -(1 - self.eps) * math.pi / 2 * slope
 
+    @override
     def inverse(self, alpha: Tensor) -> Tensor:
-        """The time at which alpha is reached."""
         cosine = ((alpha - self.eps) / (1 - self.eps)).clamp(0, 1) ** (1 / self.power)
         return torch.acos(cosine) * 2 / math.pi
 
@@ -106,12 +107,12 @@ class SigmaSchedule(Schedule):
     def dsigma(self, t: Tensor) -> Tensor:
         """D sigma / d t."""
 
+    @override
     def alpha(self, t: Tensor) -> Tensor:
-        """Signal kept at time t."""
         return torch.exp(-self.sigma(t))
 
+    @override
     def dalpha(self, t: Tensor) -> Tensor:
-        """D alpha / d t."""
         return -self.dsigma(t) * torch.exp(-self.sigma(t))
 
     def rate(self, t: Tensor) -> Tensor:
@@ -125,16 +126,16 @@ class Linear(SigmaSchedule):
 
     sigma_max: float = 20.0
 
+    @override
     def sigma(self, t: Tensor) -> Tensor:
-        """Total noise -log alpha."""
         return self.sigma_max * t
 
+    @override
     def dsigma(self, t: Tensor) -> Tensor:
-        """D sigma / d t."""
         return torch.full_like(t, self.sigma_max)
 
+    @override
     def inverse(self, alpha: Tensor) -> Tensor:
-        """The time at which alpha is reached."""
         return -torch.log(alpha) / self.sigma_max
 
 
@@ -145,16 +146,16 @@ class Geometric(SigmaSchedule):
     sigma_min: float = 1e-3
     sigma_max: float = 20.0
 
+    @override
     def sigma(self, t: Tensor) -> Tensor:
-        """Total noise -log alpha."""
         return self.sigma_min ** (1 - t) * self.sigma_max**t
 
+    @override
     def dsigma(self, t: Tensor) -> Tensor:
-        """D sigma / d t."""
         return math.log(self.sigma_max / self.sigma_min) * self.sigma(t)
 
+    @override
     def inverse(self, alpha: Tensor) -> Tensor:
-        """The time at which alpha is reached."""
         return torch.log(-torch.log(alpha) / self.sigma_min) / math.log(self.sigma_max / self.sigma_min)
 
 
@@ -168,16 +169,16 @@ class LogUniform(Schedule):
     low: float = 1e-3
     eps: float = 1e-3
 
+    @override
     def alpha(self, t: Tensor) -> Tensor:
-        """Signal kept at time t."""
         return 1 - (1 - self.eps) * self.low ** (1 - t)
 
+    @override
     def dalpha(self, t: Tensor) -> Tensor:
-        """D alpha / d t."""
         return (1 - self.eps) * math.log(self.low) * self.low ** (1 - t)
 
+    @override
     def inverse(self, alpha: Tensor) -> Tensor:
-        """The time at which alpha is reached."""
         return 1 - torch.log((1 - alpha) / (1 - self.eps)) / math.log(self.low)
 
 
@@ -256,7 +257,7 @@ class ContinuousTime(Law):
     proposal: Schedule | None = None  # times are drawn evenly in the time of this schedule; the bound does not change
 
     def draw(self, uniform: Tensor, schedule: Schedule) -> Draw:
-        """Times on [t_low, 1] in proportion to 1 - p, and the last step with chance p, its own mask rate."""
+        """Times on [t_low, 1] in proportion to 1 - p, and the last step with chance p, its mask rate."""
         if self.proposal is not None:
             return self._proposed(uniform, schedule, self.proposal)
         t_low = self._low(schedule)
@@ -295,8 +296,8 @@ class ContinuousTime(Law):
             return self._without_proposal(schedule).last(self.proposal)
         return float(1 - schedule.keep(self._low(schedule)))
 
+    @override
     def describe(self) -> dict[str, object]:
-        """For the protocol of a reported number."""
         proposal = {} if self.proposal is None else {"proposal": repr(self.proposal)}
         return {"bound": "continuous", "cutoff_mask_rate": self.cutoff, **proposal}
 
@@ -324,8 +325,8 @@ class ClippedTime(Law):
         """There is none."""
         return 0.0
 
+    @override
     def describe(self) -> dict[str, object]:
-        """For the protocol of a reported number."""
         return {"bound": f"none: mask rates {self.low} to {self.high} only"}
 
 
@@ -348,6 +349,6 @@ class DiscreteTime(Law):
         """One of T."""
         return 1 / self.steps
 
+    @override
     def describe(self) -> dict[str, object]:
-        """For the protocol of a reported number."""
         return {"bound": "discrete", "steps": self.steps}

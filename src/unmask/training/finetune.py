@@ -173,7 +173,7 @@ class TaskJob(TrainingJob):
         return step * size // total > (step - 1) * size // total
 
     def evaluate(self, trainer: Trainer, step: int) -> Evaluated:
-        """The metrics of all dev splits; what is compared is the task's own on the first."""
+        """The metrics of all dev splits; the task's metric on the first of them is compared."""
         self.metrics, self.tables, self.evaluated = {}, {}, step
         for split, data in self.dev.items():
             with trainer.averaged():

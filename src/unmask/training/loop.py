@@ -228,7 +228,7 @@ class Loop:
             sink.log(figures, step)
 
     def _evaluate(self, step: int, shown: dict[str, str]) -> bool:
-        """Judge the averaged weights; says whether they are the best so far."""
+        """Evaluate the averaged weights; returns whether they are the best so far."""
         evaluated = self.job.evaluate(self.trainer, step)
         self.display.update(step, **shown, **(evaluated.shown if evaluated else {}))
         if evaluated is None:

@@ -58,9 +58,9 @@ def learning_rate(spec: TrainConfig, step: int) -> float:
 
 
 def parameter_groups(model: nn.Module, spec: TrainConfig) -> list[dict[str, Any]]:
-    """The weights that take a gradient, in groups with one learning rate and one decay each.
+    """The weights that have a gradient, in groups with one learning rate and one decay each.
 
-    Which weights are not decayed the backbone says, and which move faster or slower than train.lr the model.
+    The backbone says which weights are not decayed, the model which have another rate than train.lr.
     """
     rates = model.rates() if isinstance(model, LanguageModel) else {}
     backbone = model.backbone
@@ -110,7 +110,7 @@ class Trainer:
     """A model, its optimizer, its average, and the step that moves them.
 
     A model is anything with a `backbone` and `forward(batch, keys) -> (sum, weight)`; `cut` makes its batches.
-    Weights that take no gradient stay as they are.
+    Weights without a gradient stay as they are.
     """
 
     def __init__(self, config: Config, model: nn.Module, world: World, cut: Cut = text_batch) -> None:
@@ -154,9 +154,9 @@ class Trainer:
         return [mine[i : i + size] for i in range(0, len(mine), size)]
 
     def step(self, data: Any, step: int, stop: bool = False) -> tuple[dict[str, float], bool]:
-        """One optimizer step on data that `cut` knows. Returns its figures, and whether any process was asked to stop.
+        """One optimizer step on data that `cut` understands: its figures, and whether any process was asked to stop.
 
-        "tokens" is the weight of its loss: what one of them is, the model says.
+        "tokens" is the weight of its loss; what it counts depends on the model.
         """
         keys = self.keys.at(step)
         micros = self.micro_slots()

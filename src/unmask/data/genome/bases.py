@@ -36,7 +36,7 @@ def reverse_complement(tokens: np.ndarray) -> np.ndarray: ...
 
 
 def reverse_complement(tokens: Tensor | np.ndarray) -> Tensor | np.ndarray:
-    """The other strand, read in its own direction: complement of every token, last axis backwards."""
+    """The other strand, read in its direction: complement of every token, last axis backwards."""
     if isinstance(tokens, Tensor):
         table = torch.from_numpy(COMPLEMENT).to(tokens.device)
         return table[tokens.long()].flip(-1).to(tokens.dtype)

@@ -49,7 +49,7 @@ def read_fasta(path: Path, progress: Progress | None = None) -> Iterator[tuple[s
 
 
 class FastaReader:
-    """One pass over a file, with the place where it is."""
+    """One pass over a file, which knows its place in it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

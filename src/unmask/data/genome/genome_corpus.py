@@ -36,7 +36,7 @@ HG38_EXTENDED = 1 << 20
 
 @dataclass(frozen=True)
 class Source:
-    """FASTA files by split, and the BED file that says what is read of them."""
+    """FASTA files by split, and the BED file of the regions to read."""
 
     name: str
     files: Mapping[str, list[Path]]

@@ -194,7 +194,7 @@ def _count(runs: np.ndarray, sums: np.ndarray, begins: np.ndarray, ends: np.ndar
 
 
 def open_genome(path: Path | str | Sequence[Path], cache_dir: Path | str, progress: Progress | None = None) -> Genome:
-    """The genome of a FASTA file (or of several as one), packed into the cache first if it is not there yet.
+    """The genome of a FASTA file (or of several as one), packed into the cache first if that does not have it yet.
 
     Any number of processes may call this at once: one of them does the work. `progress` gets bytes of the files.
     """

@@ -31,7 +31,7 @@ def task(name: str) -> Task:
 
 
 def _means(definition: Task, small: str, suite: str, last: str) -> bool:
-    """Whether a wrong name is a usual word for a task."""
+    """Whether a wrong name is another common name of a task."""
     its_suite, _, rest = definition.name.rpartition("/")
     in_suite = suite in ("", its_suite) and last in (rest.lower(), *definition.short)
     return in_suite or small == definition.title.lower()

@@ -1,4 +1,4 @@
-"""Sequences of bases with labels, as they are distributed (appendix D.7): where they lie, and how they are read.
+"""Sequences of bases with labels, as they are distributed (appendix D.7): where they are, and how they are read.
 
 Three layouts, looked for in this order, in the folder of a task and in the folder of all of them:
     SPLIT/CLASS/*.txt                     one sequence per file: what the package `genomic_benchmarks` downloads
@@ -55,7 +55,7 @@ def clean(text: str, where: str) -> str:
 
 
 def roots(task: Task, root: Path) -> list[Path]:
-    """The folders that may hold a task: its own, wherever below, before those of all tasks."""
+    """The folders that may hold a task: those with its name before those of all tasks."""
     bases = [root / below for below in BELOW if (root / below).is_dir()]
     task_folders = [base / name for base in bases for name in task.folders if (base / name).is_dir()]
     return list(dict.fromkeys([*task_folders, *bases]))
@@ -64,7 +64,7 @@ def roots(task: Task, root: Path) -> list[Path]:
 def find(task: Task, split: str, root: Path) -> SequenceFiles | None:
     """The sequences of a split in or below a folder; None where there are none.
 
-    The split `WHOLE` is a table of the task that knows of no splits.
+    The split `WHOLE` is a table of the task without splits.
     """
     for folder in roots(task, root):
         for layout in (_from_folders, _from_tables):

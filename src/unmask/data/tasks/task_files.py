@@ -1,4 +1,4 @@
-"""From a record to its examples: files in a folder, else $UNMASK_DATA, else the Hub; and what a protocol says of them.
+"""From a record to its examples: files in a folder, else $UNMASK_DATA, else the Hub; and the facts for protocols.
 
 `local` is the folder of one task, or the folder of all of them. The content of a split has one sha256 whatever files
 it was read from: it is made of texts and labels.
@@ -290,7 +290,7 @@ def _hub_rows(table: Any, wanted: Wanted, task: Task, place: str) -> Iterator[Ro
 def facts_of(
     task: Task, split: str, examples: list[Example], source: list[str], rule: str, skipped: dict[str, int]
 ) -> dict[str, Any]:
-    """For protocols: plain data."""
+    """The facts for protocols."""
     official = task.rows.get(split)
     if rule == OFFICIAL and official is not None and len(examples) != official:
         rule = f"the rows that are there: {len(examples):,}, where the official split has {official:,}"
