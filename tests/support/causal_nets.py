@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from support.neox import neox as plain_neox
 from unmask.networks.causal import Causal
 from unmask.types import Vocab
 
@@ -27,25 +28,7 @@ def tokens_of(batch: int = 3, length: int = 9, seed: int = 1) -> Tensor:
 
 def neox(net: Causal):
     """The same network as transformers has it: qkv by head, norms without bias."""
-    from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
-
-    config = GPTNeoXConfig(
-        vocab_size=net.vocab.size,
-        hidden_size=DIM,
-        num_hidden_layers=BLOCKS,
-        num_attention_heads=HEADS,
-        intermediate_size=4 * DIM,
-        hidden_act="gelu_pytorch_tanh",
-        use_parallel_residual=False,
-        attention_bias=False,
-        layer_norm_eps=1e-5,
-        tie_word_embeddings=False,
-        attn_implementation="eager",
-        bos_token_id=None,
-        eos_token_id=None,
-        rope_parameters={"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 1.0},
-    )
-    oracle, zero = GPTNeoXForCausalLM(config).eval(), torch.zeros(DIM)
+    oracle, zero = plain_neox(net.vocab.size, DIM, BLOCKS, HEADS), torch.zeros(DIM)
     state = {
         "gpt_neox.embed_in.weight": net.vocab_embed.embedding,
         "gpt_neox.final_layer_norm.weight": net.output_layer.norm_final.weight,

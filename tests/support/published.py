@@ -11,6 +11,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from support.neox import neox
+
 DIM, HEADS, COND, BLOCKS, LENGTH = 32, 4, 12, 12, 24
 BYTES = 259  # tokens of the tokenizer of bytes
 ROTARY = "backbone.rotary_emb.inv_freq"
@@ -77,27 +79,9 @@ def gpt_neox(
     tensors: dict[str, Tensor], sigma: float, heads: int = HEADS, causal: bool = False, prefix: str = "backbone."
 ):
     """Logits of tokens by transformers' GPT-NeoX, with adaLN at one sigma folded into its weights."""
-    from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
-
     t = {name.removeprefix(prefix): tensor.float() for name, tensor in tensors.items()}
     vocab, dim = t["vocab_embed.embedding"].shape
     blocks = sum(name.endswith("attn_out.weight") for name in t)
-    config = GPTNeoXConfig(
-        vocab_size=vocab,
-        hidden_size=dim,
-        num_hidden_layers=blocks,
-        num_attention_heads=heads,
-        intermediate_size=4 * dim,
-        hidden_act="gelu_pytorch_tanh",
-        use_parallel_residual=False,
-        attention_bias=False,
-        layer_norm_eps=1e-5,
-        tie_word_embeddings=False,
-        attn_implementation="eager",
-        bos_token_id=None,
-        eos_token_id=None,
-        rope_parameters={"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 1.0},
-    )
     cond = None if causal else _condition(t, sigma)
 
     def modulation(name: str, parts: int) -> list[Tensor]:
@@ -124,7 +108,7 @@ def gpt_neox(
     shift, scale = modulation("output_layer", 2)
     state["gpt_neox.final_layer_norm.weight"] = t["output_layer.norm_final.weight"] * (1 + scale)
     state["gpt_neox.final_layer_norm.bias"] = shift
-    oracle = GPTNeoXForCausalLM(config).eval()
+    oracle = neox(vocab, dim, blocks, heads)
     oracle.load_state_dict(state, strict=True)
 
     def logits(tokens: Tensor) -> Tensor:
