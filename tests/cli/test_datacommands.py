@@ -144,7 +144,7 @@ def test_settings(ptb):
         (["show", "ptb", "-n", "0"], "-n 0 must be at least 1"),
         (["show", "ptb", "data.detokenizer=lm1"], r"did you mean 'lm1b'\?"),
         (["show", "book.txt", "--zero-shot"], "--zero-shot belongs to a named data set"),
-        (["show", "genomic_benchmarks"], "cannot be read yet"),
+        (["show", "genomic_benchmarks"], "has no reader yet"),
         (["show", "hg38", "data.local=/gone"], "data.local=/gone is not a folder; set data.local to a folder with"),
         (["prepare", "c4"], "cannot be reached; set data.local=PATH or UNMASK_DATA=ROOT"),
         (["prepare", "ptb", "data.tokenizer=byte"], r"did you mean 'bytes'\?"),

@@ -163,7 +163,7 @@ def test_what_is_wrong_is_named(tmp_path, monkeypatch, text, message, chunk):
 def test_no_line_ends(tmp_path, monkeypatch):
     monkeypatch.setattr(fasta, "LONGEST_HEADER", 1000)
     (tmp_path / "x.fa").write_bytes(b">a\r" + b"ACGT\r" * 1000)
-    with pytest.raises(UserError, match=r"line 1 of .*x\.fa has no end; a FASTA file has Unix line ends"):
+    with pytest.raises(UserError, match=r"line 1 of .*x\.fa has no end; give a FASTA file with Unix line ends"):
         read(tmp_path / "x.fa")
 
 
