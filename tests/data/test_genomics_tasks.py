@@ -284,7 +284,7 @@ def test_each_class_has_its_genome(tmp_path):
     [
         ("0,chr7,90,101,+", r"line 3 of .*negative.csv ends at 101, and chr7 of .*g.fa has 100 bases; .* GRCm38"),
         ("0,chr9,1,9,+", r"line 3 of .*negative.csv is on chr9, which .*g.fa does not have"),
-        ("0,chr1,1,9,+", r"chr1 of .* has 50 bases, and 195,471,971 in the mouse genome GRCm38.*another assembly"),
+        ("0,chr1,1,9,+", r"chr1 of .* has 50 bases, but 195,471,971 in the mouse genome GRCm38.*another assembly"),
         ("0,chr7,9,9,+", r"line 3 of .* has no interval: start '9', end '9'"),
         ("0,chr7,x,9,+", r"line 3 of .* has no interval"),
         ("0,chr7,1,9,?", r"line 3 of .* has the strand '\?'; write \+ or -"),

@@ -291,12 +291,12 @@ def test_exact_is_what_very_many_steps_do() -> None:
 
 
 def test_exact_refuses_what_it_cannot_do() -> None:
-    with pytest.raises(UserError, match="told the time"):
+    with pytest.raises(UserError, match="without time conditioning"):
         exact_nats(model_of(table(1, timed=True)), batch_of(), ALL, 8)
     long = Batch(torch.zeros(1, 15, dtype=torch.int64), torch.arange(1), 1)
     with pytest.raises(UserError, match=r"15 tokens .* at most 14"):
         exact_nats(model_of(table()), long, torch.ones(1, 15, dtype=torch.bool), 8)
-    with pytest.raises(UserError, match="told the time"):
+    with pytest.raises(UserError, match="without time conditioning"):
         strata_nats(model_of(table(1, timed=True)), batch_of(), Keys(0))
     heavy = MaskedDiffusion(table(), Polynomial(), parameterization=Mean(zero_mask=False))
     for call in (
@@ -654,8 +654,8 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "calls": ({"method": "strata", "calls": -1}, "calls=-1"),
     "orders": ({"method": "orders", "orders": 0}, "orders=0"),
     "batch": ({"batch_size": 0}, "batch_size=0"),
-    "draws of an exact law": ({"method": "exact", "draws": 4}, "no use for draws"),
-    "calls of the bound": ({"calls": 4}, "no use for calls"),
+    "draws of an exact law": ({"method": "exact", "draws": 4}, "does not take draws"),
+    "calls of the bound": ({"calls": 4}, "does not take calls"),
     "plan of the bound": ({"plan": LeftToRight()}, "follows no plan"),
     "random plan": ({"method": "plan", "plan": RevealPlan(4)}, "use 'orders'"),
     "one order": ({"method": "orders", "plan": LeftToRight()}, "use method 'plan'"),

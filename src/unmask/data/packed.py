@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 
+from ..files import read_json_or_none, write_json
 from ..types import Progress
-from .cache import read_json, write_json
 from .documents import Piece
 from .labels import Numbering
 
@@ -45,7 +45,7 @@ def intact(folder: Path, split: str) -> dict[str, Any] | None:
 
 def read_record(path: Path, version: int, checksum: Callable[[Path], list[Any]]) -> dict[str, Any] | None:
     """A record that was written last, if it has this format and the files that it lists are what they should be."""
-    record = read_json(path)
+    record = read_json_or_none(path)
     if record is None:
         return None
     try:

@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError
 from . import readers
-from .tasks.definition import Columns
+
+if TYPE_CHECKING:
+    from .tasks.definition import Columns
 
 Row = tuple[str, list[Any]]  # where it is; the values in the order of Wanted.names
 

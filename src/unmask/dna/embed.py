@@ -17,10 +17,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..data.cache import replacing
 from ..data.rows import capacity
 from ..errors import UserError, at_least, choose
 from ..evaluation.likelihood import compute_dtype, evaluating
+from ..files import replacing
 from ..lm import LM
 from ..models.autoregressive import AutoRegressive
 from ..models.masked import MaskedDiffusion

@@ -21,6 +21,7 @@ from ..data.pack import prepare
 from ..distributed import world as join_world
 from ..errors import UserError, choose, nearest
 from ..evaluation.likelihood import evaluate
+from ..files import read_json, write_text
 from ..hub import checkpoint
 from ..hub.layout import NoHead
 from ..hub.resolve import load
@@ -144,11 +145,11 @@ def continue_training(lm: LM, config: Config, out: str | Path, *, quiet: bool = 
 def _before(lm: LM, config: Config, out: Path, quiet: bool, begun: bool) -> dict[str, Any] | None:
     path = out / BEFORE
     if begun:  # without a checkpoint the file may belong to another model or other text
-        return checkpoint.read_json(path, "cannot read the bound before the fine-tuning") if path.is_file() else None
+        return read_json(path, "cannot read the bound before the fine-tuning") if path.is_file() else None
     with join_world(config.train.device) as world:
         figures = bound(lm, config, world, quiet or not world.main).as_dict()
         if world.main:
-            checkpoint.write_atomically(path, json.dumps(figures, indent=1) + "\n")
+            write_text(path, json.dumps(figures, indent=1) + "\n")
         world.barrier()
     return figures
 

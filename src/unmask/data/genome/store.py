@@ -21,8 +21,9 @@ import numpy as np
 from filelock import FileLock
 
 from ...errors import nearest
+from ...files import replacing, write_json
 from ...types import Progress, UserError
-from ..cache import content_key, file_hash, replacing, write_json, writing
+from ..cache import content_key, file_hash, writing
 from ..packed import map_file, read_record
 from .bases import A, N
 from .fasta import LOWER, UNKNOWN, read_fasta
