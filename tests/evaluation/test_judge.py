@@ -200,7 +200,7 @@ MISTAKES = {
     "scorer kind": (["--scorer", "gpt:large"], "unknown kind of scorer 'gpt'"),
     "scorer missing": (["--scorer", "arpa:none.arpa"], "none.arpa does not exist"),
     "scorer run": (["--scorer", "unmask:nowhere"], "there is no model at nowhere"),
-    "reference": (["--reference", "vaild"], "--reference vaild is no file; give one, or train, valid, test or none"),
+    "reference": (["--reference", "vaild"], "--reference vaild is not a file; give one, or train, valid, test or none"),
     "mauve": (["--mauve"], "give --scorer and --reference"),
     "data": (["--data", "x"], "--data does not go with --generative"),
     "draws": (["--draws", "4"], "--draws does not go with --generative"),

@@ -10,11 +10,10 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 import torch
-from test_causal import VOCAB, causal, neox, neox_logits, tokens_of
 from torch import Tensor
 
+from support.causal_nets import VOCAB, causal, neox, neox_logits, tokens_of
 from support.drawing import Case, Law, finish, judge, keys_of, mixed, tensors, texts
-from unmask.models import language_model
 from unmask.models.autoregressive import AutoRegressive, CachedDenoiser
 from unmask.process.keys import Keys
 from unmask.sampling import Adaptive, Choice, FirstHitting, GivenOrder, LeftToRight, Rules, Sampler, Windows, replay
@@ -178,7 +177,7 @@ def test_large_logits_come_in_chunks(monkeypatch):
     whole, truth = run()
     seen: list[int] = []
     head = type(causal()).head
-    monkeypatch.setattr(language_model, "LOGITS_AT_ONCE", 4 * VOCAB.size)
+    monkeypatch.setattr("unmask.process.chunks.LOGITS_AT_ONCE", 4 * VOCAB.size)
     monkeypatch.setattr(type(causal()), "head", lambda self, rows: (seen.append(len(rows)), head(self, rows))[1])
     total, grads = run()
     assert max(seen) == 4

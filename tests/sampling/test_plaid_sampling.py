@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import torch
 from scipy import stats
-from test_plaid import DIM, MASK, SIZE, VOCAB, model_of, pairs, table_model
 from torch import Tensor
 
 from support.helpers import refused, run, settings, train_once
+from support.plaid_models import DIM, MASK, SIZE, VOCAB, model_of, pairs, table_model
 from unmask.models.plaid import Plaid
 from unmask.process.keys import Keys
 from unmask.sampling import Choice, Gaussian, RevealPlan, Rules, Simplex, Windows, make_sampler

@@ -15,7 +15,7 @@ import pytest
 
 import unmask
 from support.serving import Running, ar_lm, diffusion_lm, parse_events, running
-from unmask.evaluation import usual_method
+from unmask.evaluation import default_method
 
 MASK = "□"
 
@@ -350,12 +350,12 @@ def test_the_stream_ends_as_openai_says(server: Running):
 def test_scores_are_those_of_the_library(server: Running, model):
     lm = diffusion_lm() if model == "tiny" else ar_lm()
     found = server.post("/v1/score", {"model": model, "texts": ["hello", "you there"], "seed": 4}).json
-    expected = lm.score(["hello", "you there"], method=usual_method(lm.model), seed=4)
+    expected = lm.score(["hello", "you there"], method=default_method(lm.model), seed=4)
     for got, one in zip(found["texts"], expected.texts, strict=True):
         assert got["nats"] == pytest.approx(one.nats, rel=1e-5) and got["pieces"] == one.pieces
         assert got["token_nats"] == pytest.approx(one.token_nats, rel=1e-5)
     assert found["total"]["nats"] == pytest.approx(expected.nats, rel=1e-5)
-    assert found["protocol"]["method"] == usual_method(lm.model)
+    assert found["protocol"]["method"] == default_method(lm.model)
 
 
 def test_a_span_is_scored_given_the_rest(server: Running):

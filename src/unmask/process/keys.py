@@ -45,7 +45,7 @@ class Keys:
         return np.random.Generator(np.random.Philox(key=np.array(self.digest(purpose, index), dtype=np.uint64)))
 
     def uniform(self, purpose: str, index: Iterable[int] | Tensor, *shape: int) -> Tensor:
-        """(len(index), *shape) float64 uniforms on [0, 1), one independent stream a row."""
+        """(len(index), *shape) float64 uniforms on [0, 1), one independent stream per row."""
         rows = [int(i) for i in index]
         out = np.empty((len(rows), *shape), dtype=np.float64)
         for row, i in enumerate(rows):

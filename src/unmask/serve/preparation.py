@@ -48,7 +48,7 @@ def prepare_completion(lm: LM, asked: CompletionBody, limits: Limits) -> list[Wo
     options = asked.options(_seed(asked), stop_at_eos=ends)
     canvases: list[Canvas] = []
     for prompt in prompts:
-        fixed = painter.given(prompt, suffix, windowed=asked.stride is not None)
+        fixed = painter.prompt_tokens(prompt, suffix, windowed=asked.stride is not None)
         length = fixed + (asked.max_tokens or DEFAULT_TOKENS)
         most = limits.length if asked.stride is not None or lm.model.any_length else min(lm.length, limits.length)
         if length > most:
