@@ -6,7 +6,6 @@ errors that name the nearest known one.
 
 from __future__ import annotations
 
-import difflib
 import functools
 import logging
 from collections.abc import Iterable, Mapping
@@ -28,7 +27,7 @@ from pydantic import (
     model_validator,
 )
 
-from .errors import UserError
+from .errors import UserError, nearest
 
 log = logging.getLogger(__name__)
 NETWORK_KEY = "model.network"
@@ -479,15 +478,6 @@ def known_keys(model: type[BaseModel] = Config, prefix: str = "", texts: bool = 
             elif not texts or annotation in (str, str | None):
                 keys.append(prefix + name)
     return list(dict.fromkeys(keys))
-
-
-def nearest(word: str, known: Iterable[str]) -> str:
-    """' (did you mean X?)' or nothing."""
-    options = list(known)
-    close = difflib.get_close_matches(word, options, n=1, cutoff=0.5)
-    if not close:  # a wrong section with the right last name
-        close = [k for k in options if k.rsplit(".", 1)[-1] == word.rsplit(".", 1)[-1]][:1]
-    return f" (did you mean {close[0]!r}?)" if close else ""
 
 
 def _pair(assignment: str) -> tuple[str, str]:
