@@ -120,6 +120,8 @@ class ModelConfig(Section):
         if foreign and "backbone" not in tree:
             having = " and ".join(owners(foreign[0]))
             raise ValueError(f"{foreign[0]} is a setting of {having}, not of model.network={cls.name()}; leave it out")
+        if "time_conditioning" in foreign and kept["time_conditioning"]:
+            raise ValueError(f"the {cls.name()} network is told no time; set model.time_conditioning=false")
         if "backbone" in tree:
             note("model.backbone is now model.network, which has only the settings of that network")
         return {key: value for key, value in kept.items() if key not in foreign}

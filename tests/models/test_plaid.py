@@ -431,7 +431,7 @@ REFUSED = {
     "bound": (["objective.bound=discrete", "objective.steps=9"], "no use for objective.bound; leave it out"),
     "time": (["model.time_conditioning=true"], "set model.time_conditioning=false"),
     "fsdp": (["train.strategy=fsdp"], "set train.strategy=ddp"),
-    "backbone": (["model.backbone=mosaicbert"], "set model.backbone=dit or model.backbone=caduceus"),
+    "backbone": (["model.backbone=mosaicbert"], "set model.network=dit or model.network=caduceus"),
     "gamma": (["plaid.gamma_0=7"], "must be below gamma_1"),
     "share": (["plaid.reconstruct=1"], "plaid.reconstruct"),
 }
