@@ -130,12 +130,11 @@ def test_networks_refuse_what_they_cannot_be() -> None:
         (["model.backbone=caduceus", "model.strands=ph", "model.swap_strands=true"], "belongs to model.strands=ps"),
         (["model.backbone=caduceus"], None),
     ):
-        config = recipe("tiny").override(more)
         if words is None:
-            registry.model(config, VOCAB)
+            registry.model(recipe("tiny").override(more), VOCAB)
             continue
         with pytest.raises(UserError, match=words):
-            registry.model(config, VOCAB)
+            registry.model(recipe("tiny").override(more), VOCAB)
     with pytest.raises(UserError, match=r"set data.tokenizer=dna, or model.strands=ph"):
         registry.model(recipe("tiny").override(["model.backbone=caduceus"]), bytes_tokenizer().vocab)
 
