@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 from scipy import stats
 
+from unmask.plot import WIDTH, label, left_out, svg, ticks
 from unmask.reproduce import paper
-from unmask.reproduce.plot import WIDTH, label, left_out, svg, ticks
 from unmask.reproduce.report import (
     Check,
     Curve,

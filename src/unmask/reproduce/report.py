@@ -21,10 +21,10 @@ import torch
 from rich.cells import cell_len
 
 from ..hub.checkpoint import write_atomically
+from ..plot import Curve, Plot, left_out, svg
 from ..progress import CONTROLS
 from ..types import UserError
 from ..version import __version__
-from .plot import Curve, Plot, left_out, svg
 
 __all__ = [
     "Check",

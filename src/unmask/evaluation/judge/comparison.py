@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from .diversity import Statistic
+from ..uncertainty import Statistic
 from .judgement import Judgement
 
 NAMES = {

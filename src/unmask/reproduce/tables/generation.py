@@ -20,8 +20,8 @@ import torch
 from ...data.canvas import Canvas
 from ...evaluation.generative import BoundScorer, open_judge, real_rows, text_tokens
 from ...evaluation.judge import Scorer, judge
-from ...evaluation.judge.diversity import mean
 from ...evaluation.likelihood import evaluating
+from ...evaluation.uncertainty import mean
 from ...lm import LM, Job
 from ...models.masked import MaskedDiffusion
 from ...process.keys import Keys
