@@ -1,8 +1,8 @@
 """Plots as SVG, with nothing but the standard library: lines with error bars, and clouds of points with a diagonal.
 
-Not matplotlib: equal input gives equal bytes (reports are kept in git and compared), and a report needs no extra. A plot
-brings its own white card, so it reads the same on a white page and on GitHub's dark one. Every curve has a colour (Okabe
-and Ito's, for all kinds of eyes) and a shape of its own.
+Not matplotlib: equal input gives equal bytes (reports are kept in git and compared), and a report needs no extra.
+A plot brings its own white card, so it reads the same on a white page and on GitHub's dark one. Every curve has a
+colour (Okabe and Ito's, for all kinds of eyes) and a shape of its own.
 """
 
 from __future__ import annotations

@@ -40,7 +40,8 @@ def reproduce(
     """Re-create a table of the paper, beside the paper's figures: trains what it needs, writes report.md and plots."""
     from ..reproduce import reproduce as run
     from ..reproduce.bench import Missing
-    from ..reproduce.report import plain, terminal_lines
+    from ..reproduce.figures import plain
+    from ..reproduce.rendering import terminal_lines
 
     try:
         report, page = run(

@@ -270,6 +270,6 @@ def _run_plot(sets: Mapping[str, Counts]) -> Plot:
     for name, counts in sets.items():
         share = counts.runs / max(1, counts.runs.sum())
         length = np.flatnonzero(share)
-        curves.append(Curve(name, length.tolist(), share[length].tolist()))
+        curves.append(Curve(name, length.astype(float).tolist(), share[length].tolist()))
     label = f"length of the run (bases; {LONGEST_RUN} also stands for longer ones)"
     return Plot("runs", "Runs of one base", label, "share of all runs", curves, log_y=True)

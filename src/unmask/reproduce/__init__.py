@@ -1,5 +1,6 @@
 """The paper's tables, re-created at a size that fits the machine: `unmask reproduce NAME`."""
 
-from .run import TABLES, reproduce
+from .run import reproduce
+from .tables import TABLES
 
 __all__ = ["TABLES", "reproduce"]

@@ -1,8 +1,8 @@
 """Choosing learning rate and batch size of a classifier (paper, appendix D.7), and numbers as the paper prints them.
 
 Every cell of the grid is trained once per seed. The best cell has the highest mean over the seeds of the best
-validation metric (the first of equals); only its runs are tested, each with its best checkpoint. "For each task, we do a
-hyperparameter sweep over batch size and learning rate and report the values of the 5-fold CV for the best
+validation metric (the first of equals); only its runs are tested, each with its best checkpoint. "For each task, we do
+a hyperparameter sweep over batch size and learning rate and report the values of the 5-fold CV for the best
 configuration": one cell for all seeds. The folder of a sweep can be given again: finished runs are read, not trained.
 """
 
