@@ -1,4 +1,4 @@
-"""What the paper does not have: another set in the zero-shot suite, another table with models of its own, old reports."""
+"""What the paper does not have: another zero-shot set, another table with models of its own; and earlier reports."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from unmask.data import records
 from unmask.data.records import Record
 from unmask.evaluation.suites import SUITES, Member
 from unmask.hub.resolve import checkpoint, load
+from unmask.plot import svg
 from unmask.reproduce import TABLES
 from unmask.reproduce.bench import Bench
 from unmask.reproduce.claims import Claim
 from unmask.reproduce.rendering import markdown
-from unmask.reproduce.report import Report, Row, Table
+from unmask.reproduce.report import Report, Row, Table, plot_stems
 from unmask.reproduce.report_files import load_results
 from unmask.reproduce.scales import SCALES
 from unmask.reproduce.specs import Finetuning, ModelSpec, PaperTable, Setup, changed
@@ -82,7 +83,7 @@ def toy(bench: Bench) -> Report:
 
 
 def test_a_table_is_a_function_and_its_models(place, monkeypatch):
-    """One `PaperTable`: shared models, one of its own, and one that starts from that; what exists is not trained again."""
+    """One `PaperTable` with shared models, a new one, and one that starts from it; what exists is not trained again."""
     monkeypatch.setitem(TABLES, "toy", PaperTable("toy", toy, TEXT.including(toy_models), "lm1b"))
     found = run("reproduce", "toy", *options(place)).json()
     models = place / "out" / "smoke" / "text" / "models"
@@ -101,3 +102,5 @@ def test_reports_of_earlier_versions_are_read(path):
     report = load_results(path)
     assert report.tables and report.checks and report.name in TABLES
     assert markdown(report).startswith(f"# {report.name}")
+    for stem, plot in zip(plot_stems(report.plots), report.plots, strict=True):
+        assert svg(plot) == (path.parent / f"{stem}.svg").read_text(), "equal input gives equal bytes"

@@ -13,8 +13,8 @@ def reproduce(
     name: Annotated[
         str,
         typer.Argument(
-            help="ablation, schedules, steps, time-conditioning, lm, caching, semi-ar, variance-curve, zero-shot, "
-            "bert, glue, encoder, dna, genomics or dna-curves."
+            help="A table of the paper, such as ablation, lm, caching, zero-shot, bert or dna; an unknown name is "
+            "answered with all of them."
         ),
     ],
     scale: Annotated[

@@ -93,7 +93,7 @@ def equal_nats(left: ScoredModel, right: ScoredModel) -> Difference:
 
 def fewer_nats_of_seeds(left: Sequence[ScoredModel], right: Sequence[ScoredModel]) -> Difference:
     """Of two systems with several trainings each: errors over texts and over training seeds, both paired."""
-    each = [nats_gap(one, other).value for one, other in zip(left, right, strict=True)]
+    each = [nats_gap(first, second).value for first, second in zip(left, right, strict=True)]
     over_seeds = mean(each)
     gap = Figure(over_seeds.value, combined(nats_gap(_pooled(left), _pooled(right)).error, over_seeds.stderr))
     remark = "" if len(each) > 1 else " (one seed: the error is over texts only)"
@@ -104,11 +104,13 @@ def fewer_nats_of_seeds(left: Sequence[ScoredModel], right: Sequence[ScoredModel
 def _pooled(scored: Sequence[ScoredModel]) -> ScoredModel:
     """All trainings as draws of one."""
     first = scored[0]
-    return ScoredModel(np.concatenate([one.nats for one in scored], axis=1), first.tokens, first.exact, first.protocol)
+    return ScoredModel(
+        np.concatenate([model.nats for model in scored], axis=1), first.tokens, first.exact, first.protocol
+    )
 
 
 def _mean(scored: Sequence[ScoredModel]) -> Figure:
-    return Figure(mean([one.perplexity.value for one in scored]).value, bound=not scored[0].exact)
+    return Figure(mean([model.perplexity.value for model in scored]).value, bound=not scored[0].exact)
 
 
 def smaller(left: Figure, right: Figure) -> Difference:

@@ -43,10 +43,6 @@ class Figure:
             return f"{significant(self.value, 4)} ± {self.error:.1e}"
         return f"{_fixed(self.value, places)} ± {_fixed(self.error, places)}"
 
-    def as_dict(self) -> dict[str, Any]:
-        """For JSON; what is not finite is a word."""
-        return dict(plain(self))
-
 
 def _exponent(value: float, digits: int) -> int:
     """The power of ten of the first digit, after rounding to so many digits (0.0996 is 0.10)."""

@@ -24,7 +24,7 @@ MODEL_COLUMNS = {  # what `Report.models` should say of a model; other keys are 
 
 
 def markdown(report: Report) -> str:
-    """The page: plain GitHub markdown, with columns that are aligned for who reads the source too."""
+    """The page: plain GitHub markdown, with columns that are aligned in the source too."""
     title = f"{report.name}: {report.label} of the paper, at scale {report.scale}"
     parts = [f"# {escape_markdown(title)}", _fenced(report.command)]
     for table in report.tables:
@@ -42,9 +42,9 @@ def markdown(report: Report) -> str:
         parts.append("✓ holds here, ✗ does not, ~ within the error bars: not decided.")
     if report.models:
         parts += ["## What was trained", markdown_table(_model_cells(report.models))]
-    for heading, found in (("Protocol", report.protocol), ("Machine", report.environment)):
-        if found:
-            settings = [["setting", "value"], *([key, value] for key, value in _flat(found).items())]
+    for heading, facts in (("Protocol", report.protocol), ("Machine", report.environment)):
+        if facts:
+            settings = [["setting", "value"], *([key, value] for key, value in _flat(facts).items())]
             parts += [f"## {heading}", markdown_table(settings, words={0, 1})]
     if report.notes:
         parts += ["## Notes", _bullets(report.notes)]
@@ -52,7 +52,7 @@ def markdown(report: Report) -> str:
 
 
 def terminal_lines(report: Report) -> list[str]:
-    """The same tables and checks as aligned text; what a terminal would obey is shown as a picture."""
+    """The same tables and checks as aligned text; control characters are shown as pictures."""
     lines = [one_line(f"{report.name} ({report.label}), scale {report.scale}")]
     for table in report.tables:
         lines += ["", one_line(f"{table.title} ({table.label})"), *terminal_table(table.cells(), indent="  ")]

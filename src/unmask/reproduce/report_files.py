@@ -54,10 +54,11 @@ def environment() -> dict[str, Any]:
 
 def _cpu() -> str:
     try:
-        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(encoding="utf-8"), re.MULTILINE)
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
     except OSError:
-        found = None
-    return found[1].strip() if found else platform.processor() or platform.machine()
+        text = ""
+    name = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
+    return name[1].strip() if name else platform.processor() or platform.machine()
 
 
 # -- reading ----------------------------------------------------------------------------------------------------------
@@ -67,38 +68,38 @@ def load_results(path: Path) -> Report:
     """A report from its results.json (or the folder of it), for comparison with a later one."""
     path = path / "results.json" if path.is_dir() else path
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        document = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UserError(f"cannot read {path} ({error.strerror}); give the folder of `unmask reproduce`") from None
     except ValueError:  # not JSON, or not UTF-8
         raise UserError(f"{path} is damaged: it is not JSON; run `unmask reproduce` again") from None
-    schema = found.get("schema") if isinstance(found, dict) else None
+    schema = document.get("schema") if isinstance(document, dict) else None
     if isinstance(schema, int) and schema > SCHEMA:
         raise UserError(f"{path} was written by a later unmask (schema {schema}, not {SCHEMA}); update unmask")
     try:
         if schema != SCHEMA:
             raise ValueError("no schema version")
-        return _report({key: value for key, value in found.items() if key != "schema"})
+        return _report({key: value for key, value in document.items() if key != "schema"})
     except (AssertionError, AttributeError, KeyError, TypeError, ValueError) as error:
         what = f" ({error})" if str(error) else ""
         raise UserError(f"{path} is damaged: it is not a report{what}; run `unmask reproduce` again") from None
 
 
-def _report(found: dict[str, Any]) -> Report:
-    found["tables"] = [_table(**table) for table in found["tables"]]
-    found["plots"] = [
-        Plot(**{**plot, "curves": [_curve(**curve) for curve in plot["curves"]]}) for plot in found["plots"]
+def _report(document: dict[str, Any]) -> Report:
+    document["tables"] = [_table(**table) for table in document["tables"]]
+    document["plots"] = [
+        Plot(**{**plot, "curves": [_curve(**curve) for curve in plot["curves"]]}) for plot in document["plots"]
     ]
-    found["checks"] = [Check(**check) for check in found["checks"]]
-    return Report(**found)
+    document["checks"] = [Check(**check) for check in document["checks"]]
+    return Report(**document)
 
 
 def _table(title: str, label: str, columns: list[str], rows: list[dict[str, Any]]) -> Table:
-    def cells(found: dict[str, Any]) -> dict[str, Any]:
-        return {column: _figure(**cell) if isinstance(cell, dict) else cell for column, cell in found.items()}
+    def figures(cells: dict[str, Any]) -> dict[str, Any]:
+        return {column: _figure(**cell) if isinstance(cell, dict) else cell for column, cell in cells.items()}
 
     return Table(
-        title, label, columns, [Row(**row | {side: cells(row[side]) for side in ("paper", "ours")}) for row in rows]
+        title, label, columns, [Row(**row | {side: figures(row[side]) for side in ("paper", "ours")}) for row in rows]
     )
 
 

@@ -101,7 +101,7 @@ def numbers(results: Sequence[TaskResult], name: str) -> dict[str, list[float]]:
     """By the name of the table's column: the metric x 100 of every seed."""
     task = tasks.task(name)
     by_split = summary(results, task.metric)
-    return {tasks.number(task, split): [100 * value for value in one["values"]] for split, one in by_split.items()}
+    return {tasks.number(task, split): [100 * value for value in entry["values"]] for split, entry in by_split.items()}
 
 
 def over_seeds(values: Sequence[float]) -> Figure:
