@@ -20,10 +20,11 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 from scipy import stats
 
+from unmask.jsonable import described
 from unmask.plot import SQUARE, WIDTH, Curve, Plot, label, left_out, svg, ticks
 from unmask.reproduce import paper
 from unmask.reproduce.claims import decide, smaller
-from unmask.reproduce.figures import Figure, plain
+from unmask.reproduce.figures import Figure
 from unmask.reproduce.rendering import markdown, terminal_lines
 from unmask.reproduce.report import Check, Report, Row, Table
 from unmask.reproduce.report_files import environment, load_results, write_report
@@ -228,7 +229,7 @@ def test_results_are_strict_json_with_the_machine(tmp_path: Path) -> None:
     assert {"python", "unmask", "cpu"} <= found["environment"].keys() and found["environment"]["cpu"]
     cells = found["tables"][0]["rows"][3]["ours"]
     assert cells["PPL"] == {"value": "inf", "error": "nan", "bound": False, "decimals": None}
-    assert plain(Figure(math.inf, math.nan)) == cells["PPL"]
+    assert described(Figure(math.inf, math.nan)) == cells["PPL"]
 
 
 def test_a_protocol_may_hold_anything(tmp_path: Path) -> None:

@@ -38,9 +38,9 @@ def reproduce(
     as_json: Json = False,
 ) -> None:
     """Re-create a table of the paper, beside the paper's figures: trains what it needs, writes report.md and plots."""
+    from ..jsonable import described
     from ..reproduce import reproduce as run
     from ..reproduce.bench import Missing
-    from ..reproduce.figures import plain
     from ..reproduce.rendering import terminal_lines
 
     try:
@@ -64,7 +64,7 @@ def reproduce(
             err_console.print("train these on a cluster, then run the same command again", markup=False)
         return
     if as_json:
-        print_json(plain(report))
+        print_json(described(report))
         return
     print_lines(terminal_lines(report))
     err_console.print(f"report: {page}", markup=False)

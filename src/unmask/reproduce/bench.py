@@ -26,6 +26,7 @@ from ..config import Config
 from ..data.pack import Prepared, Rows, prepare
 from ..evaluation.likelihood import TIMES, Estimator, row_nats, summarise
 from ..evaluation.uncertainty import deviation
+from ..files import write_text
 from ..hub import checkpoint
 from ..hub.resolve import load
 from ..lm import LM
@@ -220,7 +221,7 @@ class Bench:
             start = self.lm(spec.start) if spec.start else None
             result = train(self.config(name), path, quiet=self.quiet, start=start)
             spent = time.monotonic() - started + self._seconds(path)
-            checkpoint.write_atomically(path / "seconds.json", json.dumps({"seconds": spent}))
+            write_text(path / "seconds.json", json.dumps({"seconds": spent}))
             if not result.finished:
                 raise UserError(f"the training of {name} was stopped; run the same command again to continue")
 

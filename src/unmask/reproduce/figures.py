@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, fields, is_dataclass
-from typing import Any
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
@@ -62,20 +60,3 @@ def significant(value: float, digits: int) -> str:
     if not -4 <= exponent <= 8:
         return f"{value:.{digits - 1}e}"
     return _fixed(value, digits - 1 - exponent)
-
-
-def plain(value: Any) -> Any:
-    """The same as JSON can hold it; what is not finite becomes a word, and what is unknown its text."""
-    if value is None or isinstance(value, bool | int | str):
-        return value
-    if isinstance(value, float):
-        return float(value) if math.isfinite(value) else str(float(value))
-    if is_dataclass(value) and not isinstance(value, type):
-        return {item.name: plain(getattr(value, item.name)) for item in fields(value)}
-    if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple | set | frozenset):
-        return [plain(item) for item in (sorted(value, key=str) if isinstance(value, set | frozenset) else value)]
-    if callable(getattr(value, "item", None)) and getattr(value, "shape", None) == ():  # a number of torch or numpy
-        return plain(value.item())
-    return str(value)

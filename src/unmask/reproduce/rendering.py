@@ -6,10 +6,11 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from ..jsonable import described
 from ..plot import left_out
 from ..progress import CONTROLS
 from ..text_tables import escape_markdown, markdown_table, one_line, terminal_table
-from .figures import plain, significant
+from .figures import significant
 from .report import NONE, Report, plot_stems
 
 MARKS = {True: "✓", False: "✗", None: "~"}
@@ -71,7 +72,7 @@ def _model_cells(models: list[dict[str, Any]]) -> list[list[str]]:
 
 def _value(value: Any, thousands: str = "") -> str:
     """A setting in words."""
-    value = plain(value)
+    value = described(value)
     if value is None:
         return NONE
     if isinstance(value, bool):

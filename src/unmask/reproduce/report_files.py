@@ -13,11 +13,12 @@ from typing import Any
 
 import torch
 
-from ..hub.checkpoint import write_atomically
+from ..files import write_text
+from ..jsonable import described
 from ..plot import Curve, Plot, svg
 from ..types import UserError
 from ..version import __version__
-from .figures import Figure, plain
+from .figures import Figure
 from .rendering import markdown
 from .report import Check, Report, Row, Table, plot_stems
 
@@ -28,14 +29,14 @@ def write_report(report: Report, folder: Path) -> Path:
     """Write report.md, results.json and the plots; every file is replaced in one step. Returns report.md."""
     report = replace(report, environment=report.environment or environment())
     files = {f"{stem}.svg": svg(plot) for stem, plot in zip(plot_stems(report.plots), report.plots, strict=True)}
-    document = json.dumps({"schema": SCHEMA, **plain(report)}, indent=1, ensure_ascii=False, allow_nan=False)
+    document = json.dumps({"schema": SCHEMA, **described(report)}, indent=1, ensure_ascii=False, allow_nan=False)
     files |= {"results.json": document + "\n", "report.md": markdown(report)}  # the page last: it shows the others
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"could not make the folder {folder} ({error.strerror}); name another one") from None
     for name, text in files.items():
-        write_atomically(folder / name, text)
+        write_text(folder / name, text)
     return folder / "report.md"
 
 
