@@ -7,18 +7,41 @@ from __future__ import annotations
 
 import io
 import sys
-from typing import Annotated
+from collections.abc import Callable, Iterable
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from ..errors import UserError
 from . import dna, evaluating, filling, sampling, serving, tools, training
-from .shared import err_console, figures_line, out_console
+from .shared import err_console, figures_line, out_console, with_settings, writing_settings
 
 __all__ = ["app", "err_console", "figures_line", "main", "out_console"]
 
+SETTINGS: dict[str, tuple[Callable[..., None], Callable[[], Iterable[str]]]] = {  # command -> which settings it takes
+    "eval": (evaluating.evaluate, writing_settings),
+    "sample": (sampling.sample, writing_settings),
+    "fill": (filling.fill, writing_settings),
+    "score": (evaluating.score, evaluating.plan_settings),
+}
+
+
+class CommandGroup(TyperGroup):
+    """Gives a command its options for sampling settings when it is called: their schema needs torch."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
+        name, command, rest = super().resolve_command(ctx, args)
+        if name in SETTINGS:
+            single = typer.Typer(add_completion=False)
+            single.command(name)(with_settings(*SETTINGS[name]))
+            command = typer.main.get_command(single)
+        return name, command, rest
+
+
 app = typer.Typer(
     name="unmask",
+    cls=CommandGroup,
     help="Masked diffusion language models: train, evaluate, sample, infill.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -27,10 +50,8 @@ app = typer.Typer(
 
 app.command()(training.train)
 app.command("finetune")(training.finetune_command)
-app.command("eval")(evaluating.evaluate)
-app.command()(sampling.sample)
-app.command()(filling.fill)
-app.command()(evaluating.score)
+for name, (command, _) in SETTINGS.items():
+    app.command(name)(with_settings(command, None))
 app.command()(serving.serve)
 app.command()(dna.variants)
 app.command()(dna.embed)

@@ -14,32 +14,22 @@ from .shared import (
     Which,
     With,
     figures_line,
-    integers,
     is_main,
     out_console,
     print_json,
     print_lines,
+    read_settings,
     refuse,
-    settings,
 )
 
-JUDGING = (
-    "scorer",
-    "reference",
-    "n",
-    "length",
-    "sampler",
-    "k",
-    "threshold",
-    "eta",
-    "temperature",
-    "top_k",
-    "top_p",
-    "min_p",
-    "stride",
-    "mauve",
-    "more",
-)
+JUDGING = ("scorer", "reference", "n", "length", "mauve", "more")
+
+
+def _judging() -> list[str]:
+    """Options that belong to --generative; steps and seed mean something else without it."""
+    from ..sampling.params import settings_on
+
+    return [*JUDGING, *(name for name in settings_on("cli") if name not in ("steps", "seed"))]
 
 
 def _suite(ctx: typer.Context, model: str, name: str, sets: str | None) -> None:
@@ -47,7 +37,7 @@ def _suite(ctx: typer.Context, model: str, name: str, sets: str | None) -> None:
     from ..evaluation.suites import table_lines
     from .commands import evaluate_members
 
-    refuse(ctx, JUDGING, "needs --generative")
+    refuse(ctx, _judging(), "needs --generative")
     refuse(ctx, ("data", "split", "bound", "steps", "schedule", "label_column"), "does not go with --suite")
     wanted = ("local", "draws", "batch_size", "rows", "seed", "which", "weights", "device", "estimator")
     chosen = None if sets is None else [word.strip() for word in sets.split(",") if word.strip()]
@@ -98,17 +88,9 @@ def evaluate(
     reference: Annotated[str, typer.Option(help="Real text beside: train, valid, test, a file, or none.")] = "valid",
     n: Annotated[int, typer.Option("-n", help="Samples.")] = 64,
     length: Annotated[int | None, typer.Option(help="Tokens a sample (default: the model's length).")] = None,
-    sampler: Annotated[str | None, typer.Option(help="As for unmask sample.")] = None,
-    k: Annotated[int | None, typer.Option("-k", help="Tokens a step, for orders.")] = None,
-    threshold: Annotated[float | None, typer.Option(help="For confidence, entropy and margin.")] = None,
-    eta: Annotated[float | None, typer.Option(help="Strength of remasking and correction.")] = None,
-    temperature: Annotated[float, typer.Option(help="0 takes the most likely token.")] = 1.0,
-    top_k: Annotated[int | None, typer.Option(help="Only the k most likely tokens.")] = None,
-    top_p: Annotated[float | None, typer.Option(help="Only the most likely tokens that hold this much.")] = None,
-    min_p: Annotated[float | None, typer.Option(help="Only tokens at least this likely, relative to the best.")] = None,
-    stride: Annotated[int | None, typer.Option(help="Write in windows that move by this much.")] = None,
     more: With = None,
     mauve: Annotated[bool, typer.Option("--mauve", help="MAUVE too, on the scorer's hidden states.")] = False,
+    **settings: Any,
 ) -> None:
     """Perplexity (an upper bound) of a model on a data set; with --generative, figures of its samples."""
     if suite is not None and not generative:
@@ -119,24 +101,11 @@ def evaluate(
         likelihoods = ("data", "split", "bound", "draws", "estimator", "schedule", "label_column", "suite", "local")
         refuse(ctx, likelihoods, "does not go with --generative")
     else:
-        refuse(ctx, JUDGING, "needs --generative")
+        refuse(ctx, _judging(), "needs --generative")
     if generative:
         from ..evaluation.generative import judge_model
         from ..evaluation.judge import protocol_lines, table
 
-        how: dict[str, Any] = {
-            "sampler": sampler,
-            "steps": steps,
-            "seed": seed,
-            "temperature": temperature,
-            "top_k": top_k,
-            "top_p": top_p,
-            "min_p": min_p,
-            "stride": stride,
-            "k": k,
-            "threshold": threshold,
-            "eta": eta,
-        }
         report = judge_model(
             model,
             scorer=scorer,
@@ -149,7 +118,7 @@ def evaluate(
             weights=weights,
             device=device,
             batch_size=batch_size,
-            **{**how, **settings(more, ctx.params)},
+            **read_settings(ctx, more),
         )
         if as_json:
             print_json(report.as_dict())
@@ -186,7 +155,18 @@ def evaluate(
     print_lines([figures_line(figures), *_protocol(figures["protocol"])])
 
 
+def plan_settings() -> list[str]:
+    """The settings of samplers whose order has a likelihood."""
+    from ..sampling import SAMPLERS, FirstHitting, RevealPlan
+
+    scored = [
+        entry for entry in SAMPLERS.values() if entry.make.deterministic or entry.make in (RevealPlan, FirstHitting)
+    ]
+    return list(dict.fromkeys(name for entry in scored for name in entry.takes))
+
+
 def score(
+    ctx: typer.Context,
     model: Model,
     texts: Annotated[list[str] | None, typer.Argument(help="Texts to score.")] = None,
     file: Annotated[str | None, typer.Option(help="A text a line; .jsonl: objects with text and span.")] = None,
@@ -204,10 +184,6 @@ def score(
         str | None,
         typer.Option(help="left-to-right, order, confidence, entropy, margin; random: first-hitting, plan (T steps)."),
     ] = None,
-    steps: Annotated[int | None, typer.Option(help="T of a plan.")] = None,
-    k: Annotated[int | None, typer.Option("-k", help="Tokens a step of a plan.")] = None,
-    threshold: Annotated[float | None, typer.Option(help="Of a confidence, entropy or margin plan.")] = None,
-    order: Annotated[str | None, typer.Option(help="For --plan order: tokens from 0, as 2,0,1.")] = None,
     label: Annotated[str | None, typer.Option(help="Label of a model that was trained with labels.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of masks and orders.")] = 0,
     batch_size: Annotated[int, typer.Option(help="Rows a network call; it does not change the result.")] = 32,
@@ -215,18 +191,19 @@ def score(
     weights: Weights = "ema",
     device: Device = "auto",
     as_json: Json = False,
+    **settings: Any,
 ) -> None:
     """How likely are these texts, or spans of them? Bounds, exact laws and pseudo-likelihood."""
     from ..evaluation import score_lines, token_lines
     from .commands import ScoreInput, load_lm, score_texts
 
-    settings = {"steps": steps, "k": k, "threshold": threshold, "order": integers(order)}
+    of_plan = {name: value for name, value in read_settings(ctx).items() if name in settings}
     own, found = score_texts(
         load_lm(model, which, weights, device),
         ScoreInput(texts or [], file, span, marks),
         method=method,
         plan=plan,
-        plan_settings=settings,
+        plan_settings=of_plan,
         label=label,
         draws=draws,
         calls=calls,

@@ -21,10 +21,11 @@ from ...evaluation.likelihood import compute_dtype
 from ...lm import LM
 from ...process.keys import check_seed
 from ...progress import progress_bar
+from ...sampling.params import settings_on
 from ...types import UserError
 from ...version import __version__
 from ..resolve import load
-from .generation_requests import SETTINGS, GenerationRequests
+from .generation_requests import GenerationRequests
 from .likelihood_requests import LikelihoodRequests
 
 ROWS = 32  # of a network call, where nobody says
@@ -57,10 +58,10 @@ def settings(**given: Any) -> Settings:
         if not str(size).isdecimal() or int(size) < 1:
             raise UserError(f"batch_size={size} must be a whole number of at least 1, or auto")
         given.setdefault("rows", int(size) if int(size) > 1 else ROWS)
-    own = [f.name for f in fields(Settings) if f.name != "writing"]
+    own, of_writing = [f.name for f in fields(Settings) if f.name != "writing"], settings_on("harness")
     for name in given:
-        if name not in own and name not in SETTINGS:
-            known = [*own, "batch_size", *SETTINGS]
+        if name not in own and name not in of_writing:
+            known = [*own, "batch_size", *of_writing]
             raise UserError(f"model_args: {name} is not known{nearest(name, known)}; it takes {', '.join(known)}")
     if not given.get("pretrained"):
         raise UserError("no model is named; give its folder, for example --model_args pretrained=runs/demo")
@@ -69,7 +70,7 @@ def settings(**given: Any) -> Settings:
         if isinstance(value, bool) or not isinstance(value, int):
             raise UserError(f"model_args: {name}={value} must be a whole number")
     check_seed(given.get("seed", 0))
-    writing = {name: given.pop(name) for name in SETTINGS if name in given}
+    writing = {name: given.pop(name) for name in of_writing if name in given}
     return Settings(**given, writing=writing)
 
 
