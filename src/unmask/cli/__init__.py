@@ -27,16 +27,19 @@ SETTINGS: dict[str, tuple[Callable[..., None], Callable[[], Iterable[str]]]] = {
 }
 
 
+def full_command(name: str) -> Any:
+    """A command of `SETTINGS` with its options for settings, whose schema needs torch."""
+    single = typer.Typer(add_completion=False)
+    single.command(name)(with_settings(*SETTINGS[name]))
+    return typer.main.get_command(single)
+
+
 class CommandGroup(TyperGroup):
-    """Gives a command its options for sampling settings when it is called: their schema needs torch."""
+    """Gives a command its options for settings when it is called, so that `unmask --help` is quick."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
         name, command, rest = super().resolve_command(ctx, args)
-        if name in SETTINGS:
-            single = typer.Typer(add_completion=False)
-            single.command(name)(with_settings(*SETTINGS[name]))
-            command = typer.main.get_command(single)
-        return name, command, rest
+        return name, full_command(name) if name in SETTINGS else command, rest
 
 
 app = typer.Typer(

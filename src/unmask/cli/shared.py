@@ -109,7 +109,7 @@ def with_settings(command: Callable[..., None], names: Callable[[], Iterable[str
     def wrapper(**given: Any) -> None:
         command(**given)
 
-    del wrapper.__wrapped__  # type: ignore[attr-defined]  # typer looks at the signature behind it
+    del wrapper.__wrapped__  # typer looks at the signature behind it
     wrapper.__signature__ = signature.replace(parameters=params)  # type: ignore[attr-defined]
     wrapper.__annotations__ = {param.name: param.annotation for param in params}
     return wrapper

@@ -227,9 +227,13 @@ def k_setting(default: int | None = 1) -> Any:
     return setting(default, "Tokens per step, for orders", title="Tokens a step", least=1, instead=instead)
 
 
-@functools.cache
 def settings_of(record: type) -> dict[str, Setting]:
     """The settings that a dataclass declares, by name."""
+    return _declared(record)
+
+
+@functools.cache
+def _declared(record: Any) -> dict[str, Setting]:
     result, hints = {}, get_type_hints(record)
     for spec in fields(record):
         if "setting" not in spec.metadata:

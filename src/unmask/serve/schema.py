@@ -52,11 +52,15 @@ class Body(BaseModel):
 def setting_type(spec: Setting) -> Any:
     """What JSON may hold for a setting."""
     if spec.kind in ("whole", "number"):
-        low = {"ge": 0 if spec.off else spec.least} if spec.above is None else {"gt": spec.above}
-        high = {"le": spec.most} if spec.below is None else {"lt": spec.below}
-        if spec.kind == "whole":
-            return Annotated[StrictInt, Field(**{"ge": 1, "lt": 2**31} | _stated(low | high))]
-        return Annotated[StrictFloat | StrictInt, Field(**{"le": 1e6} | _stated(low | high))]
+        whole = spec.kind == "whole"
+        least = 0 if spec.off else spec.least
+        low: dict[str, Any] = {"ge": 1} if whole else {}
+        high: dict[str, Any] = {"lt": 2**31} if whole else {"le": 1e6}
+        if least is not None or spec.above is not None:
+            low = {"ge": least} if spec.above is None else {"gt": spec.above}
+        if spec.most is not None or spec.below is not None:
+            high = {"le": spec.most} if spec.below is None else {"lt": spec.below}
+        return Annotated[StrictInt if whole else StrictFloat | StrictInt, Field(**low | high)]
     most = Field(max_length=None if spec.most is None else int(spec.most))
     return {
         "flag": StrictBool,
@@ -71,10 +75,6 @@ def setting_type(spec: Setting) -> Any:
         "texts": Phrase | Annotated[list[Phrase], most],
         "rules": Annotated[dict[Annotated[str, Field(pattern="^[0-9]{1,9}$")], Annotated[list[Word], most]], most],
     }[spec.kind]
-
-
-def _stated(limits: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in limits.items() if value is not None}
 
 
 def setting_fields(names: Iterable[str]) -> dict[str, Any]:
