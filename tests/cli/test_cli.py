@@ -227,7 +227,7 @@ def test_ctrl_c_outside_of_training(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*given: object, **named: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("unmask.cli.commands.load", interrupted)
+    monkeypatch.setattr("unmask.hub.resolve.load", interrupted)
     ran = run(*sample())
     assert ran.code == 130 and ran.out == "" and "Traceback" not in ran.err
 

@@ -9,6 +9,7 @@ import math
 import os
 import sys
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -18,6 +19,8 @@ from rich.markup import escape
 from ..errors import UserError, nearest
 
 if TYPE_CHECKING:
+    from ..config import DataConfig
+    from ..lm import LM
     from ..sampling.settings import Setting
 
 out_console = Console(highlight=False, soft_wrap=True, emoji=False)
@@ -29,6 +32,9 @@ Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...")]
 Model = Annotated[str, typer.Argument(help="A run, a folder, a built-in model (tiny-en) or a Hub id.")]
 Weights = Annotated[str, typer.Option(help="ema (the average) or raw.")]
 Which = Annotated[str, typer.Option(help="last or best checkpoint of a run.")]
+BothStrands = Annotated[
+    bool, typer.Option("--both-strands", help="The mean over both strands, for networks that are not equivariant.")
+]
 With = Annotated[
     list[str] | None,
     typer.Option("--with", help="A setting by its name, as projection=greedy (may be repeated)."),
@@ -70,6 +76,57 @@ def figures_line(figures: dict[str, Any]) -> str:
     per_byte = figures["bits_per_byte"]
     tail = "" if per_byte is None else f", {per_byte:.3f} bits/byte"
     return f"perplexity {ppl:.2f}{bar}, {figures['bits_per_token']:.3f} bits/token{tail}, {figures['tokens']:,} tokens"
+
+
+def protocol_lines(protocol: dict[str, Any]) -> list[str]:
+    """How the figures came about, a line each."""
+    return [f"  {name}: {value}" for name, value in protocol.items()]
+
+
+def run_tree(result: Any, **figures: Any) -> dict[str, Any]:
+    """How a run of a language model ended, and its figures."""
+    return {
+        "out": str(result.out),
+        "step": result.step,
+        "finished": result.finished,
+        "stopped_early": result.stopped_early,
+        **figures,
+        "seconds": result.seconds,
+        "tokens_per_second": result.tokens_per_second,
+    }
+
+
+def load_lm(path: str, which: str, weights: str, device: str) -> LM:
+    """A saved model."""
+    from ..hub.resolve import load
+
+    return load(path, which=which, weights=weights, device=device)
+
+
+def used_weights(lm: LM, asked: str) -> str:
+    """`raw` where a run kept no average."""
+    return asked if lm.config.train.ema else "raw"
+
+
+def check_writable(path: str) -> None:
+    """Before minutes of work, not after them."""
+    folder = Path(path).parent
+    if not folder.is_dir():
+        raise UserError(f"cannot write {path}: there is no folder {folder}")
+    if Path(path).is_dir():
+        raise UserError(f"cannot write {path}: it is a folder; give the name of a file")
+    if not os.access(folder, os.W_OK):
+        raise UserError(f"cannot write {path}: the folder {folder} may not be written to")
+
+
+def read_genome(path: str, spec: DataConfig) -> Any:
+    """A FASTA file, packed into the cache at the first time."""
+    from ..data.cache import cache_folder
+    from ..data.genome.store import open_genome
+    from ..progress import progress_bar
+
+    with progress_bar("reading the genome") as progress:
+        return open_genome(path, cache_folder(spec), progress)
 
 
 def given(ctx: typer.Context, name: str) -> bool:

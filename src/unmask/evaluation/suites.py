@@ -16,6 +16,7 @@ from ..data.records import ALIASES, ZERO_SHOT, record
 from ..data.tokenization import Tokenizer
 from ..distributed import World
 from ..progress import progress_bar
+from ..tables import text_table
 from ..types import Likelihood, UserError
 from .likelihood import Estimator, check_request, evaluate
 
@@ -133,7 +134,7 @@ def evaluate_suite(
 
 def table_lines(results: Sequence[SuiteResult]) -> list[str]:
     """The results as aligned text, with what they share of their protocol below."""
-    lines: list[tuple[str, ...]] = [("set", "perplexity", "± draws", "± texts", "bits/byte", "tokens", "")]
+    head, lines = ("set", "perplexity", "± draws", "± texts", "bits/byte", "tokens", ""), []
     for one in results:
         own = one.likelihood
         errors = [None if error is None else own.perplexity * error for error in (own.stderr_nats, own.stderr_data)]
@@ -148,16 +149,11 @@ def table_lines(results: Sequence[SuiteResult]) -> list[str]:
                 "in-domain" if one.in_domain else "",
             )
         )
-    widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
-    shown = [
-        line[0].ljust(widths[0]) + "".join(f"  {cell.rjust(w)}" for cell, w in zip(line[1:], widths[1:], strict=True))
-        for line in lines
-    ]
     same = shared([one.likelihood.protocol for one in results])
     if "detokenizer" not in same:
         each = [f"{one.likelihood.protocol.get('detokenizer')} ({one.member.title})" for one in results]
         same["detokenizer"] = ", ".join(each)
-    return [*(line.rstrip() for line in shown), *(f"  {key}: {value}" for key, value in same.items())]
+    return [*text_table(head, lines, right=range(1, len(head))), *(f"  {key}: {value}" for key, value in same.items())]
 
 
 def shared(protocols: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from ..errors import UserError
-from .shared import Device, Model, Weights, Which, With, err_console, read_settings
+from .shared import Device, Model, Weights, Which, With, err_console, load_lm, read_settings
 
 PROMPT = "fill> "
 
@@ -28,7 +28,6 @@ def fill(
     **settings: Any,
 ) -> None:
     """Type a text with gaps, see it filled, again and again. Lines from a pipe work too; :help lists the commands."""
-    from .commands import load_lm
     from .fill_loop import FillLoop
 
     how = read_settings(ctx, more)

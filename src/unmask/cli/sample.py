@@ -4,12 +4,34 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import Annotated, Any
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ..errors import UserError
-from .shared import Device, Json, Model, Weights, Which, With, err_console, print_json, read_settings
+from .shared import (
+    Device,
+    Json,
+    Model,
+    Weights,
+    Which,
+    With,
+    check_writable,
+    err_console,
+    load_lm,
+    print_json,
+    read_settings,
+    used_weights,
+)
+
+if TYPE_CHECKING:
+    from ..data.canvas import Canvas
+    from ..lm import LM
+    from ..sampling import SamplingParams
+    from ..types import Sample
 
 
 def sample(
@@ -53,7 +75,6 @@ def sample(
     if as_json and as_lines:
         raise UserError("give either --json (one document) or --jsonl (a line a sample)")
     from ..sampling.params import SamplingParams
-    from .commands import SampleRequest, load_lm, sample_protocol, write_samples
 
     options = SamplingParams(**read_settings(ctx, more))
     lm = load_lm(model, which, weights, device)
@@ -97,7 +118,6 @@ def sample(
 def _dna(lm: Any, fasta: str | None, both_strands: bool) -> Any:
     """The model as asked, if it is one of bases."""
     from ..dna.strands import conjoined, need_dna
-    from .commands import check_writable
 
     if fasta is not None:
         need_dna(lm, "--fasta")
@@ -140,3 +160,93 @@ def _template(
         print_json({"lines": documents, "protocol": {**protocol, **options.describe()}})
     if bad:
         raise typer.Exit(2)
+
+
+@dataclass(frozen=True)
+class SampleRequest:
+    """What is to be written: samples, a prompt, gaps, or the lines of a template file."""
+
+    n: int = 1
+    length: int | None = None
+    prompt: str | None = None
+    suffix: str | None = None
+    infill: str | None = None
+
+    def canvas(self, lm: LM, options: SamplingParams) -> Canvas:
+        """The canvas of all n samples."""
+        if self.n < 1:
+            raise UserError(f"-n {self.n} must be at least 1")
+        windowed = options.stride is not None
+        if self.infill is not None:
+            if self.length is not None:
+                raise UserError("--length does not go with --infill; the text and its gaps say how long it is")
+            return lm.gap_canvas(self.infill, windowed=windowed)
+        return lm.prompt_canvas(self.prompt or "", self.length, self.suffix or "", windowed)
+
+
+def write_samples(
+    lm: LM,
+    request: SampleRequest,
+    options: SamplingParams,
+    *,
+    batch_size: int = 16,
+    watch: bool = False,
+    html: str | None = None,
+    stream: Callable[[str], object] | None = None,
+    protocol: dict[str, Any],
+) -> tuple[list[Sample], dict[str, Any]]:
+    """Samples and the protocol they were drawn by; watched, streamed, or kept as an HTML replay."""
+    from ..lm import Job, TextStream
+    from ..process.keys import check_seed
+    from ..progress import progress_bar
+    from ..sampling.trace import Trace
+    from ..serve.replay import write_html
+    from .terminal import Watcher
+
+    if html is not None:
+        check_writable(html)
+    options = options.settle(lm.model)
+    canvas = request.canvas(lm, options)
+    protocol |= {"length": len(canvas.ids), **options.describe(), "seed": options.seed, "batch_size": batch_size}
+    jobs = [Job(canvas, replace(options, seed=check_seed(options.seed + i))) for i in range(request.n)]
+    canvases = [canvas.ids] * request.n
+    trace = Trace(lm.tokenizer, canvases, protocol) if html is not None else None
+    done: dict[int, Sample] = {}
+    with ExitStack() as stack:
+        watcher = stack.enter_context(Watcher(lm.tokenizer, canvases)) if watch else None
+        quiet = watch or stream is not None
+        progress = stack.enter_context(progress_bar("writing", quiet=quiet))
+        pieces = TextStream(lm.painter, canvas, options.stop)
+        left = [int((canvas.ids == lm.tokenizer.vocab.mask).sum())] * request.n
+        total = sum(left)
+        for state, sample in lm.run(jobs, batch_size=batch_size, tops=5 if trace else 0):
+            for take in (watcher, trace):
+                if take is not None:
+                    take(state)
+            if sample is not None:
+                done[state.row] = sample
+            if stream is not None:
+                stream(pieces(state, sample))
+            left[state.row] = 0 if state.done else int((state.canvas == lm.tokenizer.vocab.mask).sum())
+            progress(total - sum(left), total)
+    samples = [done[i] for i in range(request.n)]
+    if trace is not None and html is not None:
+        trace.finish(samples)
+        write_html(trace, html)
+    return samples, protocol
+
+
+def sample_protocol(lm: LM, path: str, which: str, weights: str) -> dict[str, Any]:
+    """Where samples come from."""
+    import torch
+
+    from ..evaluation.likelihood import compute_dtype
+
+    return {
+        "model": path,
+        "checkpoint": which,
+        "weights": used_weights(lm, weights),
+        "dtype": compute_dtype(lm.model),
+        "device": str(lm.model.device),
+        "torch": torch.__version__,
+    }
