@@ -11,7 +11,7 @@ from pathlib import Path
 
 from unmask.sampling.params import SAMPLERS, all_settings, default_words
 from unmask.sampling.settings import Setting
-from unmask.tables import markdown_table
+from unmask.tabulate import markdown_table
 
 PAGE = Path(__file__).parents[1] / "docs" / "sampling.md"
 SURFACES = {"cli": "command line", "http": "HTTP", "page": "page", "loop": "terminal loop", "harness": "lm-eval"}

@@ -11,7 +11,7 @@ import unmask
 ROOT = Path(unmask.__file__).parent
 # Each may import what stands before it. `unmask` is the package's own __init__ and __main__.
 ORDER = """
-    errors version types lazy config distributed progress tables process data networks recipes sampling models
+    errors version types lazy config distributed progress tabulate process data networks recipes sampling models
     evaluation lm hub training dna reproduce serve cli unmask
 """.split()  # noqa: SIM905
 EXCEPTIONS = {

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ..tables import text_table
+from ..tabulate import text_table
 from .shared import Json, print_json, print_lines
 
 SHOWN = 400  # characters of a text that a terminal shows

@@ -135,24 +135,24 @@ def evaluate(
         out_console.print(table(report.columns()), markup=False)
         print_lines(judged_lines({**report.protocol, **report.samples.protocol}))
         return
-        likelihood: Likelihood = evaluate_model(
-            model,
-            data=data,
-            split=split,
-            bound=bound,
-            steps=steps,
-            draws=draws,
-            schedule=schedule,
-            batch_size=batch_size,
-            rows=rows,
-            seed=seed,
-            which=which,
-            weights=weights,
-            device=device,
-            estimator=estimator,
-            label_column=label_column,
-            local=local,
-        )
+    likelihood: Likelihood = evaluate_model(
+        model,
+        data=data,
+        split=split,
+        bound=bound,
+        steps=steps,
+        draws=draws,
+        schedule=schedule,
+        batch_size=batch_size,
+        rows=rows,
+        seed=seed,
+        which=which,
+        weights=weights,
+        device=device,
+        estimator=estimator,
+        label_column=label_column,
+        local=local,
+    )
     if not is_main():
         return
     figures = likelihood.as_dict()

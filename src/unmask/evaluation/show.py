@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from ..tables import text_table
+from ..tabulate import text_table
 from ..types import Likelihood
 
 HEAD = ("text", "tokens", "nats", "±", "per token", "perplexity", "bits/byte")

@@ -16,7 +16,7 @@ from ..data.records import ALIASES, ZERO_SHOT, record
 from ..data.tokenization import Tokenizer
 from ..distributed import World
 from ..progress import progress_bar
-from ..tables import text_table
+from ..tabulate import text_table
 from ..types import Likelihood, UserError
 from .likelihood import Estimator, check_request, evaluate
 
