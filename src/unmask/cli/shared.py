@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import json
 import math
 import os
 import sys
@@ -17,6 +16,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from ..errors import UserError, nearest
+from ..jsonable import to_json
 
 if TYPE_CHECKING:
     from ..config import DataConfig
@@ -43,16 +43,7 @@ With = Annotated[
 
 def print_json(value: Any) -> None:
     """One JSON document on standard output."""
-    sys.stdout.write(json.dumps(_finite(value), indent=1, allow_nan=False) + "\n")
-
-
-def _finite(value: Any) -> Any:
-    """The same with null for infinite figures (of a model that diverged): JSON has no word for them."""
-    if isinstance(value, dict):
-        return {key: _finite(own) for key, own in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(own) for own in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    sys.stdout.write(to_json(value, indent=1) + "\n")
 
 
 def print_lines(lines: Iterable[str]) -> None:
