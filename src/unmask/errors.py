@@ -1,4 +1,4 @@
-"""The one kind of error that is the user's to mend, and the sentences that many share. Needs no torch."""
+"""Mistakes that are the user's to mend, and the sentences that several packages need. Imports nothing of torch."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ def nearest(word: str, known: Iterable[str]) -> str:
     return f" (did you mean {close[0]!r}?)" if close else ""
 
 
-def choose(name: str, known: Iterable[str], what: str) -> str:
-    """The name, if it is one of those that are known; else the nearest one and all of them in a sentence."""
-    options = list(known)
-    if name not in options:
-        raise UserError(f"unknown {what} {name!r}{nearest(name, options)}; choose one of {', '.join(options)}")
+def choose(name: str, options: Iterable[str], what: str, instead: str = "") -> str:
+    """The name, if it is one of the options; else an error that lists them. `instead` is what else may be given."""
+    known = list(options)
+    if name not in known:
+        raise UserError(f"unknown {what} {name!r}{nearest(name, known)}; choose one of {', '.join(known)}{instead}")
     return name
 
 
-def at_least(name: str, value: float, least: float = 1) -> None:
-    """Raise if a number is too small (or is not a number)."""
-    if not value >= least:
+def at_least(name: str, value: float | None, least: float = 1) -> None:
+    """Raise if a number is below the least that makes sense; None is none."""
+    if value is not None and not value >= least:
         raise UserError(f"{name}={value} must be at least {least}")

@@ -132,8 +132,8 @@ def score_texts(
     **how: Any,
 ) -> tuple[list[str], Likelihood]:
     """The texts and their likelihood; a plan without a method means the likelihood of that plan."""
+    from ..evaluation import default_method
     from ..evaluation import score as score_rows
-    from ..evaluation import usual_method
     from ..progress import progress_bar
     from ..sampling import SamplingParams, make_sampler
 
@@ -144,7 +144,7 @@ def score_texts(
         raise UserError(f"--{next(iter(given))} is a setting of a plan; name one with --plan")
     order = None if plan is None else make_sampler(plan, **given)
     if method is None:
-        method = usual_method(lm.model) if order is None else "plan" if order.deterministic else "orders"
+        method = default_method(lm.model) if order is None else "plan" if order.deterministic else "orders"
     own, spans = texts.read()
     named = SamplingParams(label=label).label_id(lm.labels)
     with progress_bar("scoring") as progress:

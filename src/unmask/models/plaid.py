@@ -1,4 +1,4 @@
-"""Plaid (Gulrajani and Hashimoto 2023; the paper's rival on DNA; SYSTEMS 3.9): Gaussian diffusion over embeddings.
+"""Plaid (Gulrajani and Hashimoto 2023; the paper's rival on DNA): Gaussian diffusion over embeddings.
 
 A token is a point E[x] on the unit sphere of a small space, which is learned, and z = alpha·E[x] + sigma·noise. The
 network says which token was there, x̂ is the mean of their embeddings, and

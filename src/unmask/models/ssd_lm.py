@@ -1,4 +1,4 @@
-"""SSD-LM (Han et al. 2022; SYSTEMS 3.10): diffusion on the logits of a block of tokens, after a context of tokens.
+"""SSD-LM (Han et al. 2022): diffusion on the logits of a block of tokens, after a context of tokens.
 
 The network sees the context as tokens and, after it, the block as a mixture of embeddings, embed_sum(softmax(z_t)), and
 the time. It learns the tokens of the block by plain cross-entropy. There is no bound on a likelihood in this.

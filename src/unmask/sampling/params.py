@@ -256,7 +256,7 @@ class SamplingParams:
         """The plan, in windows if a stride is given."""
         if self.stride is None:
             return self._plan()
-        return Windows(self._plan(), painter.spec.length, self.stride, painter.frame)
+        return Windows(self._plan(), painter.spec.length, self.stride, painter.block_ends)
 
     def _plan(self) -> Sampler:
         chosen = settings_of(Choice)
