@@ -11,10 +11,15 @@ from pathlib import Path
 
 from unmask.sampling.params import SAMPLERS, all_settings, default_words
 from unmask.sampling.settings import Setting
-from unmask.tabulate import markdown_table
 
 PAGE = Path(__file__).parents[1] / "docs" / "sampling.md"
 SURFACES = {"cli": "command line", "http": "HTTP", "page": "page", "loop": "terminal loop", "harness": "lm-eval"}
+
+
+def markdown_table(head: list[str], rows: list[list[str]]) -> str:
+    """A table whose cells are markdown themselves."""
+    lines = [f"| {' | '.join(cells)} |" for cells in [head, *rows]]
+    return "\n".join([lines[0], "|" + "---|" * len(head), *lines[1:]])
 
 
 def samplers_table() -> str:

@@ -7,7 +7,6 @@ from typing import Annotated, Any
 
 import typer
 
-from ..tabulate import text_table
 from .shared import Json, print_json, print_lines
 
 SHOWN = 400  # characters of a text that a terminal shows
@@ -73,20 +72,22 @@ def _print_data(found: Any, lines: list[str], as_json: bool) -> None:
 
 def lines_of_list(found: Sequence[dict[str, Any]]) -> list[str]:
     """A table, a set a line."""
+    from ..text_tables import terminal_table
+
     head = ("name", "splits", "tokenizer", "length", "layout", "detokenizer", "what")
     body = [
         (
             one["name"],
             _splits(one),
             one["tokenizer"],
-            one["length"],
+            str(one["length"]),
             one["layout"],
             one["detokenizer"],
             one["about"] if one["readable"] else f"{one['about']} (not read yet)",
         )
         for one in found
     ]
-    return text_table(head, body)
+    return terminal_table([head, *body], words=range(len(head)))
 
 
 def _splits(one: dict[str, Any]) -> str:

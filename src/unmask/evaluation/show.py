@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from ..tabulate import text_table
+from ..text_tables import terminal_table
 from ..types import Likelihood
 
 HEAD = ("text", "tokens", "nats", "±", "per token", "perplexity", "bits/byte")
@@ -16,7 +16,7 @@ def score_lines(whole: Likelihood, texts: Sequence[str]) -> list[str]:
     rows = [_cells(likelihood, _name(likelihood, text)) for likelihood, text in zip(whole.texts, texts, strict=True)]
     if len(whole.texts) > 1:
         rows.append(_cells(whole, "together"))
-    return text_table(HEAD, rows, right=range(1, len(HEAD)))
+    return terminal_table([HEAD, *rows])
 
 
 def _cells(likelihood: Likelihood, name: str) -> tuple[str, ...]:

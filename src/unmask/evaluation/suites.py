@@ -17,7 +17,7 @@ from ..data.tokenization import Tokenizer
 from ..distributed import World
 from ..errors import UserError, choose, nearest
 from ..progress import progress_bar
-from ..tabulate import text_table
+from ..text_tables import terminal_table
 from ..types import Likelihood
 from .likelihood import Estimator, check_request, evaluate
 
@@ -155,7 +155,7 @@ def table_lines(results: Sequence[SuiteResult]) -> list[str]:
     if "detokenizer" not in same:
         each = [f"{result.likelihood.protocol.get('detokenizer')} ({result.member.title})" for result in results]
         same["detokenizer"] = ", ".join(each)
-    return [*text_table(head, lines, right=range(1, len(head))), *(f"  {key}: {value}" for key, value in same.items())]
+    return [*terminal_table([head, *lines]), *(f"  {key}: {value}" for key, value in same.items())]
 
 
 def shared(protocols: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
