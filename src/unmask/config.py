@@ -27,7 +27,8 @@ from pydantic import (
     model_validator,
 )
 
-from .errors import UserError, nearest
+from .errors import UserError
+from .errors import nearest as nearest  # many import it from where it was
 
 log = logging.getLogger(__name__)
 NETWORK_KEY = "model.network"

@@ -12,7 +12,7 @@ import pytest
 import typer
 import yaml
 
-from unmask.cli import app
+from unmask.cli import SETTINGS, app, full_command
 from unmask.config import NETWORKS, Config, known_keys
 from unmask.recipes import RECIPES
 
@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("docs/*.md"), *ROOT.glob("*.md")])
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 ROW = re.compile(r"^\| `([\w.]+)` \| `(.*?)` \|", re.MULTILINE)
-COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+COMMANDS = typer.main.get_command(app).commands | {name: full_command(name) for name in SETTINGS}  # type: ignore[attr-defined]
 
 every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 

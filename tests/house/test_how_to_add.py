@@ -6,11 +6,12 @@ import itertools
 import json
 from dataclasses import dataclass
 
+from unmask.sampling.named import SamplerEntry
+
 from support.helpers import refused, run, settings, trained
 from unmask.data.records import CORPORA, Files, Hub, Record
 from unmask.data.tasks import TASKS, Columns, Task
 from unmask.sampling import SAMPLERS, Sampler
-from unmask.sampling.named import SamplerEntry
 from unmask.sampling.orders import in_order
 from unmask.sampling.sampler import masked_positions
 

@@ -502,7 +502,7 @@ def test_settings_of_a_request() -> None:
         ({"max_gen_toks": 0}, "at least 1"),
         ({"max_gen_toks": "many"}, "whole number"),
         ({"temperature": "hot"}, "a number"),
-        ({"top_p": 2.0}, r"\(0, 1\]"),
+        ({"top_p": 2.0}, "above 0 and at most 1"),
         ({"until": [3]}, "texts"),
         ({"sampler": "plann"}, "plan"),
     ],

@@ -362,7 +362,7 @@ def test_a_network_that_has_a_say_in_the_reveal_takes_the_textbook_only(name, me
 @pytest.mark.parametrize(
     ("plan", "words"),
     [
-        (lambda: Remasking(3, "loops"), "loops.*cap, rescale or loop"),
+        (lambda: Remasking(3, "loops"), "loops.*cap, rescale, loop"),
         (lambda: Remasking(3, eta=1.5), "eta=1.5"),
         (lambda: Remasking(3, eta=math.nan), "eta=nan"),
         (lambda: Remasking(3, window=(0.2, 0.5)), "window"),

@@ -133,7 +133,7 @@ def evaluate_suite(
 
 def table_lines(results: Sequence[SuiteResult]) -> list[str]:
     """The results as aligned text, with what they share of their protocol below."""
-    lines: list[tuple[str, ...]] = [("set", "perplexity", "± draws", "± texts", "bits/byte", "tokens", "")]
+    head, lines = ("set", "perplexity", "± draws", "± texts", "bits/byte", "tokens", ""), []
     for result in results:
         likelihood = result.likelihood
         errors = [
@@ -155,7 +155,7 @@ def table_lines(results: Sequence[SuiteResult]) -> list[str]:
     if "detokenizer" not in same:
         each = [f"{result.likelihood.protocol.get('detokenizer')} ({result.member.title})" for result in results]
         same["detokenizer"] = ", ".join(each)
-    return [*terminal_table(lines), *(f"  {key}: {value}" for key, value in same.items())]
+    return [*terminal_table([head, *lines]), *(f"  {key}: {value}" for key, value in same.items())]
 
 
 def shared(protocols: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

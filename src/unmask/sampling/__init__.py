@@ -6,8 +6,8 @@ from .batcher import Batcher, Request, SequentialBatcher, replay, run
 from .choice import Choice
 from .gaussian import Gaussian
 from .gibbs import Gibbs
-from .named import SAMPLERS, make_sampler
 from .orders import FirstHitting, GivenOrder, LeftToRight, RevealPlan
+from .params import SAMPLERS, SamplerEntry, SamplingParams, make_sampler
 from .remask import PredictorCorrector, Remasking
 from .rules import Rules
 from .sampler import Denoiser, Sampler, Trajectory, stack, time_grid
@@ -32,6 +32,8 @@ __all__ = [
     "RevealPlan",
     "Rules",
     "Sampler",
+    "SamplerEntry",
+    "SamplingParams",
     "SequentialBatcher",
     "Simplex",
     "Trajectory",

@@ -13,10 +13,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..errors import UserError, choose
 from ..process.keys import Keys
-from ..types import UserError, Vocab
-from .orders import check_k
+from ..types import Vocab
 from .sampler import Denoiser, Sampler, Trajectory, masked_positions
+from .settings import k_setting, setting, steps_setting
 
 
 def confidence(log_x: Tensor) -> Tensor:
@@ -58,31 +59,30 @@ class Adaptive(Sampler):
     """The surest positions first: k a step, or as many as reach a threshold (at least one)."""
 
     measure: str = "confidence"
-    k: int | None = None
-    steps: int | None = None  # instead of k: about this many steps, k = masks / steps rounded up
-    threshold: float | None = None  # instead of k: at least this confidence or margin, at most this entropy
+    k: int | None = k_setting(None)
+    steps: int | None = steps_setting(None)  # about this many: k = masks / steps rounded up
+    threshold: float | None = setting(
+        None, "Write all that is at least this sure (entropy: at most this unsure)", least=0, instead=("steps", "k")
+    )
     deterministic = True
     timeless = True
 
     def __post_init__(self) -> None:
-        if self.measure not in MEASURES:
-            raise UserError(f"unknown measure {self.measure!r}; choose one of {', '.join(MEASURES)}")
+        choose(self.measure, MEASURES, "measure")
         if sum(x is not None for x in (self.k, self.steps, self.threshold)) != 1:
             raise UserError(f"give the {self.measure} order either tokens a step, a number of steps, or a threshold")
-        if self.k is not None:
-            check_k(self.k)
-        if self.steps is not None and self.steps < 1:
-            raise UserError(f"steps={self.steps} must be at least 1")
         if self.threshold is not None:
             top = float("inf") if self.measure == "entropy" else 1.0
             if not 0 <= self.threshold <= top:
                 limit = "at least 0 nats" if self.measure == "entropy" else "in [0, 1]"
                 raise UserError(f"threshold={self.threshold} of the {self.measure} order must be {limit}")
+        super().__post_init__()
 
     def course(self, canvas: Tensor, model: Denoiser, key: Keys) -> Trajectory:
         """Ready to look at all masks."""
         masks = int((canvas == model.vocab.mask).sum())
-        k = self.k or (None if self.steps is None else -(-masks // self.steps))
+        k = None if self.steps is None else -(-masks // self.steps)
+        k = k if self.k is None else min(self.k, len(canvas))
         least = self.threshold
         if least is not None and self.measure == "entropy":
             least = -least

@@ -16,13 +16,14 @@ from ..process.keys import Keys
 from ..process.masking import fold
 from ..process.schedule import reveal_chance
 from .sampler import Denoiser, Sampler, Trajectory, masked_positions, time_grid
+from .settings import steps_setting
 
 
 @dataclass(frozen=True)
 class Ancestral(Sampler):
     """T steps, each with a network call, needed or not."""
 
-    steps: int
+    steps: int = steps_setting()
     euler: bool = False  # the chance of a step is its length times the rate at its beginning
     any_mass = True
 

@@ -28,6 +28,7 @@ from ..process.keys import Keys
 from ..types import State, UserError, Vocab
 from .batcher import LOGITS_AT_ONCE, Request
 from .sampler import NOTHING, Denoiser, Sampler, Trajectory, masked_positions
+from .settings import setting, steps_setting
 
 # -- the process, as pure functions of gamma, the logarithm of the noise-to-signal ratio ------------------------------
 
@@ -69,14 +70,10 @@ def cooled(x: Tensor, z: Tensor, gamma: Tensor, temperature: float) -> Tensor:
 class Gaussian(Sampler):
     """T steps for the whole canvas, and one call more that reads the tokens."""
 
-    steps: int = 256
-    score_temperature: float = 1.0  # 1: the model's own law; Plaid's samples were drawn with 0.9
-
-    def __post_init__(self) -> None:
-        if self.steps < 1:
-            raise UserError(f"steps={self.steps} must be at least 1")
-        if not 0 < self.score_temperature < float("inf"):
-            raise UserError(f"score_temperature={self.score_temperature} must be a number above 0; 1 changes nothing")
+    steps: int = steps_setting(256)
+    score_temperature: float = setting(  # 1: the model's law; Plaid's samples were drawn with 0.9
+        1.0, "gaussian: below 1 the noise that the network predicts counts more", above=0
+    )
 
     def check(self, model: Denoiser) -> NoReturn:
         """Models that are asked this way write into [MASK], and have no embeddings to put noise on."""

@@ -15,7 +15,7 @@ order, or from left to right): no [MASK] is ever left. Given positions never cha
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -24,6 +24,7 @@ from ..process.keys import Keys
 from ..types import UserError
 from .choice import Choice
 from .sampler import Denoiser, Sampler, Trajectory, masked_positions
+from .settings import setting, steps_setting
 
 Scan = Literal["random", "sequential", "parallel"]
 
@@ -32,17 +33,14 @@ Scan = Literal["random", "sequential", "parallel"]
 class Gibbs(Sampler):
     """Updates of one position each, at `random` or `sequential` (sweeps to the right); `parallel`: of all at once."""
 
-    steps: int = 500  # updates, each with one network call; the authors make 500 for 40 tokens
-    scan: Scan = "random"
-    burn: int = 0  # first updates that draw from the network's whole distribution, whatever the user's choice is
+    steps: int = steps_setting(500)  # updates, each with one network call; the authors make 500 for 40 tokens
+    scan: Scan = setting("random", "gibbs: positions at random, in sweeps to the right, or all at once")
+    burn: int = setting(0, "gibbs: first updates that ignore temperature, top-k, top-p and min-p", least=0)
     timeless = True
 
     def __post_init__(self) -> None:
-        if self.steps < 1:
-            raise UserError(f"steps={self.steps} must be at least 1")
-        if self.scan not in get_args(Scan):
-            raise UserError(f"unknown scan {self.scan!r}; choose one of {', '.join(get_args(Scan))}")
-        if not 0 <= self.burn < self.steps:
+        super().__post_init__()
+        if not self.burn < self.steps:
             raise UserError(f"burn={self.burn} must be at least 0 and less than steps={self.steps}")
 
     def course(self, canvas: Tensor, model: Denoiser, key: Keys) -> Trajectory:

@@ -19,6 +19,7 @@ from torch import Tensor
 from ..process.keys import Keys
 from ..types import UserError
 from .sampler import Denoiser, Sampler, Trajectory, masked_positions, time_grid
+from .settings import k_setting, setting, steps_setting
 
 
 class Reveal(NamedTuple):
@@ -61,7 +62,7 @@ class PlannedTrajectory(Trajectory):
 class RevealPlan(Sampler):
     """T-step ancestral sampling, drawn ahead. Each sequence follows its own clock, so batches stay full."""
 
-    steps: int
+    steps: int = steps_setting()
 
     def course(self, canvas: Tensor, model: Denoiser, key: Keys) -> PlannedTrajectory:
         """The steps in which something is revealed."""
@@ -102,28 +103,20 @@ class FirstHitting(Sampler):
 
 def in_order(canvas: Tensor, key: Keys, positions: Tensor, k: int) -> PlannedTrajectory:
     """K positions at a time; the time is the share that is still masked."""
+    k = min(k, max(1, len(positions)))
     groups = positions.split(k) if len(positions) else ()
     return PlannedTrajectory(
         canvas, key, [Reveal(i, 1 - i * k / len(positions), group) for i, group in enumerate(groups)]
     )
 
 
-def check_k(k: int) -> None:
-    """Tokens a step, as a user gave them."""
-    if k < 1:
-        raise UserError(f"tokens a step k={k} must be at least 1")
-
-
 @dataclass(frozen=True)
 class LeftToRight(Sampler):
     """From the first masked position to the last, k at a time."""
 
-    k: int = 1
+    k: int = k_setting()
     deterministic = True
     timeless = True
-
-    def __post_init__(self) -> None:
-        check_k(self.k)
 
     def course(self, canvas: Tensor, model: Denoiser, key: Keys) -> PlannedTrajectory:
         """Masked positions as they stand."""
@@ -134,13 +127,12 @@ class LeftToRight(Sampler):
 class GivenOrder(Sampler):
     """The order that a user names, k at a time. It counts the masked positions of the canvas from 0."""
 
-    order: Sequence[int]
-    k: int = 1
+    order: Sequence[int] = setting(
+        help="Masked tokens from 0, as 2,0,1", most=65_536, absent={"harness": "every request has another canvas"}
+    )
+    k: int = k_setting()
     deterministic = True
     timeless = True
-
-    def __post_init__(self) -> None:
-        check_k(self.k)
 
     def course(self, canvas: Tensor, model: Denoiser, key: Keys) -> PlannedTrajectory:
         """Masked positions in that order."""

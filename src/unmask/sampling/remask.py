@@ -14,14 +14,16 @@ Early mistakes can be mended, so the text is often better at equal calls, but th
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from ..errors import UserError, choose
 from ..process.keys import Keys
 from ..process.schedule import Schedule
-from ..types import UserError
 from .sampler import Denoiser, Sampler, Trajectory, time_grid
+from .settings import MOST_STEPS, setting, steps_setting
 
 
 @dataclass(frozen=True)
@@ -63,10 +65,18 @@ def legs_of(t: Tensor, alpha: Tensor, sigma: Tensor) -> Legs:
     return Legs(t, alpha_t, alpha_s, sigma)
 
 
-def check_window(eta: float, window: tuple[float, float]) -> None:
-    """What a user gave: a strength, and the times between which it is switched on."""
-    if not 0 <= eta <= 1:
-        raise UserError(f"eta={eta} must be in [0, 1]")
+def eta_setting(default: float) -> Any:
+    """How strong remasking is."""
+    return setting(default, "Strength of remasking and correction", title="Remasking η", least=0, most=1)
+
+
+def window_setting() -> Any:
+    """When remasking is on: for off < t <= on; corrections where off < s <= on, s being the time after the step."""
+    return setting((1.0, 0.0), "Times between which remasking is on, as 0.55,0.05")
+
+
+def check_window(window: tuple[float, float]) -> None:
+    """The times between which remasking is switched on, as a user gave them."""
     on, off = window
     if not 0 <= off < on <= 1:
         raise UserError(f"the remasking window ({on}, {off}) must go down from at most 1 to at least 0")
@@ -76,20 +86,16 @@ def check_window(eta: float, window: tuple[float, float]) -> None:
 class Remasking(Sampler):
     """ReMDM with T steps. `cap`: at most eta; `rescale`: eta times the most; `loop`: inside the window alpha stands."""
 
-    steps: int
+    steps: int = steps_setting()
     kind: str = "cap"
-    eta: float = 0.02
-    window: tuple[float, float] = (1.0, 0.0)  # on for off < t <= on; the authors loop in (0.55, 0.05)
-    keep: float = 0.9  # loop: the share of positions that stay written while it loops
+    eta: float = eta_setting(0.02)
+    window: tuple[float, float] = window_setting()  # the authors loop in (0.55, 0.05)
+    keep: float = setting(0.9, "remask-loop: share that stays written while it loops", above=0, below=1)
 
     def __post_init__(self) -> None:
-        check_window(self.eta, self.window)
-        if self.kind not in ("cap", "rescale", "loop"):
-            raise UserError(f"unknown kind of remasking {self.kind!r}; choose cap, rescale or loop")
-        if not 0 < self.keep < 1:
-            raise UserError(f"keep={self.keep} must be between 0 and 1")
-        if self.steps < 1:
-            raise UserError(f"steps={self.steps} must be at least 1")
+        super().__post_init__()
+        check_window(self.window)
+        choose(self.kind, ("cap", "rescale", "loop"), "kind of remasking")
 
     def legs(self, schedule: Schedule) -> Legs:
         """The table for a schedule."""
@@ -124,15 +130,19 @@ class Remasking(Sampler):
 class PredictorCorrector(Sampler):
     """T ancestral steps, each followed by corrector steps that take back a share eta and write it anew."""
 
-    steps: int
-    corrections: int = 1
-    eta: float = 0.05
-    window: tuple[float, float] = (1.0, 0.0)  # corrections where off < s <= on, s being the time after the step
+    steps: int = steps_setting()
+    corrections: int = setting(1, "Corrector steps after each step", least=1, most=MOST_STEPS)
+    eta: float = eta_setting(0.05)
+    window: tuple[float, float] = window_setting()
 
     def __post_init__(self) -> None:
-        check_window(self.eta, self.window)
-        if self.corrections < 1 or self.steps < 1:
-            raise UserError(f"steps={self.steps} and corrections={self.corrections} must be at least 1")
+        super().__post_init__()
+        check_window(self.window)
+        if self.steps * (1 + self.corrections) > MOST_STEPS:
+            raise UserError(
+                f"steps={self.steps} with corrections={self.corrections} are too many; at most {MOST_STEPS:,} steps "
+                "and corrections can be planned"
+            )
 
     def legs(self, schedule: Schedule) -> Legs:
         """The table for a schedule."""

@@ -18,6 +18,7 @@ from ..process.keys import Keys
 from ..process.schedule import Schedule
 from ..types import State, UserError, Vocab
 from .choice import Choice
+from .settings import check_settings
 
 NOTHING = torch.empty(0, dtype=torch.int64)
 
@@ -124,11 +125,14 @@ class Trajectory(ABC):
 
 
 class Sampler(ABC):
-    """A way of writing."""
+    """A way of writing: a dataclass whose fields are its settings (`settings.setting`)."""
 
     deterministic = False  # whether the order depends on nothing but what the network says
     timeless = False  # whether it has no clock: a network that is told the time cannot follow it
     any_mass = False  # whether it is right for networks whose x̂ does not sum to 1 over the clean tokens
+
+    def __post_init__(self) -> None:
+        check_settings(self)
 
     @abstractmethod
     def course(self, canvas: Tensor, model: Denoiser, key: Keys) -> Trajectory:

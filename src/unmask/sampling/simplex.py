@@ -15,7 +15,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Literal, NoReturn, Protocol, get_args
+from typing import Literal, NoReturn, Protocol
 
 import numpy as np
 import torch
@@ -26,6 +26,7 @@ from ..types import State, UserError, Vocab
 from .batcher import Request
 from .choice import Choice
 from .sampler import NOTHING, Denoiser, Sampler, Trajectory
+from .settings import setting, steps_setting
 
 OFFSET = 1e-4  # keeps the first steps from being almost without noise
 Projection = Literal["sampling", "multi-hot", "greedy"]
@@ -88,18 +89,9 @@ PROJECTIONS: dict[str, Callable[[Tensor, Tensor, Choice, float], Tensor]] = {
 class Simplex(Sampler):
     """Block after block, each in `steps` steps; T may differ from that of the training."""
 
-    steps: int = 1000
-    projection: Projection = "sampling"
-    context: int | None = None  # tokens of context a block sees; None = as in training, which is all unless it says so
-
-    def __post_init__(self) -> None:
-        if self.steps < 1:
-            raise UserError(f"steps={self.steps} must be at least 1")
-        if self.projection not in get_args(Projection):
-            known = ", ".join(get_args(Projection))
-            raise UserError(f"unknown projection {self.projection!r}; choose one of {known}")
-        if self.context is not None and self.context < 1:
-            raise UserError(f"context={self.context} must be at least 1; leave it out for all of the text")
+    steps: int = steps_setting(1000)
+    projection: Projection = setting("sampling", "simplex: how a token becomes a point of the simplex")
+    context: int | None = setting(None, "simplex: tokens of context that a block sees (as in training)", least=1)
 
     def check(self, model: Denoiser) -> NoReturn:
         """Models that are asked this way write into [MASK], and there is nothing to project in theirs."""

@@ -33,6 +33,7 @@ class Windows(Sampler):
     frame: tuple[int, int] | None = None  # BOS and EOS around every window
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not 1 <= self.stride < self.room:
             raise UserError(
                 f"stride={self.stride} must be at least 1 and less than the window of {self.room} tokens: "

@@ -19,8 +19,7 @@ from starlette.types import Receive
 from ..data.canvas import Canvas
 from ..evaluation import default_method
 from ..lm import LM, Job, Work
-from ..sampling.named import SAMPLERS
-from ..sampling.params import SamplingParams
+from ..sampling.params import SAMPLERS, SamplingParams, default_words, settings_on
 from ..types import Likelihood, UserError
 from .answers import Completion, all_done, diffusion_events, samples_answer, score_answer
 from .engine import Engine
@@ -254,6 +253,7 @@ def _card(name: str, lm: LM, limits: Limits, created: int) -> dict[str, Any]:
             "takes": {
                 sampler: [name for name in SAMPLERS[sampler].takes if name in Writing.model_fields] for sampler in NAMES
             },
+            "settings": _settings(lm, windows),
             "time_conditioned": bool(getattr(model, "time_conditioned", False)),
             "any_length": model.any_length,
             "infills": not model.exact,
@@ -265,6 +265,32 @@ def _card(name: str, lm: LM, limits: Limits, created: int) -> dict[str, Any]:
             "parameters": sum(weight.numel() for weight in model.parameters()),
         },
     }
+
+
+SHOWN = ("whole", "number", "choice", "flag", "label", "sampler")  # kinds of settings that have a control on the page
+
+
+def _settings(lm: LM, windows: bool) -> list[dict[str, Any]]:
+    """The settings that this model can use, as the page builds its controls from them."""
+    has = {"labels": bool(lm.labels), "eos": lm.tokenizer.vocab.eos is not None, "windows": windows}
+    choices = {"label": list(lm.labels)}
+    return [
+        {
+            "name": spec.name,
+            "title": spec.title,
+            "kind": spec.kind,
+            "help": spec.help,
+            "default": spec.default,
+            "default_words": default_words(spec.name),
+            "min": spec.least if spec.above is None else spec.above,
+            "max": spec.most if spec.below is None else spec.below,
+            "choices": choices.get(spec.kind, list(spec.choices)),
+            "instead": list(spec.instead),
+            "needs": spec.needs,
+        }
+        for spec in settings_on("page").values()
+        if spec.kind in SHOWN and has.get(spec.needs, True)
+    ]
 
 
 def _can(lm: LM, sampler: str, stride: int | None = None) -> bool:

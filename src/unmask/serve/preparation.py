@@ -9,6 +9,7 @@ from ..data.canvas import Canvas, Gap, parse_gaps, split_gaps
 from ..lm import LM, Job, Work
 from ..process.keys import check_seed
 from ..sampling.params import SamplingParams
+from ..sampling.settings import STEPS
 from .limits import Limits, Refusal
 from .schema import CompletionBody, DiffusionBody, Gapped, InfillBody, TokenizeBody, Writing
 
@@ -23,7 +24,7 @@ def ranged(text: str) -> bool:
 def prepare(lm: LM, asked: DiffusionBody | InfillBody, limits: Limits) -> list[Work]:
     """The sequences of /v1/diffusion and /v1/infill."""
     _within(asked, limits)
-    options = asked.options(_seed(asked), stop_at_eos=asked.stop_at_eos)
+    options = asked.options(_seed(asked))
     if asked.text is not None and (asked.prompt is not None or asked.suffix is not None or asked.length is not None):
         raise Refusal(400, "give either a text with gaps, or a prompt, suffix and length", param="text")
     canvas = _gaps(lm, asked, limits) if asked.text is not None else _prompt(lm, asked, limits)
@@ -78,6 +79,10 @@ def _within(asked: Writing, limits: Limits) -> None:
         value = getattr(asked, name)
         if value is not None and value > most:
             raise Refusal(400, f"{name}={value} is more than the {most} that this server allows", param=name)
+    if (asked.corrections or 0) * (asked.steps or STEPS) > limits.steps:
+        raise Refusal(
+            400, f"steps and corrections are more than the {limits.steps} that this server allows", param="corrections"
+        )
 
 
 def _seed(asked: Writing) -> int:
