@@ -165,8 +165,8 @@ def fault_run(requests: int, clients: int, header: int) -> None:
         wait_for(lambda: not server.server.server_state.tasks)
         assert server.engine._tokens == 0 and threading.active_count() <= threads + 3
         lines = list(server.engine._lines.values())
-        assert all(not line.tickets and not line.rows and not line.desk.busy for line in lines)
-        assert all(not getattr(line.desk, "saved", None) for line in lines)
+        assert all(not line.tickets and not line.rows and not line.batcher.busy for line in lines)
+        assert all(not line.batcher._saved for line in lines)
         assert server.post("/v1/infill", {"prompt": "a", "length": 9}).status == 200
         bad = server.metric('unmask_requests_total{code="5')
         assert bad == 0

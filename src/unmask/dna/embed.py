@@ -20,10 +20,7 @@ from torch import Tensor
 from ..data.cache import replacing
 from ..evaluation.likelihood import compute_dtype, evaluating
 from ..lm import LM
-from ..models.autoregressive import AutoRegressive
-from ..models.masked import MaskedDiffusion
 from ..networks.conjoined import Conjoined, backwards
-from ..networks.kernels.attention import Attn
 from ..types import UserError
 from .strands import complement_of, equivariant, need_dna, side_by_side
 
@@ -48,7 +45,7 @@ class Embedder:
             raise UserError(f"unknown pool {self.pool!r}; choose one of {', '.join(POOLS)}")
         if self.batch_size < 1:
             raise UserError(f"batch_size={self.batch_size} must be at least 1")
-        if not isinstance(self.lm.model, MaskedDiffusion | AutoRegressive):
+        if not self.lm.model.reads_tokens:
             raise UserError(
                 "embeddings are the hidden states of a network that reads tokens, and this model's does not"
             )
@@ -145,14 +142,7 @@ class Embedder:
         model = self.lm.model
         device = model.device
         z, valid = z.to(device), None if present is None else present.to(device)
-        if isinstance(model, MaskedDiffusion):
-            hidden = model.hidden(z, torch.zeros(len(z), dtype=torch.float64), valid)
-        else:
-            assert isinstance(model, AutoRegressive)
-            started = None if valid is None else model.started(valid, True)
-            hidden = model.backbone(model.started(z, model.vocab.mask), attn=Attn("causal", started))[0]
-            hidden = hidden[:, hidden.shape[1] - z.shape[1] :]
-        return hidden.float().cpu()
+        return model.states(z, valid).float().cpu()
 
 
 class _Sequence:

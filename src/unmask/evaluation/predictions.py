@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..models.language_model import LOGITS_AT_ONCE, LanguageModel
-from ..models.masked import MaskedDiffusion
+from ..models.masked import MaskedDiffusion, as_masked
 from ..types import Batch, UserError
 
 
@@ -31,18 +31,19 @@ OTHERWISE = {  # method: what a user calls it, and what to do where a model cann
 
 def diffusion(model: LanguageModel, method: str, *, timeless: bool = False) -> MaskedDiffusion:
     """The model, if it is one that a method can ask: its x̂ sums to 1 over the tokens that are not [MASK]."""
-    if not isinstance(model, MaskedDiffusion) or not model.normalised:
+    net = as_masked(model)
+    if net is None or not net.normalised:
         what, instead = OTHERWISE.get(method, (f"method {method!r}", "use 'bound' on whole texts"))
         raise UserError(
             f"{what} needs a masked diffusion model whose prediction sums to 1 over the tokens and that carries them "
             f"over; {instead}"
         )
-    if timeless and model.time_conditioned:
+    if timeless and net.time_conditioned:
         raise UserError(
             f"method {method!r} is for networks that are not told the time, and this one is: "
             "there the result is an integral over times; use 'bound' or 'orders' (unmask eval: --estimator times)"
         )
-    return model
+    return net
 
 
 def free_positions(batch: Batch) -> Tensor:

@@ -9,7 +9,8 @@ import time
 from collections.abc import AsyncIterator
 from typing import Any
 
-from ..lm import LM, TextStream, Work
+from ..lm import LM, TextStream
+from ..sampling import Request
 from ..sampling.trace import Change
 from ..types import Likelihood, Sample, State
 from .handles import Done, Event, Failed, RequestHandle, Step
@@ -60,10 +61,10 @@ def failure(event: Failed) -> Refusal:
     return Refusal(STATUS.get(event.kind, 500), event.message, kind, code=event.kind)
 
 
-def usage(works: list[Work], samples: list[Sample]) -> dict[str, int]:
+def usage(works: list[Request], samples: list[Sample]) -> dict[str, int]:
     """Tokens that were given (once for each canvas) and written."""
-    canvases = {id(work.canvas): work.canvas for work in works}.values()
-    given = sum(int((canvas.ids != works[0].painter.vocab.mask).sum()) for canvas in canvases)
+    distinct = {id(work.prompt): work for work in works}.values()
+    given = sum(int((~work.free).sum()) for work in distinct if work.free is not None)
     written = sum(sum(not token.given for token in sample.tokens) for sample in samples)
     return {"prompt_tokens": given, "completion_tokens": written, "total_tokens": given + written}
 
@@ -75,7 +76,7 @@ async def diffusion_events(name: str, lm: LM, ticket: RequestHandle) -> AsyncIte
     """The stream of /v1/diffusion."""
     yield _start(name, lm, ticket.works)
     samples: list[Sample] = []
-    lengths = [len(work.canvas.ids) for work in ticket.works]
+    lengths = [len(work.canvas) for work in ticket.works]
     async for one in events_of(ticket):
         if one is None:
             yield ": still here\n\n"
@@ -102,16 +103,16 @@ async def diffusion_events(name: str, lm: LM, ticket: RequestHandle) -> AsyncIte
     yield event({"usage": usage(ticket.works, samples) | {"network_calls": calls}}, "end")
 
 
-def _start(name: str, lm: LM, works: list[Work]) -> str:
+def _start(name: str, lm: LM, works: list[Request]) -> str:
     """The first event. It may be large: a canvas that many samples share is put into JSON once."""
-    vocab, options = lm.tokenizer.vocab, works[0].options
+    vocab, options = lm.tokenizer.vocab, works[0].params
     special = {token for token in (vocab.pad, vocab.bos, vocab.eos) if token is not None}
     told: dict[int, str] = {}
     samples = []
     for index, work in enumerate(works):
-        if id(work.canvas) not in told:
-            ids = work.canvas.ids.tolist()
-            told[id(work.canvas)] = dumps(
+        if id(work.prompt) not in told:
+            ids = work.canvas.tolist()
+            told[id(work.prompt)] = dumps(
                 [
                     {"id": None, "piece": None, "given": False}
                     if token == vocab.mask
@@ -119,13 +120,13 @@ def _start(name: str, lm: LM, works: list[Work]) -> str:
                     for token, piece in zip(ids, lm.tokenizer.pieces(ids), strict=True)
                 ]
             )
-        samples.append(f'{{"index":{index},"seed":{work.options.seed},"tokens":{told[id(work.canvas)]}}}')
+        samples.append(f'{{"index":{index},"seed":{work.params.seed},"tokens":{told[id(work.prompt)]}}}')
     head = {
         "id": new_id("diff"),
         "object": "diffusion",
         "created": int(time.time()),
         "model": name,
-        "steps": getattr(works[0].task.plan, "steps", None),
+        "steps": getattr(works[0].sampler, "steps", None),
         "mask": {"id": vocab.mask, "piece": _shown(lm, vocab.mask)},
         "special": {str(token): _shown(lm, token) for token in sorted(special)},
         "settings": options.describe(),
@@ -169,7 +170,7 @@ def samples_answer(name: str, ticket: RequestHandle, done: list[Done], tokens: b
         "created": int(time.time()),
         "model": name,
         "samples": [sample.as_dict(tokens) | {"index": sample.index} for sample in samples],
-        "settings": ticket.works[0].options.describe(),
+        "settings": ticket.works[0].params.describe(),
         "usage": usage(ticket.works, samples),
     }
 
@@ -180,8 +181,8 @@ def samples_answer(name: str, ticket: RequestHandle, done: list[Done], tokens: b
 class Completion:
     """Answers of /v1/completions to one request."""
 
-    def __init__(self, name: str, asked: CompletionBody, ticket: RequestHandle) -> None:
-        self.asked, self.ticket = asked, ticket
+    def __init__(self, name: str, lm: LM, asked: CompletionBody, ticket: RequestHandle) -> None:
+        self.lm, self.asked, self.ticket = lm, asked, ticket
         self.head = {
             "id": new_id("cmpl"),
             "object": "text_completion",
@@ -221,7 +222,7 @@ class Completion:
 
     async def stream(self) -> AsyncIterator[str]:
         """The text of every sample as it becomes fixed: what was sent never changes."""
-        pieces = [TextStream(work.painter, work.canvas, work.options.stop) for work in self.ticket.works]
+        pieces = [TextStream(self.lm.painter, work.prompt, work.params.stop) for work in self.ticket.works]
         sent = [0] * len(pieces)
         samples: list[Sample] = []
         options = self.asked.stream_options
@@ -269,8 +270,8 @@ class Completion:
         """Tokens that were written, in order of the text, as OpenAI lays them out."""
         if self.asked.logprobs is None:
             return None
-        pieces, changes = self.ticket.works[one.index].painter.tokenizer.pieces, self.tops[one.index]
-        vocab = self.ticket.works[one.index].painter.vocab
+        pieces, changes = self.lm.tokenizer.pieces, self.tops[one.index]
+        vocab = self.lm.tokenizer.vocab
         special, offset, begun = (vocab.bos, vocab.eos, vocab.pad), 0, False
         tokens: list[str] = []
         logs: list[float | None] = []

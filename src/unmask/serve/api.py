@@ -18,7 +18,8 @@ from starlette.types import Receive, Scope, Send
 
 from ..data.canvas import Canvas
 from ..evaluation import usual_method
-from ..lm import LM, Job, Work
+from ..lm import LM, Job
+from ..sampling import Request
 from ..sampling.named import SAMPLERS
 from ..sampling.params import SamplingParams
 from ..types import Likelihood, UserError
@@ -129,7 +130,7 @@ class Service:
             stop.set()
 
     async def _submit(
-        self, receive: Receive, name: str, works: Callable[..., list[Work]], asked: Body, steps: bool
+        self, receive: Receive, name: str, works: Callable[..., list[Request]], asked: Body, steps: bool
     ) -> RequestHandle:
         lm, deadline = self.engine.lms[name], time.monotonic() + self.limits.timeout
         if isinstance(asked, Gapped) and asked.text is not None and ranged(asked.text):
@@ -164,10 +165,10 @@ class Service:
     async def completions(self, scope: Scope, receive: Receive, send: Send) -> None:
         """POST /v1/completions: as OpenAI's."""
         asked = await self._asked(CompletionBody, scope, receive)
-        name, _ = self._lm(asked.model)
+        name, lm = self._lm(asked.model)
         steps = bool(asked.stream) or bool(asked.logprobs)
         ticket = await self._submit(receive, name, prepare_completion, asked, steps)
-        completion = Completion(name, asked, ticket)
+        completion = Completion(name, lm, asked, ticket)
         if asked.stream:
             await self._stream(ticket, completion.stream())(scope, receive, send)
             return
@@ -262,7 +263,7 @@ def _score(lm: LM, asked: ScoreBody, texts: list[str], limits: Limits) -> Likeli
 def _card(name: str, lm: LM, limits: Limits, created: int) -> dict[str, Any]:
     """What a client may know of a model."""
     tokenizer, model = lm.tokenizer, lm.model
-    windows = any(_can(lm, sampler, max(1, lm.length // 2)) for sampler in (model.usual_sampler,))
+    windows = any(_can(lm, sampler, max(1, lm.length // 2)) for sampler in (model.default_sampler,))
     longest = limits.length if model.any_length or windows else min(lm.length, limits.length)
     return {
         "id": name,
@@ -276,7 +277,7 @@ def _card(name: str, lm: LM, limits: Limits, created: int) -> dict[str, Any]:
             "vocab_size": tokenizer.vocab.size,
             "mask_piece": tokenizer.piece(tokenizer.vocab.mask),
             "samplers": [sampler for sampler in NAMES if _can(lm, sampler)],
-            "usual_sampler": model.usual_sampler,
+            "usual_sampler": model.default_sampler,
             "takes": {
                 sampler: [name for name in SAMPLERS[sampler].takes if name in Writing.model_fields] for sampler in NAMES
             },

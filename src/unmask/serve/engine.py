@@ -1,8 +1,8 @@
 """One thread that owns the networks: requests join and leave between network calls.
 
-Every model has a desk (`samplers/desk.py`). A round takes all its active sequences through the network together; models
-take turns. Places go to the request that has the fewest, then to the oldest, so that one request of many samples does
-not hold up the others, and a long sequence goes through the network less often than short ones.
+Every model has a batcher (`sampling/batcher.py`). A step takes all its active sequences through the network together;
+models take turns. Places go to the request that has the fewest, then to the oldest, so that one request of many samples
+does not hold up the others, and a long sequence goes through the network less often than short ones.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from ..lm import LM
-from ..sampling import Batcher, SequentialBatcher
+from ..sampling import Batcher
 from ..sampling.trace import changes_of
 from ..types import State
 from .handles import Done, Failed, RequestHandle, Step
@@ -25,17 +25,17 @@ from .limits import Limits, Refusal
 from .monitoring import Metrics
 from .threads import interruptible, use_cores
 
-SHARE = {"cpu": 32, "cuda": 2048}  # tokens that cost next to nothing beside the call itself
+TOKEN_BUDGET = {"cpu": 32, "cuda": 2048}  # tokens that cost next to nothing beside the call itself
 log = logging.getLogger("unmask.serve")
 
 
 @dataclass
 class _Line:
-    """A model, its desk, and the requests for it."""
+    """A model, its batcher, and the requests for it."""
 
     name: str
     lm: LM
-    desk: Batcher | SequentialBatcher
+    batcher: Batcher
     tickets: list[RequestHandle]
     rows: dict[int, tuple[RequestHandle, int]]  # under way
 
@@ -50,7 +50,7 @@ class Engine:
         for lm in lms.values():
             lm.model.eval()
             interruptible(lm.model)
-        self._lines = {name: _Line(name, lm, self._desk(lm), [], {}) for name, lm in lms.items()}
+        self._lines = {name: _Line(name, lm, self._batcher(lm), [], {}) for name, lm in lms.items()}
         self._wake = threading.Condition()
         self._new: list[RequestHandle] = []
         self._rows = self._tokens = self._numbers = self._arrivals = 0
@@ -63,8 +63,8 @@ class Engine:
         self.metrics.watch("unmask_rows_active", "Sequences that are under way.", lambda: self.active)
         self.metrics.watch("unmask_tokens_in_flight", "Tokens of these sequences.", lambda: self._tokens)
 
-    def _desk(self, lm: LM) -> Batcher | SequentialBatcher:
-        return lm.model.desk(self.limits.batch, SHARE.get(lm.model.device.type, 2048))
+    def _batcher(self, lm: LM) -> Batcher:
+        return lm.model.batcher(self.limits.batch, TOKEN_BUDGET.get(lm.model.device.type, 2048))
 
     # -- from any thread ---------------------------------------------------------------------------------------------
 
@@ -151,13 +151,13 @@ class Engine:
             for line in self._lines.values():
                 self._tidy(line, ending)
                 self._admit(line)
-                if line.desk.busy:
-                    self._round(line)
+                if line.batcher.busy:
+                    self._step(line)
             if stopping and not self._new:
                 return
 
     def _due(self, line: _Line) -> bool:
-        return line.desk.busy or bool(line.tickets)
+        return line.batcher.busy or bool(line.tickets)
 
     def _tidy(self, line: _Line, ending: tuple[str, str] | None) -> None:
         """Let go what nobody waits for, what took too long, and on the way out everything."""
@@ -174,7 +174,7 @@ class Engine:
         """A request is over before it is done."""
         for row, (owner, _) in list(line.rows.items()):
             if owner is ticket:
-                line.desk.drop(row)
+                line.batcher.drop(row)
                 del line.rows[row]
         self.metrics.sequences.add(ticket.left, end=why)
         self._free(ticket, ticket.left)
@@ -202,9 +202,8 @@ class Engine:
             ticket = min(asking, key=lambda one: (len(one.active), one.number))
             index = ticket.waiting.pop()
             self._numbers += 1
-            work = ticket.works[index]
             try:
-                line.desk.add(replace(work.task, row=self._numbers))
+                line.batcher.add(replace(ticket.works[index], row=self._numbers))
             except Exception:
                 log.exception("a request could not be begun")
                 self._end(line, ticket, "failed", "the server could not begin this request")
@@ -213,13 +212,13 @@ class Engine:
             line.rows[self._numbers] = (ticket, index)
             self.metrics.waited.observe(time.monotonic() - ticket.begun)
 
-    def _round(self, line: _Line) -> None:
+    def _step(self, line: _Line) -> None:
         begun = time.monotonic()
         try:
-            states = line.desk.round()
+            states = line.batcher.step()
         except Exception:
             log.exception("a network call failed")
-            line.desk = self._desk(line.lm)
+            line.batcher = self._batcher(line.lm)
             for ticket in {id(owner): owner for owner, _ in line.rows.values()}.values():
                 self._end(line, ticket, "failed", "the server failed while it wrote this text")
             line.rows.clear()
@@ -239,16 +238,13 @@ class Engine:
 
     def _deliver(self, line: _Line, state: State) -> None:
         ticket, index = line.rows[state.row]
-        work = ticket.works[index]
-        if not state.done and work.ended(state):
-            line.desk.drop(state.row)
-            state = replace(state, done=True)
-        sample = work.take(state)
+        request, mask = ticket.works[index], line.lm.tokenizer.vocab.mask
+        sample = line.lm.finished(request, state)
         if ticket.first is None:
             ticket.first = time.monotonic()
             self.metrics.first.observe(ticket.first - ticket.begun)
         if ticket.wants_steps:
-            changes = tuple(changes_of(state, work.painter.vocab.mask))
+            changes = tuple(changes_of(state, mask))
             fixed = state.fixed if sample is None else 0  # where the text ends, only `Done` says
             ticket.put(Step(index, state.step, state.t, state.calls, changes, state.canvas, fixed))
         if sample is None:
@@ -258,7 +254,7 @@ class Engine:
         now = time.monotonic()
         self._pace += 0.1 * (min(now - self._last, 10.0) - self._pace)
         self._last = now
-        given = int((work.canvas.ids != work.painter.vocab.mask).sum())
+        given = int((~request.writable(line.lm.tokenizer.vocab)).sum())
         self.metrics.tokens.add(given, kind="given")
         self.metrics.tokens.add(max(0, len(sample.ids) - given), kind="written")
         self.metrics.sequences.add(end="done")

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from ..lm import Work
+from ..sampling import Request
 from ..sampling.trace import Change
 from ..types import Sample
 
@@ -63,13 +63,13 @@ class RequestHandle:
     """One request in the engine."""
 
     def __init__(
-        self, model: str, works: Sequence[Work], *, timeout: float, steps: bool = False, buffer: int = 256
+        self, model: str, works: Sequence[Request], *, timeout: float, steps: bool = False, buffer: int = 256
     ) -> None:
         self.model, self.works, self.wants_steps = model, list(works), steps
         self.waiting = list(range(len(works)))[::-1]  # the next one is last
         self.active: set[int] = set()
         self.left = len(works)
-        self.tokens = sum(len(work.canvas.ids) for work in works)
+        self.tokens = sum(len(work.canvas) for work in works)
         self.begun = time.monotonic()
         self.deadline = self.begun + timeout
         self.number = 0  # in the order of arrival

@@ -12,7 +12,7 @@ import numpy as np
 from ...evaluation import ESTIMATORS
 from ...evaluation.likelihood import baselines
 from ...models.language_model import LanguageModel
-from ...models.masked import MaskedDiffusion, Objective
+from ...models.masked import Objective, as_masked
 from ...process.schedule import ContinuousTime, Cosine, DiscreteTime, Linear, LogUniform, Polynomial, Schedule
 from .. import paper
 from ..bench import LONGER, SEEDS, Bench, ScoredModel, difference
@@ -152,9 +152,9 @@ def proposed(schedule: Schedule, stratified: bool) -> Callable[[LanguageModel], 
     """The model with its own schedule and times that are drawn under another: a proposal changes no mean."""
 
     def change(model: LanguageModel) -> LanguageModel:
-        assert isinstance(model, MaskedDiffusion)
-        law, objective = ContinuousTime(1e-3, schedule), Objective(stratified=stratified)
-        return MaskedDiffusion(model.backbone, model.schedule, law, model.parameterization, objective)
+        net = as_masked(model)
+        assert net is not None
+        return net.under(law=ContinuousTime(1e-3, schedule), objective=Objective(stratified=stratified))
 
     return change
 
