@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,6 +20,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import unmask
 from oracles.enumeration import CLEAN, TableNet, subs
 from oracles.enumeration import V as SIZE
 from support.drawing import p_value
@@ -85,6 +88,16 @@ def assert_is_the_bound(model: LanguageModel, truth: dict[tuple[int, ...], float
     assert (np.abs(mean - list(truth.values())) < 5 * error + 1e-9).all()
     assert np.exp(-np.array(list(truth.values()))).sum() <= 1
     assert np.exp(-mean).sum() <= 1.02
+
+
+def test_nobody_outside_the_models_asks_which_class_a_model_is():
+    """A model says what it can do."""
+    source = Path(unmask.__file__).parent
+    classes = "MaskedDiffusion|AutoRegressive|Plaid|SimplexDiffusion"
+    asks = re.compile(rf"(isinstance|issubclass)\([^)]*\b({classes})\b|type\([^)]*\) (is|==) ({classes})\b")
+    files = [path for path in source.rglob("*.py") if path.parent.name != "models"]
+    assert len(files) > 100
+    assert not [f"{path}: {match.group()}" for path in files for match in asks.finditer(path.read_text())]
 
 
 # -- uniform noise ---------------------------------------------------------------------------------------------------

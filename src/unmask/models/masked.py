@@ -94,7 +94,7 @@ class MaskedDiffusion(LanguageModel):
         label: Tensor | None = None,
         queries: Tensor | None = None,
     ) -> Tensor:
-        """Hidden states (B, L, hidden) of z at times t (B,) or (B, L), given labels (B,) if the network has any (-1 = none).
+        """Hidden states (B, L, hidden) of z at times t (B,) or (B, L), given labels (B,) if it has any (-1 = none).
 
         With `queries` (B, M), those of these columns only: (B, M, hidden).
         """

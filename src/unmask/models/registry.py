@@ -283,5 +283,5 @@ def classifier(config: Config, task: Task, vocab: Vocab, n_labels: int) -> Class
         task.n_outputs,
         dropout=config.task.dropout,
         pooling=config.task.pooling,
-        reader=None if lm.features is backbone else lm,
+        reader=lm if isinstance(lm, Plaid) else None,
     )
