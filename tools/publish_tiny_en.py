@@ -19,8 +19,8 @@ from unmask.config import DataConfig
 from unmask.data.pack import prepare
 from unmask.evaluation.likelihood import TIMES, evaluate
 from unmask.evaluation.suites import Member, evaluate_suite, suite
+from unmask.hub import model_card
 from unmask.hub.resolve import PRETRAINED, checkpoint, load
-from unmask.hub.transformers import model_card
 from unmask.lm import LM
 from unmask.types import Likelihood
 
@@ -106,8 +106,8 @@ and that is how they were evaluated.
 
 BUILT_IN = {  # the card is that of a model on the Hub; this one is a folder of the package
     "is not needed: `pip install unmask`.": "is not needed.",
-    "import unmask\nfrom transformers import AutoModelForMaskedLM, AutoTokenizer, pipeline\n": (
-        "from transformers import AutoModelForMaskedLM, AutoTokenizer, pipeline\nfrom unmask.hub.resolve import find\n"
+    "from transformers import AutoModelForMaskedLM, AutoTokenizer, pipeline\n": (
+        "from transformers import AutoModelForMaskedLM, AutoTokenizer, pipeline\nfrom unmask.hub import find\n"
     ),
     f'from_pretrained("{NAME}")': f'from_pretrained(find("{NAME}"))',
 }

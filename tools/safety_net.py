@@ -913,6 +913,8 @@ def masked_lm(folder: Path) -> Any:
     import torch
     from transformers import AutoModelForMaskedLM
 
+    with contextlib.suppress(ImportError):  # the first version registers its classes without it
+        import unmask.transformers  # noqa: F401
     model = AutoModelForMaskedLM.from_pretrained(folder).eval()
     ids = torch.arange(5, 17)[None]
     with torch.no_grad():

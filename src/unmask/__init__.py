@@ -9,10 +9,9 @@ lm.score(["a sentence", "another"])
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-from .hub.transformers.register import watch
-from .lazy import names_of
 from .version import __version__
 
 if TYPE_CHECKING:
@@ -23,8 +22,19 @@ if TYPE_CHECKING:
 
 __all__ = ["LM", "UserError", "__version__", "load", "recipe"]
 
-_ROOMS = {"load": "hub", "LM": "lm", "recipe": "recipes", "UserError": "errors"}
+__path__.append(f"{__path__[0]}/compat")  # modules by the names that they had in version 0.1, for one release
 
-__getattr__ = names_of(__name__, _ROOMS)
+_MODULES = {"load": "hub.resolve", "LM": "lm", "recipe": "recipes", "UserError": "errors"}
 
-watch()  # our model classes are known to transformers, whenever it is used; this imports neither it nor torch
+
+def __getattr__(name: str) -> Any:
+    """Import a public name, or a module, when it is first used: `unmask --help` need not wait for torch."""
+    if name in _MODULES:
+        globals()[name] = value = getattr(import_module(f".{_MODULES[name]}", __name__), name)
+        return value
+    try:
+        return import_module(f".{name}", __name__)
+    except ModuleNotFoundError as error:
+        if error.name != f"{__name__}.{name}":
+            raise
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None

@@ -13,10 +13,9 @@ import pytest
 import torch
 
 import unmask
-from unmask import UserError
+from unmask import UserError, files
 from unmask.cli.data_commands import settings_for
 from unmask.config import Config, DataConfig, ModelConfig, TrainConfig
-from unmask.data import cache
 from unmask.data.corpora import open_corpus
 from unmask.data.tokenization import bytes_tokenizer, make_tokenizer
 from unmask.evaluation.suites import SUITES, SuiteResult, evaluate_suite, in_domain, suite, table_lines
@@ -166,12 +165,12 @@ def test_the_command_of_a_report_says_where_the_sets_lie(tmp_path: Path, monkeyp
 def test_files_of_the_cache_may_be_read_by_others(tmp_path: Path) -> None:
     before = os.umask(0o022)
     try:
-        cache.write_json(tmp_path / "a.json", {"a": 1})
+        files.write_json(tmp_path / "a.json", {"a": 1})
     finally:
         os.umask(before)
     assert stat.S_IMODE((tmp_path / "a.json").stat().st_mode) == 0o644
     assert json.loads((tmp_path / "a.json").read_text()) == {"a": 1}
-    with pytest.raises(OSError, match="missing"), cache.replacing(tmp_path / "a.json") as temporary:
+    with pytest.raises(OSError, match="missing"), files.replacing(tmp_path / "a.json") as temporary:
         shutil.copy(tmp_path / "missing", temporary)
     assert os.listdir(tmp_path) == ["a.json"]
 

@@ -218,7 +218,7 @@ def test_files_that_are_no_corpora(tmp_path, spec):
 
 def test_unusable_cache_folder(tmp_path):
     (tmp_path / "file").write_text("x")
-    with pytest.raises(UserError, match="cannot write the cache folder"):
+    with pytest.raises(UserError, match="could not write the cache folder"):
         open_corpus(DataConfig(source=str(lines(tmp_path / "a.txt", 9)), cache=str(tmp_path / "file" / "cache")))
 
 

@@ -34,6 +34,7 @@ from unmask.data.pack import Prepared, prepare
 from unmask.data.rows import Rows
 from unmask.distributed import World
 from unmask.evaluation.likelihood import evaluate
+from unmask.files import seal
 from unmask.hub.resolve import checkpoint
 from unmask.models import registry
 from unmask.networks.dit import DiT
@@ -512,7 +513,7 @@ def test_a_continued_run_keeps_the_ids_of_its_labels(learnt: tuple[Path, Path], 
     assert run(*command).code == 0
     before = checkpoint.resolve(tmp_path / "run")
     save_labels(before, "kind", ("upper", "lower"))
-    checkpoint.seal(before)
+    seal(before)
     assert run(*command, "train.steps=3").code == 0
     assert unmask.load(tmp_path / "run").labels == ["upper", "lower"]
 

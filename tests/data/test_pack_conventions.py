@@ -243,7 +243,7 @@ def test_a_full_disk_leaves_the_cache_consistent(tmp_path, words, monkeypatch, l
     monkeypatch.setattr(Full, "room", room)
     temporary = packed.SplitWriter._temporary
     monkeypatch.setattr(packed.SplitWriter, "_temporary", lambda self, name: Full(temporary(self, name)))
-    with pytest.raises(UserError, match=r"cannot write the cache folder .*no space left.*set data\.cache") as error:
+    with pytest.raises(UserError, match=r"could not write the cache folder .*no space left.*set data\.cache") as error:
         prepare(spec, words, ["train"])
     assert "\n" not in str(error.value)
     left = [path.name for path in (tmp_path / "cache").rglob("*") if path.is_file()]

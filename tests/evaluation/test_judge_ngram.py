@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from unmask.evaluation.judge import open_scorer
-from unmask.evaluation.judge.ngram import SENTENCE, Arpa, read_arpa, sentences
+from unmask.evaluation.judge.formats.ngram import SENTENCE, Arpa, read_arpa, sentences
 from unmask.types import UserError
 
 ARPA = """made by hand

@@ -7,6 +7,7 @@ import json
 import math
 import re
 import struct
+import subprocess
 import sys
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from hypothesis import strategies as st
 
 from unmask.data.tokenization import bytes_tokenizer
 from unmask.evaluation.judge import Scorer, open_scorer
-from unmask.evaluation.judge.llama2c import HEADER, Llama2cScorer, SentencePieces, read_model
+from unmask.evaluation.judge.formats.llama2c import HEADER, Llama2cScorer, SentencePieces, read_model
 from unmask.evaluation.judge.scorers import windows
 from unmask.types import UserError
 
@@ -347,3 +348,9 @@ def test_transformers_is_optional(monkeypatch):
 def test_kinds_are_guessed_from_names(tmp_path):
     write_model(tmp_path, shared=True)
     assert isinstance(open_scorer(str(tmp_path / "model.bin")), Llama2cScorer)
+
+
+def test_formats_are_imported_by_their_prefix_only():
+    code = "import sys, unmask.evaluation.generative; print([name for name in sys.modules if 'judge.formats' in name])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"

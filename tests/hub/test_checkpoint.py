@@ -187,7 +187,7 @@ def test_full_disk(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(checkpoint, "save_file", full)
         said = refused(*resume(copy))
-    assert "No space left on device" in said
+    assert "no space left on device" in said
     assert_survived(copy, said)
 
 

@@ -316,7 +316,7 @@ def test_a_line_for_people(tmp_path):
 REFUSED = {
     "overwriting": (["{run}", "{run}"], "is there already; give the name of a new folder"),
     "nothing there": (["no-such-thing", "{new}"], "there is no model at no-such-thing"),
-    "a text": (["{text}", "{new}"], "is no model; convert reads folders, Hub ids and .ckpt"),
+    "a text": (["{text}", "{new}"], "is not a model; convert reads folders, Hub ids and .ckpt"),
     "a wrong layout": (["{run}", "{new}", "--to", "onnx"], "--to onnx must be 'unmask' or 'published'"),
     "wrong weights": (["{run}", "{new}", "--weights", "best"], "--weights best must be 'ema' or 'raw'"),
     "a wrong dtype": (["{run}", "{new}", "--dtype", "int4"], "dtype 'int4' must be one of"),

@@ -669,7 +669,7 @@ def test_hyena_as_its_authors_wrote_it(tmp_path):
     with pytest.raises(UserError, match="is a pickled file; make a folder of it first with: unmask convert"):
         unmask.load(folder / "weights.ckpt")
     (folder / "config.json").unlink()
-    with pytest.raises(UserError, match="is no checkpoint of the paper's code"):
+    with pytest.raises(UserError, match="is not a checkpoint of the paper's code"):
         convert(str(folder / "weights.ckpt"), tmp_path / "more")
 
 

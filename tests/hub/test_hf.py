@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import inspect
 import json
 import math
 import subprocess
@@ -29,7 +27,7 @@ from transformers.utils.logging import disable_progress_bar
 import unmask
 from support.helpers import random_lm, tiny_config
 from unmask.data.tokenization import adopt, bpe_tokenizer, bytes_tokenizer, chars_tokenizer
-from unmask.hub.transformers import MDLM, MDLMConfig, register
+from unmask.hub.transformers import MDLM, MDLMConfig
 from unmask.lm import LM
 from unmask.models import registry
 from unmask.types import UserError, Vocab
@@ -93,76 +91,40 @@ def test_import_unmask_imports_neither_torch_nor_transformers():
     assert python(code) == "[]\n"
 
 
-def test_without_transformers_nothing_happens_and_one_sentence_says_what_is_missing():
+def test_import_unmask_leaves_the_import_system_alone():
+    code = "import sys; before = list(sys.meta_path), list(sys.path_hooks)\nimport unmask\n"
+    assert python(f"{code}print(before == (sys.meta_path, sys.path_hooks))") == "True\n"
+
+
+def test_without_transformers_one_sentence_says_what_is_missing():
     code = (
-        "import sys; sys.modules['transformers'] = None\nimport unmask, unmask.hub.transformers\n"
-        "try: unmask.hub.transformers.MDLM\nexcept unmask.UserError as error: print(error)"
+        "import sys; sys.modules['transformers'] = None\nimport unmask, unmask.hub\n"
+        "try: import unmask.transformers\nexcept ImportError as error: print(error)"
     )
-    assert "needs the package transformers" in python(code)
+    said = "unmask.transformers needs the package transformers; pip install 'unmask[transformers]'\n"
+    assert python(code) == said
 
 
-def test_transformers_first(folder, monkeypatch):
-    monkeypatch.delitem(CONFIG_MAPPING._extra_content, "mdlm")  # as before unmask was imported
-    with pytest.raises(ValueError, match="does not recognize this architecture"):
+@pytest.mark.parametrize("first", ["transformers", "unmask.transformers"])
+@pytest.mark.parametrize("name", ["unmask.transformers", "unmask.hub.transformers"])
+def test_the_import_registers_whoever_comes_first(first, name):
+    code = f"import {first}\nimport {name}\nfrom transformers import AutoConfig, AutoModelForMaskedLM\n"
+    small = "vocab_size=11, hidden_dim=8, n_blocks=1, n_heads=1, cond_dim=8, model_length=8"
+    made = f"AutoModelForMaskedLM.from_config(AutoConfig.for_model('mdlm', {small}))"
+    assert python(f"{code}print(type({made}).__module__)") == "unmask.hub.transformers.modeling\n"
+
+
+def test_without_the_import_transformers_says_that_it_does_not_know_us(folder, monkeypatch):
+    monkeypatch.delitem(CONFIG_MAPPING._extra_content, "mdlm")  # as before it was imported
+    with pytest.raises(ValueError, match="`mdlm` but Transformers does not recognize this architecture"):
         AutoConfig.from_pretrained(folder)
-    importlib.reload(unmask)
-    assert type(AutoModelForMaskedLM.from_pretrained(folder)) is MDLM
 
 
-def test_unmask_first():  # in this process
-    assert AutoConfig.for_model("mdlm", vocab_size=11).mask_token_id == 10
-    assert not any(isinstance(finder, register.Finder) for finder in sys.meta_path)
-    module = sys.modules[register.CONFIGS]
-    assert not isinstance(module.__loader__, register.Then) and not isinstance(module.__spec__.loader, register.Then)
+def test_the_short_name_has_the_same_names():
+    import unmask.transformers
 
-
-@pytest.fixture
-def fake(tmp_path, monkeypatch):
-    """The finder with a module of its own in the place of transformers', and what is registered."""
-    (tmp_path / "fake_auto.py").write_text("ready = True\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(register, "CONFIGS", "fake_auto")
-    seen: list[bool] = []
-    monkeypatch.setattr(register, "register_config", lambda module: seen.append(module.ready))
-    before = list(sys.meta_path)
-    yield seen
-    sys.meta_path[:] = before
-    sys.modules.pop("fake_auto", None)
-
-
-def finders() -> int:
-    return sum(isinstance(finder, register.Finder) for finder in sys.meta_path)
-
-
-def test_the_finder_waits_and_goes_away(fake):
-    register.watch()
-    register.watch()
-    assert finders() == 1 and fake == []
-    import fake_auto
-
-    assert fake == [True] and finders() == 0
-    assert inspect.getsource(fake_auto) == "ready = True\n"  # its own loader is back
-    register.watch()  # as if unmask came second
-    assert fake == [True, True] and finders() == 0
-
-
-def test_a_module_that_fails_fails_as_without_us(fake, tmp_path):
-    (tmp_path / "fake_auto.py").write_text("1 / 0\n")
-    register.watch()
-    with pytest.raises(ZeroDivisionError):
-        import fake_auto  # noqa: F401
-    assert fake == [] and finders() == 1 and "fake_auto" not in sys.modules
-
-
-def test_what_we_fail_at_is_a_warning_and_not_in_the_way(fake, monkeypatch):
-    def fails(module) -> None:
-        raise RuntimeError("another version")
-
-    monkeypatch.setattr(register, "register_config", fails)
-    register.watch()
-    with pytest.warns(UserWarning, match="could not register its models with transformers: another version"):
-        import fake_auto
-    assert fake_auto.ready and finders() == 0
+    for name in unmask.hub.transformers.__all__:
+        assert getattr(unmask.transformers, name) is getattr(unmask.hub.transformers, name)
 
 
 # -- code in repositories ----------------------------------------------------------------------------------------------

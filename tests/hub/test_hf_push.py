@@ -173,7 +173,7 @@ def test_the_card_of_another_method_promises_no_transformers():
 
 
 def test_what_is_missing_is_one_sentence(hub, lm, monkeypatch):
-    with pytest.raises(UserError, match="no name of a repository"):
+    with pytest.raises(UserError, match="is not the name of a repository"):
         push_to_hub(lm, "a/b/c")
     monkeypatch.setattr(online, "reachable", lambda: False)
     with pytest.raises(UserError, match="cannot be reached"):

@@ -153,9 +153,9 @@ def test_a_replay_under_rules_is_the_likelihood_under_them():
     banned = Rules(frozenset({2}))
     texts = list(itertools.product([0, 3], repeat=3))
     law = surest_law(M3, ruled(net.denoiser(), lambda position, token: token != 2), "margin", 1)
-    log_p = [float(each.sum()) for each in replayed(Adaptive("margin", k=1), texts, control=banned)]
+    log_p = [float(each.sum()) for each in replayed(Adaptive("margin", k=1), texts, rules=banned)]
     assert [math.exp(p) for p in log_p] == pytest.approx([law[x] for x in texts], rel=1e-5)
-    assert float(replayed(LeftToRight(), [(2, 0, 0)], control=banned)[0].sum()) == -math.inf
+    assert float(replayed(LeftToRight(), [(2, 0, 0)], rules=banned)[0].sum()) == -math.inf
 
 
 @pytest.mark.parametrize(

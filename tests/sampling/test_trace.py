@@ -316,11 +316,11 @@ def test_the_file_is_whole_or_not_there(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "replace", full)
-    with pytest.raises(UserError, match=r"cannot write .*no space left"):
+    with pytest.raises(UserError, match=r"could not write .*no space left"):
         write_html(good_trace(), path)
     assert [p.name for p in tmp_path.iterdir()] == ["replay.html"]
     for wrong in (tmp_path / "no" / "replay.html", tmp_path, ""):
-        with pytest.raises(UserError, match="cannot write"):
+        with pytest.raises(UserError, match="could not write"):
             write_html(good_trace(), wrong)
 
 

@@ -216,7 +216,7 @@ def test_a_classifier_in_use(masked_lm, tmp_path):
     out, local = tmp_path / "t", sst2(tmp_path / "glue")
     words = ["finetune", str(masked_lm), "glue/sst2", *TASK, "--local", str(local), "--out", str(out), "--quiet"]
     assert run(*words, "--seeds", "0,1").code == 0
-    with pytest.raises(UserError, match=r"a classifier a seed; give one of them, for example .*seed-0"):
+    with pytest.raises(UserError, match=r"one classifier per seed; give one of them, for example .*seed-0"):
         load_classifier(out)
     with pytest.raises(UserError, match="holds a classifier for glue/sst2"):
         unmask.load(out / "seed-0")

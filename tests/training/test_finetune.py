@@ -493,7 +493,7 @@ def test_a_bert_of_transformers_and_rows_that_it_cannot_take(root: Path, tmp_pat
 
 def test_a_language_model_is_no_classifier(tmp_path: Path) -> None:
     train(text_config("train.steps=1"), tmp_path, quiet=True)
-    with pytest.raises(UserError, match="holds a language model and no classifier"):
+    with pytest.raises(UserError, match="holds a language model, not a classifier"):
         load_classifier(tmp_path)
 
 

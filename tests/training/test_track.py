@@ -58,7 +58,7 @@ def test_full_disk(tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
     journal = Journal(path, 0)
     path.symlink_to("/dev/full")
-    with pytest.raises(UserError, match=r"log\.jsonl \(No space left on device\); checkpoints are untouched"):
+    with pytest.raises(UserError, match=r"log\.jsonl \(no space left on device\); checkpoints are untouched"):
         journal.log({"loss": 1.0}, 1)
 
 

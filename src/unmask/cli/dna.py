@@ -11,6 +11,7 @@ from typing import IO, Annotated, Any
 import typer
 
 from ..errors import UserError
+from ..jsonable import finite
 from .shared import Device, Json, Model, Weights, Which, err_console, is_main, print_json, print_lines
 
 NAMED = 5  # skipped lines that are named on standard error; all of them are in the table
@@ -72,8 +73,8 @@ class _Table:
     """Takes effects as they come: lines to a file or to standard output, or parts of one JSON document."""
 
     def __init__(self, stack: ExitStack, out: str | None, protocol: dict[str, Any], as_json: bool) -> None:
-        from ..data.cache import replacing
         from ..dna.variants import HEADER
+        from ..files import replacing
 
         self.scored = self.total = 0
         self.first = ""  # what was wrong with the first line that was skipped
@@ -91,7 +92,9 @@ class _Table:
     def add(self, effect: Any) -> None:
         """One more."""
         if self.as_json:
-            sys.stdout.write(("," if self.total else "") + "\n " + json.dumps(effect.as_dict()))
+            sys.stdout.write(
+                ("," if self.total else "") + "\n " + json.dumps(finite(effect.as_dict()), allow_nan=False)
+            )
         if self.file is not None:
             self.file.write(effect.row() + "\n")
         self.total += 1
@@ -108,7 +111,7 @@ class _Table:
     def end(self) -> None:
         """The rest of the document."""
         if self.as_json:
-            sys.stdout.write('],\n "protocol": ' + json.dumps(self.protocol) + "}\n")
+            sys.stdout.write('],\n "protocol": ' + json.dumps(finite(self.protocol), allow_nan=False) + "}\n")
 
 
 def _genome(path: str, spec: Any) -> Any:

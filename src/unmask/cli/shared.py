@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import sys
@@ -13,6 +12,7 @@ import typer
 from rich.console import Console
 
 from ..errors import UserError
+from ..jsonable import to_json
 
 out_console = Console(highlight=False, soft_wrap=True, emoji=False)
 err_console = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
@@ -31,16 +31,7 @@ With = Annotated[
 
 def print_json(value: Any) -> None:
     """One JSON document on standard output."""
-    sys.stdout.write(json.dumps(_finite(value), indent=1, allow_nan=False) + "\n")
-
-
-def _finite(value: Any) -> Any:
-    """The same with null for infinite figures (of a model that diverged): JSON has no word for them."""
-    if isinstance(value, dict):
-        return {key: _finite(own) for key, own in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(own) for own in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    sys.stdout.write(to_json(value, indent=1) + "\n")
 
 
 def print_lines(lines: Iterable[str]) -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-from ..lazy import names_of
 from .records import CORPORA, Record, record
 
 if TYPE_CHECKING:
@@ -28,9 +28,16 @@ __all__ = [
     "train_batch",
 ]
 
-_ROOMS = {
+__path__.append(f"{__path__[0]}/../compat/data")  # old names, for one release
+
+_MODULES = {
     "Corpus": "corpora", "open_corpus": "corpora", "eval_batch": "loader", "train_batch": "loader", "Prepared": "pack",
     "Rows": "pack", "prepare": "pack", "Tokenizer": "tokenization", "make_tokenizer": "tokenization",
 }  # fmt: skip
 
-__getattr__ = names_of(__name__, _ROOMS)  # recipes take the records of data sets from here, without torch
+
+def __getattr__(name: str) -> Any:
+    """Import a name when it is first used: recipes take the records of data sets from here, without torch."""
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f".{_MODULES[name]}", __name__), name)

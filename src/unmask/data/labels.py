@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 
 from ..config import nearest
+from ..files import read_json_or_none, write_json
 from ..types import UserError
-from .cache import read_json, write_json
 
 MOST = 10_000  # different labels; more of them is the wrong column
 FILE = "labels.json"
@@ -75,7 +75,7 @@ def load_labels(folder: str | Path, column: str | None) -> list[str]:
     path = Path(folder) / FILE
     if not path.is_file():
         raise UserError(f"checkpoint file {path} is missing, and the model was trained with data.label={column}")
-    names = (read_json(path) or {}).get("names")
+    names = (read_json_or_none(path) or {}).get("names")
     if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
         raise UserError(f"checkpoint file {path} is damaged: it lists no labels")
     return names

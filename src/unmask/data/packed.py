@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 
+from ..files import read_json_or_none, write_json
 from ..types import Progress
-from .cache import read_json, write_json
 from .documents import Piece
 from .labels import Numbering
 
@@ -40,7 +40,7 @@ def map_file(path: Path, dtype: np.dtype[Any]) -> np.ndarray:
 
 def intact(folder: Path, split: str) -> dict[str, Any] | None:
     """The facts of a cached split if its files are what they should be."""
-    facts = read_json(folder / f"{split}.json")
+    facts = read_json_or_none(folder / f"{split}.json")
     if facts is None:
         return None
     try:

@@ -10,11 +10,13 @@ import csv
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError
 from . import documents
-from .tasks.definition import Columns
+
+if TYPE_CHECKING:
+    from .tasks.definition import Columns
 
 Row = tuple[str, list[Any]]  # where it is; the values in the order of Wanted.names
 

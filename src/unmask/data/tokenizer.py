@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer as Backend
 
+from ..files import read_json_or_none, write_json, write_text
 from ..types import UserError, Vocab
-from .cache import read_json, replacing, write_json
 from .documents import storable
 from .online import reason
 
@@ -127,8 +127,7 @@ class Tokenizer:
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         ours = {"format": FORMAT, "name": self.name, "kind": self.kind, "vocab": asdict(self.vocab)}
-        with replacing(folder / JSON_FILE) as temporary:
-            temporary.write_text(self._backend.to_str(pretty=True), encoding="utf-8")
+        write_text(folder / JSON_FILE, self._backend.to_str(pretty=True))
         write_json(
             folder / CONFIG_FILE, {"tokenizer_class": "PreTrainedTokenizerFast", **self._named(), "unmask": ours}
         )
@@ -176,7 +175,7 @@ def read_config(file: Path, must_exist: bool = False) -> dict[str, Any]:
     """The content of a tokenizer_config.json."""
     if must_exist and not file.is_file():
         raise UserError(f"tokenizer file {file} does not exist")
-    config = read_json(file)
+    config = read_json_or_none(file)
     if config is None and file.exists():
         raise UserError(f"{file} is damaged: it is not a JSON object")
     return config or {}

@@ -7,7 +7,6 @@ the first half is the noise floor: a generator cannot do better.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -16,7 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from ..data.cache import replacing
+from ..files import write_text
+from ..jsonable import to_json
 from ..types import UserError
 from .kmers import GC_BINS, LONGEST_RUN, Counts, by_k, distances, pieces
 from .picture import Series, chart, decades, even, round_up
@@ -130,10 +130,9 @@ def write_report(found: Comparison, out: str | Path, names: tuple[str, str]) -> 
     results = found.results()
     results["protocol"] |= {"generated_file": names[0], "real_file": names[1], "k": found.generated.k}
     pictures = plots(found)
-    files = {"results.json": json.dumps(results, indent=1) + "\n", "report.md": _page(results), **pictures}
+    files = {"results.json": to_json(results, indent=1) + "\n", "report.md": _page(results), **pictures}
     for name, content in files.items():
-        with replacing(folder / name) as temporary:
-            temporary.write_text(content, encoding="utf-8")
+        write_text(folder / name, content)
     return folder / "report.md"
 
 

@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..data.cache import replacing
 from ..evaluation.likelihood import compute_dtype, evaluating
+from ..files import replacing
 from ..lm import LM
 from ..networks.conjoined import Conjoined, backwards
 from ..types import UserError

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..data.cache import replacing
 from ..data.genome.bases import COMPLEMENT
+from ..files import replacing
 from ..lm import LM
 from ..models.masked import as_masked
 from ..networks.conjoined import Conjoined
@@ -71,7 +71,7 @@ def conjoined(lm: LM) -> LM:
 
 def write_fasta(path: str | Path, samples: Sequence[Sample], model: str) -> None:
     """Samples as records: each is named by its number, and says its seed and model."""
-    with replacing(Path(path)) as temporary, temporary.open("w", encoding="utf-8") as file:
+    with replacing(path) as temporary, temporary.open("w", encoding="utf-8") as file:
         for sample in samples:
             file.write(f">sample_{sample.index} seed={sample.seed} model={model}\n")
             text = sample.text

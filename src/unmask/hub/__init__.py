@@ -1,14 +1,7 @@
 """Models on disk and on the Hugging Face Hub: loading by name, folders that travel, checkpoints, other formats."""
 
-from __future__ import annotations
+from .card import model_card
+from .push import push_to_hub
+from .resolve import PRETRAINED, find, load, load_classifier
 
-from typing import TYPE_CHECKING
-
-from ..lazy import names_of
-
-if TYPE_CHECKING:
-    from .resolve import PRETRAINED, find, load
-
-__all__ = ["PRETRAINED", "find", "load"]
-
-__getattr__ = names_of(__name__, {"load": "resolve", "find": "resolve", "PRETRAINED": "resolve"})
+__all__ = ["PRETRAINED", "find", "load", "load_classifier", "model_card", "push_to_hub"]

@@ -1,15 +1,12 @@
-"""Folders that are complete or not there at all.
+"""The folder of a run: which checkpoints it has, what is in one, and tensors whole or in shards.
 
-A checkpoint is a folder: safetensors for everything with numbers in it, JSON and text for the rest, and a manifest
-with the size and SHA-256 of every file. It is written under a temporary name, synced, and renamed, so a kill or a full
-disk at any moment leaves the previous checkpoint untouched. Nothing is ever unpickled.
+A checkpoint is a sealed folder (`files`): safetensors for everything with numbers in it, JSON and text for the rest,
+and a manifest with the size and SHA-256 of every file. A kill or a full disk at any moment leaves the checkpoint before
+it untouched. Nothing is ever unpickled.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
-import os
 import re
 import shutil
 import warnings
@@ -23,9 +20,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from .. import files
 from ..types import UserError
 
-MANIFEST = "manifest.json"
 SHARDS = "shards"
 STEP = re.compile(r"step-(\d{8})")
 
@@ -33,60 +30,25 @@ STEP = re.compile(r"step-(\d{8})")
 @contextmanager
 def writing(folder: Path) -> Iterator[Path]:
     """A temporary folder that becomes `folder`, sealed and synced, when the block ends well, and vanishes if not."""
-    temporary = temporary_name(folder)
-    shutil.rmtree(temporary, ignore_errors=True)
-    try:
-        temporary.mkdir(parents=True)
+    fix = "earlier checkpoints are untouched, free some space and run the same command again"
+    with files.writing(f"checkpoint {folder}", fix), files.sealed_folder(folder) as temporary:
         yield temporary
-        seal(temporary)
-        if folder.exists():
-            shutil.rmtree(folder)
-        os.rename(temporary, folder)
-        sync(folder.parent)
-    except (OSError, SafetensorError) as error:
-        raise UserError(
-            f"could not write checkpoint {folder} ({error}); earlier checkpoints are untouched, "
-            "free some space and run the same command again"
-        ) from None
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-
-
-def temporary_name(folder: Path) -> Path:
-    """Where a checkpoint is written before it gets its name."""
-    return folder.with_name(f".{folder.name}.writing")
-
-
-def seal(folder: Path) -> None:
-    """Record size and checksum of every file, and push all of it to the disk."""
-    paths = [p for p in sorted(folder.rglob("*")) if p.is_file() and p.name != MANIFEST]
-    files = {p.relative_to(folder).as_posix(): _fingerprint(p) for p in paths}
-    (folder / MANIFEST).write_text(json.dumps({"format": 1, "files": files}, indent=1), encoding="utf-8")
-    for path in paths:  # safetensors closes its files to all other users
-        shutil.copymode(folder / MANIFEST, path)
-    for path in (folder, *folder.rglob("*")):
-        sync(path)
 
 
 def verify(folder: Path, only: str | None = None) -> None:
     """Raise one sentence that names the file if anything (or one file) is missing, cut short or changed."""
-    manifest = read_json(folder / MANIFEST, f"checkpoint {folder} is incomplete")
-    files = manifest.get("files")
-    if not isinstance(files, dict) or not files:
-        raise UserError(f"checkpoint file {folder / MANIFEST} is damaged: it lists no files{_fix(folder)}")
-    for name, want in files.items():
-        path = folder / name
-        if only not in (None, name):
-            continue
-        if not isinstance(want, dict) or not {"size", "sha256"} <= want.keys():
-            raise UserError(f"checkpoint file {folder / MANIFEST} is damaged: it says nothing of {name}{_fix(folder)}")
-        if not path.is_file():
-            raise UserError(f"checkpoint file {path} is missing{_fix(folder)}")
-        size = path.stat().st_size
-        if size != want["size"]:
-            raise UserError(f"checkpoint file {path} is damaged: {size} bytes instead of {want['size']}{_fix(folder)}")
-        if _fingerprint(path)["sha256"] != want["sha256"]:
-            raise UserError(f"checkpoint file {path} is damaged: its checksum does not match{_fix(folder)}")
+    files.verify(folder, "checkpoint", _fix(folder), only)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object of a checkpoint, or one sentence."""
+    return files.read_json(path, "cannot read the checkpoint", _fix(path.parent))
+
+
+def _fix(folder: Path) -> str:
+    if STEP.fullmatch(folder.name):
+        return f"; delete the folder {folder} to go on from the checkpoint before it"
+    return ""
 
 
 # -- tensors, whole or in shards: groups of named tensors -----------------------------------------------------------
@@ -95,7 +57,7 @@ Groups = Mapping[str, Mapping[str, Tensor]]
 
 
 def write_whole(folder: Path, groups: Groups) -> None:
-    """One safetensors file a group."""
+    """One safetensors file per group."""
     for group, tensors in groups.items():
         save_file({k: v.detach().contiguous().cpu() for k, v in tensors.items()}, folder / f"{group}.safetensors")
 
@@ -136,8 +98,8 @@ def _read_shards(folder: Path, group: str, targets: Mapping[str, Tensor]) -> Non
 
     reader = HuggingFaceStorageReader(str(folder / SHARDS))
     stored = reader.read_metadata().state_dict_metadata
-    own = {n.removeprefix(f"{group}."): m.size for n, m in stored.items() if n.startswith(f"{group}.")}  # type: ignore[union-attr]
-    check_names({name: t.shape for name, t in targets.items()}, own, folder / SHARDS)
+    sizes = {n.removeprefix(f"{group}."): m.size for n, m in stored.items() if n.startswith(f"{group}.")}  # type: ignore[union-attr]
+    check_names({name: t.shape for name, t in targets.items()}, sizes, folder / SHARDS)
     flat = {f"{group}.{name}": target.detach() for name, target in targets.items()}
     alone = not any(hasattr(target, "device_mesh") for target in targets.values())
     with warnings.catch_warnings():
@@ -145,30 +107,18 @@ def _read_shards(folder: Path, group: str, targets: Mapping[str, Tensor]) -> Non
         dcp.load(flat, storage_reader=reader, no_dist=alone)
 
 
-def check_names(wanted: Mapping[str, Any], found: Mapping[str, Any], path: str | Path) -> None:
+def check_names(wanted: Mapping[str, Any], actual: Mapping[str, Any], path: str | Path) -> None:
     """Every tensor is accounted for, with the right shape; names and shapes only."""
-    for what, names in (("lacks", wanted.keys() - found.keys()), ("has unknown", found.keys() - wanted.keys())):
+    for what, names in (("lacks", wanted.keys() - actual.keys()), ("has unknown", actual.keys() - wanted.keys())):
         if names:
             some = ", ".join(sorted(names)[:3]) + (", ..." if len(names) > 3 else "")
             raise UserError(f"{path} does not fit this model: it {what} {len(names)} tensor(s): {some}")
     for name, shape in wanted.items():
-        if tuple(found[name]) != tuple(shape):
+        if tuple(actual[name]) != tuple(shape):
             raise UserError(
-                f"{path} does not fit this model: {name} has shape {tuple(found[name])}, the model wants {tuple(shape)}"
+                f"{path} does not fit this model: {name} has shape {tuple(actual[name])}, "
+                f"the model wants {tuple(shape)}"
             )
-
-
-def read_json(path: Path, context: str = "cannot read the checkpoint") -> dict[str, Any]:
-    """A JSON object from a file, or one sentence."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UserError(f"{context}: {path} does not exist{_fix(path.parent)}") from None
-    except (json.JSONDecodeError, UnicodeDecodeError):
-        raise UserError(f"{context}: {path} is damaged (it is not JSON){_fix(path.parent)}") from None
-    if not isinstance(value, dict):
-        raise UserError(f"{context}: {path} is damaged (it is not a JSON object){_fix(path.parent)}")
-    return value
 
 
 # -- the folder of a run ---------------------------------------------------------------------------------------------
@@ -184,8 +134,8 @@ def steps(run: Path) -> list[int]:
     root = run / "checkpoints"
     if not root.is_dir():
         return []
-    found = (STEP.fullmatch(path.name) for path in root.iterdir())
-    return sorted(int(match[1]) for match in found if match)
+    matches = (STEP.fullmatch(path.name) for path in root.iterdir())
+    return sorted(int(match[1]) for match in matches if match)
 
 
 def prune(run: Path, keep_last: int, best: int | None) -> None:
@@ -200,51 +150,19 @@ def prune(run: Path, keep_last: int, best: int | None) -> None:
 def resolve(path: str | Path, which: str = "last") -> Path:
     """The checkpoint folder that a path means: itself, or the last (or best) one of a run."""
     folder = Path(path)
-    if (folder / MANIFEST).is_file() or (STEP.fullmatch(folder.name) and folder.is_dir()):
+    if (folder / files.MANIFEST).is_file() or (STEP.fullmatch(folder.name) and folder.is_dir()):
         return folder
-    found = steps(folder)
-    if not found:
+    saved = steps(folder)
+    if not saved:
         raise UserError(f"no checkpoint in {folder}; train one with: unmask train demo --out {folder}")
-    last = step_folder(folder, found[-1])
+    last = step_folder(folder, saved[-1])
     if which == "last":
         return last
     verify(last, only="state.json")
     best = read_json(last / "state.json").get("best")
-    if not best or best["step"] not in found:
+    if not best or best["step"] not in saved:
         raise UserError(f"{folder} has no best checkpoint yet; use the last one")
     return step_folder(folder, best["step"])
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Replace a small text file in one step."""
-    temporary = path.with_name(f".{path.name}.writing")
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        sync(temporary)
-        os.replace(temporary, path)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise UserError(f"could not write {path} ({error.strerror}); checkpoints are untouched") from None
-
-
-def _fix(folder: Path) -> str:
-    if STEP.fullmatch(folder.name):
-        return f"; delete the folder {folder} to go on from the checkpoint before it"
-    return ""
-
-
-def _fingerprint(path: Path) -> dict[str, Any]:
-    with path.open("rb") as file:
-        return {"size": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
-
-
-def sync(path: Path) -> None:
-    """Push a file or folder to the disk."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def full(tensor: Tensor) -> Tensor:

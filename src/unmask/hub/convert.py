@@ -1,7 +1,7 @@
 """Models of other layouts to folders that travel: Lightning checkpoints of the paper's repository, .bin files, runs.
 
-The Lightning files (`last.ckpt`, `best.ckpt`; SYSTEMS 7) are pickles with the settings as OmegaConf objects and the
-average of the weights as a list without names, in the order of `parameters()`. They are read by `pickles`, which
+The Lightning files (`last.ckpt`, `best.ckpt`) are pickles with the settings as OmegaConf objects and the
+average of the weights as a list without names, in the order of `parameters()`. They are read by `pickled`, which
 runs nothing; the names come from our network, whose parameters have the same order, and every shape is checked.
 """
 
@@ -77,10 +77,10 @@ def open_source(
         if revision is not None:
             raise UserError(f"{source} is a file here; revision is for models on the Hub")
         described, tensors, used = read_file(path, weights)
-        found = resolve.the_tokenizer(tokenizer, described, source, path.parent if described.vocab is None else None)
-        described = layout.with_tokenizer(described, found, tokenizer)
+        tokens = resolve.the_tokenizer(tokenizer, described, source, path.parent if described.vocab is None else None)
+        described = layout.with_tokenizer(described, tokens, tokenizer)
         described, tensors = layout.named(described, tensors, source, new_head)
-        return resolve.assemble(described, found, tensors, source), used
+        return resolve.assemble(described, tokens, tensors, source), used
     if layout.is_folder(resolve.find(source, revision)):
         if weights != "ema":
             raise UserError(f"{source} holds one set of weights; leave --weights out")
@@ -93,7 +93,7 @@ def open_source(
 def read_file(path: Path, weights: str) -> tuple[Described, Tensors, str]:
     """What a pickled file holds: a checkpoint of the paper's code, or tensors with a config.json beside them."""
     if path.suffix not in resolve.PICKLES:
-        raise UserError(f"{path} is no model; convert reads folders, Hub ids and {', '.join(resolve.PICKLES)} files")
+        raise UserError(f"{path} is not a model; convert reads folders, Hub ids and {', '.join(resolve.PICKLES)} files")
     tree = pickled.load(path)
     state = tree.get("state_dict") if isinstance(tree, dict) else None
     beside = layout.is_folder(path.parent)
@@ -115,7 +115,7 @@ def read_lightning(tree: Mapping[str, Any], path: Path, weights: str) -> tuple[D
     """A checkpoint of the paper's repository: its settings, and the weights asked for under our names."""
     state = tree["state_dict"]
     if not isinstance(state, dict) or not isinstance(state.get(FLAT_EMBEDDING), pickled.Stored):
-        raise UserError(f"{path} is no checkpoint of the paper's code: its state_dict has no {FLAT_EMBEDDING}")
+        raise UserError(f"{path} is not a checkpoint of the paper's code: its state_dict has no {FLAT_EMBEDDING}")
     shape = state[FLAT_EMBEDDING].shape
     if len(shape) != 2:
         raise UserError(f"{path} does not fit any model: {FLAT_EMBEDDING} has shape {shape}")
@@ -125,11 +125,11 @@ def read_lightning(tree: Mapping[str, Any], path: Path, weights: str) -> tuple[D
         raise UserError(f"{path} does not hold the settings of its run (hyper_parameters), so its network is not known")
     size = shape[0]
     described = Described(lightning_config(settings, path), layout.usual_vocab(size), (), size)
-    own = {name: value for name, value in state.items() if not _is_noise(name, value)}
+    tensors = {name: value for name, value in state.items() if not _is_noise(name, value)}
     average = tree.get("ema")
     if weights == "raw" or average is None:
-        return described, pickled.tensors(own, path), "raw"
-    return described, _average(average, described, own, len(state) - len(own), path), "ema"
+        return described, pickled.tensors(tensors, path), "raw"
+    return described, _average(average, described, tensors, len(state) - len(tensors), path), "ema"
 
 
 def _is_noise(name: Any, value: Any) -> bool:
@@ -142,16 +142,16 @@ def _is_noise(name: Any, value: Any) -> bool:
     )
 
 
-def _average(average: Any, described: Described, own: Mapping[str, Any], noise: int, path: Path) -> Tensors:
+def _average(average: Any, described: Described, state: Mapping[str, Any], noise: int, path: Path) -> Tensors:
     """The list of averages with our names: backbone first and then noise, each in the order of its parameters."""
     shadow = average.get("shadow_params") if isinstance(average, dict) else None
     if not isinstance(shadow, list) or not all(isinstance(value, pickled.Stored) for value in shadow):
         raise UserError(f"{path} is damaged: its ema has no shadow_params; take the last weights with --weights raw")
     vocab = Vocab(described.vocab_size, mask=described.vocab_size - 1)  # shapes only
-    model = layout.blueprint(described, vocab, len(own), path)
+    model = layout.blueprint(described, vocab, len(state), path)
     wanted = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
-    buffer = {name: value for name, value in own.items() if name == layout.INV_FREQ}
-    shapes = {name: getattr(value, "shape", ()) for name, value in own.items() if name not in buffer}
+    buffer = {name: value for name, value in state.items() if name == layout.INV_FREQ}
+    shapes = {name: getattr(value, "shape", ()) for name, value in state.items() if name not in buffer}
     check_names(wanted, shapes, path)
     if list(shapes) != list(wanted):
         raise UserError(
@@ -159,9 +159,9 @@ def _average(average: Any, described: Described, own: Mapping[str, Any], noise: 
         )
     if not len(wanted) <= len(shadow) <= len(wanted) + noise:
         raise UserError(f"{path} does not fit this model: its ema has {len(shadow)} tensors, the model {len(wanted)}")
-    found = dict(zip(wanted, shadow, strict=False))
-    check_names(wanted, {name: value.shape for name, value in found.items()}, f"{path} (its ema)")
-    return {name: pickled.fetch(value, path) for name, value in found.items()} | (
+    averages = dict(zip(wanted, shadow, strict=False))
+    check_names(wanted, {name: value.shape for name, value in averages.items()}, f"{path} (its ema)")
+    return {name: pickled.fetch(value, path) for name, value in averages.items()} | (
         pickled.tensors(buffer, path) if buffer else {}
     )
 
@@ -176,7 +176,7 @@ def lightning_config(settings: Mapping[str, Any], path: Path) -> Config:
             f"and ar with {', '.join(METHODS)}"
         )
     method = "ar" if backbone == "ar" else METHODS[meaning]
-    data, noise = (own if isinstance(own := settings.get(key), dict) else {} for key in ("data", "noise"))
+    data, noise = (section if isinstance(section := settings.get(key), dict) else {} for key in ("data", "noise"))
     tree = (lm1b if data.get("wrap") is False else owt)().model_dump(mode="json")
     tree["model"] |= {"method": method, **layout.read_network(net, path)}
     tree["data"]["length"] = layout.value(net, "length", int, path)
@@ -200,8 +200,8 @@ def unsaid(config: Config) -> dict[str, Any]:
     paper = owt()
     names = [("data", key) for key in ("layout", "eos_between", "block_ends", "attend_pads")]
     names += [("objective", "bound"), ("objective", "steps")]
-    both = {f"{part}.{key}": [getattr(getattr(own, part), key) for own in (config, paper)] for part, key in names}
-    both["schedule"] = [repr(registry.schedule(own.schedule)) for own in (config, paper)]
+    both = {f"{part}.{key}": [getattr(getattr(each, part), key) for each in (config, paper)] for part, key in names}
+    both["schedule"] = [repr(registry.schedule(each.schedule)) for each in (config, paper)]
     return {name: ours for name, (ours, theirs) in both.items() if ours != theirs}
 
 

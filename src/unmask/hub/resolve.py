@@ -1,7 +1,7 @@
 """Models by name: from a folder, a name inside this package or a Hub id to an `LM`.
 
 From the Hub come config.json, safetensors and tokenizer files, and nothing else: no code, and a pickle only where there
-is no other weights file, read by a machine that runs nothing (`pickles`).
+is no other weights file, read by a machine that runs nothing (`pickled`).
 """
 
 from __future__ import annotations
@@ -109,39 +109,41 @@ def pretrained() -> list[str]:
 
 
 def the_tokenizer(
-    given: str | Path | Tokenizer | None, described: Described, name: str, folder: Path | None = None
+    chosen: str | Path | Tokenizer | None, described: Described, name: str, folder: Path | None = None
 ) -> Tokenizer:
     """The tokenizer of a model: the given one, that of its folder, or the one its config names; its size must fit."""
-    if given is None and folder is not None and (own := layout.load_tokenizer(folder, described)) is not None:
-        return own
-    wanted = described.config.data.tokenizer if given is None else given
-    own_mask = layout.needs_mask(described)
-    if given is None and own_mask and Path(described.config.data.tokenizer).exists():
+    if chosen is None and folder is not None and (beside := layout.load_tokenizer(folder, described)) is not None:
+        return beside
+    wanted = described.config.data.tokenizer if chosen is None else chosen
+    adds_mask = layout.needs_mask(described)
+    if chosen is None and adds_mask and Path(described.config.data.tokenizer).exists():
         raise UserError(
             f"{name} comes without {JSON_FILE} and {VOCAB_FILE}; give one with tokenizer=PATH, or write one with "
             "transformers: AutoTokenizer.from_pretrained(...).save_pretrained(DIR)"
         )
-    found = wanted if isinstance(wanted, Tokenizer) else _fetch_tokenizer(wanted, name, given is not None, own_mask)
-    layout.check_tokenizer(found, described, name)
-    return found
+    tokenizer = (
+        wanted if isinstance(wanted, Tokenizer) else _fetch_tokenizer(wanted, name, chosen is not None, adds_mask)
+    )
+    layout.check_tokenizer(tokenizer, described, name)
+    return tokenizer
 
 
-def _fetch_tokenizer(wanted: str | Path, model: str, given: bool, own_mask: bool) -> Tokenizer:
+def _fetch_tokenizer(wanted: str | Path, model: str, chosen: bool, adds_mask: bool) -> Tokenizer:
     """A tokenizer by its path, from the folder $UNMASK_TOKENIZERS, or from the Hub."""
-    own = Path(wanted).expanduser()
-    if str(wanted) == "dna" and not (given and own.exists()):
+    path = Path(wanted).expanduser()
+    if str(wanted) == "dna" and not (chosen and path.exists()):
         return dna_tokenizer()
-    place = own if given and own.exists() else on_shelf(wanted)
+    place = path if chosen and path.exists() else on_shelf(wanted)
     if place is not None:
-        return read_tokenizer(place, own_mask)
+        return read_tokenizer(place, adds_mask)
     if str(wanted) == "bytes":
         return bytes_tokenizer()
-    if given and str(wanted) in BUILT_IN:
+    if chosen and str(wanted) in BUILT_IN:
         raise UserError(f"a tokenizer of kind {wanted} is made from a text; give the folder of the one of {model}")
     try:
-        return hub_tokenizer(str(wanted), own_mask)
+        return hub_tokenizer(str(wanted), adds_mask)
     except UserError as error:
-        if given:
+        if chosen:
             raise
         raise UserError(
             f"{model} comes without a tokenizer, and {error}; give one with tokenizer=PATH, or set UNMASK_TOKENIZERS "
@@ -170,7 +172,7 @@ def _load_run(path: Path, which: str, weights: str, device: str) -> LM:
     if config.task.name is not None:
         raise UserError(
             f"{path} holds a classifier for {config.task.name}, not a language model; "
-            "use it with unmask.training.finetune.load_classifier"
+            "use it with unmask.hub.load_classifier"
         )
     tokenizer = Tokenizer.load(folder)
     labels = load_labels(folder, config.data.label)
@@ -190,14 +192,14 @@ def load_classifier(path: str | Path, device: str = "cpu", *, which: str | None 
     if which not in (None, "best", "last"):
         raise UserError("which must be 'best' or 'last'")
     if not checkpoint.steps(Path(path)) and (seeds := sorted(Path(path).glob("**/seed-*"))):
-        raise UserError(f"{path} holds a classifier a seed; give one of them, for example {seeds[0]}")
+        raise UserError(f"{path} holds one classifier per seed; give one of them, for example {seeds[0]}")
     folder = checkpoint.resolve(path, which or "last")
     if which is None and (best := checkpoint.read_json(folder / "state.json")["best"]) and folder != Path(path):
         folder = checkpoint.step_folder(Path(path), best["step"])
     checkpoint.verify(folder)
     config = load_yaml(folder / "config.yaml")
     if config.task.name is None:
-        raise UserError(f"{path} holds a language model and no classifier; train one with: unmask finetune {path} TASK")
+        raise UserError(f"{path} holds a language model, not a classifier; train one with: unmask finetune {path} TASK")
     task, tokenizer = tasks.task(config.task.name), Tokenizer.load(folder)
     model = registry.classifier(config, task, tokenizer.vocab, len(load_labels(folder, config.data.label)))
     checkpoint.read_into(folder, "model", dict(model.state_dict()))
@@ -234,11 +236,11 @@ def _snapshot(name: str, revision: str | None, patterns: list[str]) -> Path:
                 )
             )
         except Exception as error:  # all that the library and its transport raise
-            there = (
+            why = (
                 f"the Hugging Face Hub does not give it: {reason(error)}"
                 if online
                 else "the Hugging Face Hub cannot be reached, and its cache here does not hold it"
             )
             at = f" at revision {revision}" if revision else ""
             ways = "check the name" if online else "connect to the network, or give the folder of a copy"
-            raise UserError(f"there is no model at {name}, and {there}{at}; {ways}") from None
+            raise UserError(f"there is no model at {name}, and {why}{at}; {ways}") from None

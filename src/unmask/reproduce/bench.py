@@ -27,6 +27,7 @@ from ..data.pack import Prepared, Rows, prepare
 from ..data.records import find
 from ..evaluation.likelihood import TIMES, Estimator, row_nats, summarise
 from ..evaluation.suites import SUITES
+from ..files import write_text
 from ..hub import checkpoint
 from ..hub.resolve import load
 from ..lm import LM
@@ -195,7 +196,7 @@ class Bench:
             started = time.monotonic()
             result = self.run(name, path)
             spent = time.monotonic() - started + self._seconds(path)
-            checkpoint.write_atomically(path / "seconds.json", json.dumps({"seconds": spent}))
+            write_text(path / "seconds.json", json.dumps({"seconds": spent}))
             if not result.finished:
                 raise UserError(f"the training of {name} was stopped; run the same command again to go on")
 

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from rich.cells import cell_len
 
-from ..hub.checkpoint import write_atomically
+from ..files import write_text
 from ..progress import CONTROLS
 from ..types import UserError
 from ..version import __version__
@@ -217,7 +217,7 @@ def write_report(report: Report, folder: Path) -> Path:
     except OSError as error:
         raise UserError(f"could not make the folder {folder} ({error.strerror}); name another one") from None
     for name, text in files.items():
-        write_atomically(folder / name, text)
+        write_text(folder / name, text)
     return folder / "report.md"
 
 

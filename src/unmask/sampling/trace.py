@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
@@ -20,6 +18,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from ..data.tokenization import Tokenizer
+from ..files import write_text
 from ..types import Sample, State, UserError
 
 FORMAT = "unmask-trace/1"
@@ -167,7 +166,7 @@ class Trace:
 
     def save(self, path: str | Path) -> None:
         """Write the trace as a JSON file."""
-        write_file(path, json.dumps(self.to_json(), separators=(",", ":")) + "\n")
+        write_text(path, json.dumps(self.to_json(), separators=(",", ":")) + "\n")
 
     @classmethod
     def load(cls, path: str | Path) -> Trace:
@@ -195,21 +194,6 @@ class Trace:
             list(ids) for end, ids in groupby(course.replay(self.mask), lambda token: token in ends) if not end
         ]
         return "\n".join(self.tokenizer.decode(ids) for ids in documents)
-
-
-def write_file(path: str | Path, text: str) -> None:
-    """Write a text file that is either there completely or not at all."""
-    path = Path(path)
-    temporary = path.parent / f".{path.name}.{os.getpid()}.writing"
-    try:
-        temporary.write_text(text, encoding="utf-8", newline="\n")
-        os.replace(temporary, path)
-    except OSError as error:
-        with suppress(OSError):
-            temporary.unlink()
-        raise UserError(
-            f"cannot write {path} ({(error.strerror or str(error)).lower()}); choose another path"
-        ) from None
 
 
 # -- states to data --------------------------------------------------------------------------------------------------

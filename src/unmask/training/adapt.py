@@ -20,6 +20,7 @@ from ..data import tasks
 from ..data.pack import prepare
 from ..distributed import world as join_world
 from ..evaluation.likelihood import evaluate
+from ..files import read_json, write_text
 from ..hub import checkpoint
 from ..hub.layout import NoHead
 from ..hub.resolve import load
@@ -147,11 +148,11 @@ def go_on(lm: LM, config: Config, out: str | Path, *, quiet: bool = False) -> Ad
 def _before(lm: LM, config: Config, out: Path, quiet: bool, begun: bool) -> dict[str, Any] | None:
     path = out / BEFORE
     if begun:  # without a checkpoint the file may be of another model, or of other text
-        return checkpoint.read_json(path, "cannot read the bound before the fine-tuning") if path.is_file() else None
+        return read_json(path, "cannot read the bound before the fine-tuning") if path.is_file() else None
     with join_world(config.train.device) as world:
         found = bound(lm, config, world, quiet or not world.main).as_dict()
         if world.main:
-            checkpoint.write_atomically(path, json.dumps(found, indent=1) + "\n")
+            write_text(path, json.dumps(found, indent=1) + "\n")
         world.barrier()
     return found
 

@@ -28,6 +28,7 @@ from ..distributed import World
 from ..distributed import world as join_world
 from ..evaluation.classification import Predicted, TaskModel, encoded, outputs, table
 from ..evaluation.likelihood import pick_rows
+from ..files import write_text
 from ..hub import checkpoint
 from ..hub.resolve import load_classifier
 from ..lm import LM
@@ -186,9 +187,9 @@ class TaskJob(TrainingJob):
         if self.config.data.label is not None:
             save_labels(folder, self.config.data.label, self.labels)
         if step == self.evaluated:
-            checkpoint.write_atomically(folder / METRICS, json.dumps({"step": step, "metrics": self.metrics}, indent=1))
+            write_text(folder / METRICS, json.dumps({"step": step, "metrics": self.metrics}, indent=1))
             for split, text in self.tables.items():
-                checkpoint.write_atomically(folder / predictions_file(split), text)
+                write_text(folder / predictions_file(split), text)
 
     def protocol(self) -> dict[str, Any]:
         """How the numbers came about."""
@@ -314,7 +315,7 @@ def _tested(result: TaskResult, job: TaskJob, trainer: Trainer) -> dict[str, flo
     with trainer.autocast():
         found, said = job.judge(job.test)
     if job.world.main:
-        checkpoint.write_atomically(result.out / predictions_file(job.task.tested), said)
+        write_text(result.out / predictions_file(job.task.tested), said)
     return found
 
 
@@ -330,7 +331,7 @@ def _conclude(result: TaskResult, job: TaskJob) -> None:
     for split in job.task.evaluations:
         name = predictions_file(split)
         text = (checkpoint.step_folder(result.out, step) / name).read_text(encoding="utf-8")
-        checkpoint.write_atomically(result.out / name, text)
+        write_text(result.out / name, text)
     tree: dict[str, Any] = {
         "task": job.task.name,
         "metric": job.figure,
@@ -343,4 +344,4 @@ def _conclude(result: TaskResult, job: TaskJob) -> None:
     if result.test and job.task.tested:
         sha256 = job.facts[job.task.tested]["sha256"]
         tree["test"] = {"split": job.task.tested, "step": step, "sha256": sha256, "metrics": result.test}
-    checkpoint.write_atomically(result.out / RESULTS, json.dumps(tree, indent=1) + "\n")
+    write_text(result.out / RESULTS, json.dumps(tree, indent=1) + "\n")

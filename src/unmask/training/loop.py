@@ -23,6 +23,7 @@ from torch import nn
 
 from ..config import Config, differences, load_yaml
 from ..distributed import World
+from ..files import temporary_folder, write_text
 from ..hub import checkpoint
 from ..progress import Display
 from ..types import UserError
@@ -143,7 +144,7 @@ class Loop:
         if folder is not None:
             remark = self._restore(folder)
         if world.main:
-            checkpoint.write_atomically(out / "config.yaml", self.config.to_yaml())
+            write_text(out / "config.yaml", self.config.to_yaml())
         self.sinks: list[Sink] = []
         if world.main:
             self.sinks = open_sinks(self.config.train.sinks, out, self.config.model_dump(mode="json"), self.start)
@@ -253,7 +254,7 @@ class Loop:
         folder = checkpoint.step_folder(self.out, step)
         if not self.world.main:
             self.world.barrier()  # until the folder is there
-            self.trainer.save(checkpoint.temporary_name(folder))
+            self.trainer.save(temporary_folder(folder))
         else:
             state = {
                 "step": step,

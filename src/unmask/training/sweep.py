@@ -20,7 +20,7 @@ from typing import Any
 
 from ..config import Config
 from ..data import tasks
-from ..hub import checkpoint
+from ..files import write_text
 from ..lm import LM
 from ..recipes import GENOMICS_GRID, GENOMICS_SEEDS
 from ..types import UserError
@@ -76,7 +76,7 @@ def sweep(
     best.runs = [finetune(lm, _with_seed(own, seed), best.out / f"seed-{seed}", quiet=quiet) for seed in seeds]
     done = Swept(cells, best, True)
     if os.environ.get("RANK", "0") == "0":  # of those that torchrun started
-        checkpoint.write_atomically(out / RESULTS, json.dumps(tree(done, task, seeds), indent=1) + "\n")
+        write_text(out / RESULTS, json.dumps(tree(done, task, seeds), indent=1) + "\n")
     return done
 
 

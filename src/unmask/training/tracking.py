@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from ..hub.checkpoint import write_atomically
+from ..files import write_text, writing
 from ..types import UserError
 
 
@@ -29,18 +29,13 @@ class Journal:
         if path.exists():  # lines of steps that were lost with a kill would appear twice
             lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
             kept = [line for line in lines if _step_of(line) <= resume_at]
-            write_atomically(path, "".join(line + "\n" for line in kept))
+            write_text(path, "".join(line + "\n" for line in kept))
 
     def log(self, figures: Mapping[str, Any], step: int) -> None:
         """Append a line."""
-        try:
-            with self.path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps({"step": step, **figures}) + "\n")
-        except OSError as error:
-            raise UserError(
-                f"could not write {self.path} ({error.strerror}); checkpoints are untouched, "
-                "free some space and run the same command again"
-            ) from None
+        fix = "checkpoints are untouched, free some space and run the same command again"
+        with writing(self.path, fix), self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"step": step, **figures}) + "\n")
 
     def close(self) -> None:
         """Every line is already on its way to the disk."""

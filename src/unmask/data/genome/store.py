@@ -21,8 +21,9 @@ import numpy as np
 from filelock import FileLock
 
 from ...config import nearest
+from ...files import read_json_or_none, replacing, write_json
 from ...types import Progress, UserError
-from ..cache import content_key, file_hash, read_json, replacing, write_json, writing
+from ..cache import content_key, file_hash, writing
 from ..packed import map_file
 from .bases import A, N
 from .fasta import LOWER, UNKNOWN, read_fasta
@@ -224,7 +225,7 @@ def open_genome(path: Path | str | Sequence[Path], cache_dir: Path | str, progre
 
 def _intact(folder: Path) -> dict[str, Any] | None:
     """The index of a genome if its files are what they should be."""
-    index = read_json(folder / INDEX_FILE)
+    index = read_json_or_none(folder / INDEX_FILE)
     if index is None:
         return None
     try:

@@ -1,21 +1,14 @@
 """Tasks with labels: records, files, tokens and metrics. GLUE, Genomic Benchmarks, GUE."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
-from ...lazy import names_of
 from . import metrics
 from .catalog import TASKS, task
 from .definition import METRICS, Carve, Columns, Example, Form, Task
+from .encoding import Encoded, encode, encode_bases
 from .genomics import genomics, gue
 from .glue import NUMBERS, average, glue, number
-
-if TYPE_CHECKING:
-    from .encoding import Encoded, encode, encode_bases
-    from .loading import describe, load, read, splits
-    from .sequences import clean
-    from .task_files import Loaded, NotHere
+from .loading import describe, load, read, splits
+from .sequences import clean
+from .task_files import Loaded, NotHere
 
 __all__ = [
     "METRICS",
@@ -44,18 +37,3 @@ __all__ = [
     "splits",
     "task",
 ]
-
-_ROOMS = {
-    "Encoded": "encoding",
-    "Loaded": "task_files",
-    "NotHere": "task_files",
-    "clean": "sequences",
-    "describe": "loading",
-    "encode": "encoding",
-    "encode_bases": "encoding",
-    "load": "loading",
-    "read": "loading",
-    "splits": "loading",
-}
-
-__getattr__ = names_of(__name__, _ROOMS)  # the records are there without torch

@@ -43,8 +43,8 @@ class HfScorer(CausalScorer):
     @property
     def device(self) -> torch.device:
         """Where the network is."""
-        found: torch.device = next(self.model.parameters()).device
-        return found
+        device: torch.device = next(self.model.parameters()).device
+        return device
 
     def encode(self, text: str) -> list[int]:
         """The tokens of a text, without special tokens around it."""
@@ -81,7 +81,7 @@ def _load(where: str) -> tuple[Any, Any]:
     if path.is_file():
         raise UserError(f"scorer {where} is a file; give the folder with config.json, model.safetensors and tokenizer")
     if path.is_dir() and not (path / "config.json").is_file():
-        raise UserError(f"scorer {where} has no config.json, so it is no model of transformers")
+        raise UserError(f"scorer {where} has no config.json, so it is not a model of transformers")
     if not path.is_dir() and (where.startswith((".", "/", "~")) or where.count("/") > 1):
         raise UserError(f"scorer {where} does not exist")
     local = path.is_dir()
@@ -96,12 +96,12 @@ def _load(where: str) -> tuple[Any, Any]:
             reason = " ".join(str(error).split())[:200]
             if not online:
                 raise UserError(
-                    f"scorer {where} is no folder here and the Hugging Face Hub cannot be reached; give a local folder"
+                    f"scorer {where} is not a folder, and the Hugging Face Hub cannot be reached; give a local folder"
                 ) from None
             raise UserError(f"scorer {where} cannot be loaded as a causal language model: {reason}") from None
     lacking = [*info["missing_keys"], *info["mismatched_keys"]]
     if lacking:
         raise UserError(
-            f"scorer {where} lacks weights ({lacking[0]}, ...), which would stay random; it is no causal LM"
+            f"scorer {where} lacks weights ({lacking[0]}, ...), which would stay random; it is not a causal LM"
         )
     return model, tokenizer

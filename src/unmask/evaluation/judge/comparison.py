@@ -19,10 +19,10 @@ NAMES = {
     "self_bleu_4": "self-BLEU-4",
     "mauve": "MAUVE",
     "unknown_share": "unknown to the scorer",
-    "tokens_per_sample": "tokens a sample",
-    "scored_tokens_per_sample": "scored tokens a sample",
-    "network_calls_per_sample": "network calls a sample",
-    "seconds_per_sample": "seconds a sample",
+    "tokens_per_sample": "tokens per sample",
+    "scored_tokens_per_sample": "scored tokens per sample",
+    "network_calls_per_sample": "network calls per sample",
+    "seconds_per_sample": "seconds per sample",
 }
 
 
@@ -36,7 +36,7 @@ def shown(figure: Statistic | None) -> str:
 
 
 def table(columns: Mapping[str, Judgement]) -> str:
-    """One line a figure, one column a set of texts."""
+    """One line per figure, one column per set of texts."""
     rows = [["", *(f"{name} ({column.samples})" for name, column in columns.items())]]
     if not any("gen_perplexity" in column.figures for column in columns.values()):
         rows.append([NAMES["gen_perplexity"], _why_not(next(iter(columns.values())))])

@@ -68,9 +68,9 @@ def self_bleu(samples: Sequence[Tokens], order: int = 4) -> list[float]:
     for n in range(1, order + 1):
         counts = [Counter(ngrams(sample, n)) for sample in samples]
         best = _two_best(counts)
-        for i, own in enumerate(counts):
+        for i, sample_counts in enumerate(counts):
             shared = 0
-            for gram, count in own.items():
+            for gram, count in sample_counts.items():
                 first, owner, second = best[gram]
                 shared += min(count, second if owner == i else first)
             if n == 1 and not shared:
@@ -83,8 +83,8 @@ def self_bleu(samples: Sequence[Tokens], order: int = 4) -> list[float]:
 def _two_best(counts: Sequence[Counter[tuple[Hashable, ...]]]) -> dict[tuple[Hashable, ...], tuple[int, int, int]]:
     """For each n-gram: its highest count in a sample, that sample, and its highest count in any other."""
     best: dict[tuple[Hashable, ...], tuple[int, int, int]] = {}
-    for i, own in enumerate(counts):
-        for gram, count in own.items():
+    for i, sample_counts in enumerate(counts):
+        for gram, count in sample_counts.items():
             first, owner, second = best.get(gram, (0, -1, 0))
             best[gram] = (count, i, first) if count > first else (first, owner, max(second, count))
     return best

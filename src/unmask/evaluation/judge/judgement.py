@@ -70,7 +70,7 @@ def judge(
     if scorer is not None:
         scored = scorer.nats(texts)
         figures |= likelihood(scored)
-        protocol["scorer"] = scorer.describe() | {"scored_tokens": sum(one.tokens for one in scored)}
+        protocol["scorer"] = scorer.describe() | {"scored_tokens": sum(text.tokens for text in scored)}
     figures["entropy"] = mean([entropy(sample) for sample in ids])
     for n in range(1, ORDER + 1):
         share = distinct(ids, n)
@@ -92,8 +92,8 @@ def judge(
 
 def likelihood(scored: Sequence[JudgedText]) -> dict[str, Statistic]:
     """Perplexity, exp(all nats / all scored tokens), its error over samples (delta method), and what was scored."""
-    nats = np.array([one.nats for one in scored])
-    tokens = np.array([one.tokens for one in scored], dtype=float)
+    nats = np.array([text.nats for text in scored])
+    tokens = np.array([text.tokens for text in scored], dtype=float)
     figures: dict[str, Statistic] = {}
     if tokens.sum():
         whole = summarise(nats[:, None], tokens, None, {})
@@ -102,9 +102,9 @@ def likelihood(scored: Sequence[JudgedText]) -> dict[str, Statistic]:
             figures["gen_perplexity"] = Statistic(ppl, None if error is None else ppl * error)
         figures["gen_nats_per_token"] = Statistic(rate, error)
     figures["scored_tokens_per_sample"] = mean(tokens.tolist())
-    words = np.array([one.words for one in scored], dtype=float)
+    words = np.array([text.words for text in scored], dtype=float)
     if words.sum():
-        share = summarise(np.array([[one.unknown] for one in scored], dtype=float), words, None, {})
+        share = summarise(np.array([[text.unknown] for text in scored], dtype=float), words, None, {})
         figures["unknown_share"] = Statistic(share.nats_per_token, share.stderr_data)
     return figures
 
@@ -112,12 +112,12 @@ def likelihood(scored: Sequence[JudgedText]) -> dict[str, Statistic]:
 def mauve(texts: Sequence[str], references: Sequence[str], scorer: Scorer | None, seed: int = 0) -> float:
     """How much two sets of texts overlap in the eyes of a causal judge, 0 to 1 (Pillutla et al., 2021)."""
     package, features = mauve_parts(scorer)
-    found = package.compute_mauve(p_features=features(references), q_features=features(texts), seed=seed)
-    return float(found.mauve)
+    result = package.compute_mauve(p_features=features(references), q_features=features(texts), seed=seed)
+    return float(result.mauve)
 
 
 def mauve_parts(scorer: Scorer | None) -> tuple[Any, Callable[[Sequence[str]], np.ndarray]]:
-    """The package, and what turns texts into features; or one sentence what is missing."""
+    """The package, and what turns texts into features; or one sentence that says what is missing."""
     features = getattr(scorer, "features", None)
     if features is None:
         raise UserError("MAUVE compares hidden states; give it a causal scorer (hf: or llama2c:)")

@@ -1,13 +1,14 @@
 """Judges of text: a scorer turns texts into nats. What it does with long texts, first tokens and ends is its protocol.
 
 Every text is tokenized anew by the scorer, so its number of scored tokens is not the number of tokens that were
-sampled; both are reported. Every token of a text is scored at most once and no text is left out (PITFALLS P14).
+sampled; both are reported. Every token of a text is scored at most once and no text is left out.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -17,6 +18,12 @@ from torch import Tensor
 
 from ...types import UserError
 
+JUDGES = {  # by prefix: the module with the function (or class) that opens a place on a device
+    "hf": ".causal_lm HfScorer",
+    "llama2c": ".formats.llama2c Llama2cScorer",
+    "arpa": ".formats.ngram arpa_scorer",
+    "trigram": ".formats.ngram pocketsphinx_scorer",
+}
 KINDS = "hf:FOLDER_OR_HUB_ID, llama2c:FOLDER_OR_FILE, arpa:FILE or trigram:pocketsphinx"
 ROWS = 1 << 27  # logits that may exist at once
 
@@ -115,14 +122,14 @@ class CausalScorer(ABC):
     @torch.no_grad()
     def features(self, texts: Sequence[str]) -> np.ndarray:
         """(texts, D) mean last hidden state of each text's first window; zeros for an empty text."""
-        found: dict[int, np.ndarray] = {}
+        features: dict[int, np.ndarray] = {}
         width = 1
         for part, rows, present, spans in self._batches(texts, first_only=True):
             hidden, _ = self.hidden(rows, present)
             width = hidden.shape[-1]
             for row, (text, window) in enumerate(zip(part, spans, strict=True)):
-                found[text] = hidden[row, 1 : window.stop].double().mean(0).cpu().numpy()
-        return np.stack([found.get(i, np.zeros(width)) for i in range(len(texts))])
+                features[text] = hidden[row, 1 : window.stop].double().mean(0).cpu().numpy()
+        return np.stack([features.get(i, np.zeros(width)) for i in range(len(texts))])
 
     def _batches(
         self, texts: Sequence[str], first_only: bool = False
@@ -131,8 +138,8 @@ class CausalScorer(ABC):
         jobs: list[tuple[int, list[int], Window]] = []
         for number, text in enumerate(texts):
             ids = ([] if self.bos is None else [self.bos]) + (self.encode(text) if text else [])
-            found = list(windows(len(ids), self.context))
-            jobs += [(number, ids, window) for window in (found[:1] if first_only else found)]
+            spans = list(windows(len(ids), self.context))
+            jobs += [(number, ids, window) for window in (spans[:1] if first_only else spans)]
         jobs.sort(key=lambda job: job[2].stop - job[2].start)
         while jobs:
             longest = jobs[-1][2].stop - jobs[-1][2].start  # from the longest: out of memory shows at once
@@ -154,27 +161,15 @@ class CausalScorer(ABC):
 def open_scorer(name: str, device: str | torch.device = "cpu") -> Scorer:
     """A scorer by its name, KIND:WHERE; without a kind, an n-gram file by its ending and else a causal model."""
     kind, colon, where = name.partition(":")
-    if not colon or kind not in ("hf", "llama2c", "arpa", "trigram"):
+    if not colon or kind not in JUDGES:
         if colon and "/" not in kind and "\\" not in kind and len(kind) > 1 and not Path(name).exists():
             raise UserError(f"unknown kind of scorer {kind!r}; give {KINDS}")
         kind, where = _guess(name), name
     if not where.strip():
         raise UserError(f"the scorer has no place; give {KINDS}")
-    if kind == "llama2c":
-        from .llama2c import Llama2cScorer
-
-        return Llama2cScorer(where, device)
-    if kind == "arpa":
-        from .ngram import arpa_scorer
-
-        return arpa_scorer(where)
-    if kind == "trigram":
-        from .ngram import pocketsphinx_scorer
-
-        return pocketsphinx_scorer(where)
-    from .causal_lm import HfScorer
-
-    return HfScorer(where, device)
+    module, opener = JUDGES[kind].split()
+    scorer: Scorer = getattr(import_module(module, __package__), opener)(where, device)
+    return scorer
 
 
 def _guess(name: str) -> str:

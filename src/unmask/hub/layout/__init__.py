@@ -17,7 +17,6 @@ together.
 from .encoder_folders import NoHead, named, with_tokenizer
 from .folder import (
     check_tokenizer,
-    creating,
     is_folder,
     load_tokenizer,
     read_folder,
@@ -60,7 +59,7 @@ from .weights import (
 
 __all__ = [
     "CARD", "CHECKPOINT", "CONFIG", "DTYPES", "FILES", "FORMAT", "GPT2", "INDEX", "INV_FREQ", "PICKLE", "ROLES",
-    "SHAPE", "WEIGHTS", "Described", "NoHead", "blueprint", "check", "check_rotary", "check_tokenizer", "creating",
+    "SHAPE", "WEIGHTS", "Described", "NoHead", "blueprint", "check", "check_rotary", "check_tokenizer",
     "describe", "fill", "from_json", "inv_freq", "is_folder", "is_published", "load_tokenizer", "named", "needs_mask",
     "noise_schedule", "our_names", "paper_config", "read_folder", "read_network", "read_tensors", "read_weights",
     "refuse_existing", "tensors_of", "to_json", "to_published", "usual_vocab", "value", "with_tokenizer",

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from ...config import Config
 from ...data.tokenization import CONFIG_FILE, JSON_FILE, VOCAB_FILE, Tokenizer, read_backend, read_tokenizer, size_of
+from ...files import read_json, replacing_folder, writing
 from ...types import UserError
-from ..checkpoint import read_json, sync, temporary_name
 from .encoder_folders import fits
 from .ours import describe, from_json
 from .terms import CARD, CONFIG, WEIGHTS, Described, is_foreign, needs_mask
@@ -94,7 +91,8 @@ def write_files(
 ) -> Path:
     """Write the files of a folder from what is in them."""
     folder = Path(folder)
-    with creating(folder) as new:
+    refuse_existing(folder)
+    with writing(folder, "nothing is left of it"), replacing_folder(folder) as new:
         (new / CONFIG).write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
         save_file(dict(weights), new / WEIGHTS, metadata={"format": "pt"})
         shutil.copymode(new / CONFIG, new / WEIGHTS)  # safetensors closes its files to all other users
@@ -109,22 +107,3 @@ def refuse_existing(folder: Path) -> None:
     """Raise if something would be overwritten; an empty folder is nothing."""
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         raise UserError(f"{folder} is there already; give the name of a new folder, or delete it first")
-
-
-@contextmanager
-def creating(folder: Path) -> Iterator[Path]:
-    """A temporary folder that becomes `folder`, synced, when the block ends well, and vanishes if not."""
-    refuse_existing(folder)
-    temporary = temporary_name(folder.absolute())
-    try:
-        shutil.rmtree(temporary, ignore_errors=True)
-        temporary.mkdir(parents=True)
-        yield temporary
-        for path in (*temporary.iterdir(), temporary):
-            sync(path)
-        os.rename(temporary, folder)  # over an empty folder, if there is one
-        sync(folder.absolute().parent)
-    except (OSError, SafetensorError) as error:
-        raise UserError(f"could not write {folder} ({error}); nothing is left of it") from None
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)

@@ -11,11 +11,12 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from ...config import Config
+from ...files import read_json
 from ...models import registry
 from ...models.language_model import LanguageModel
 from ...types import UserError, Vocab
 from .. import pickled
-from ..checkpoint import assign, check_names, read_json
+from ..checkpoint import assign, check_names
 from .terms import CHECKPOINT, DTYPES, INDEX, PICKLE, WEIGHTS, Described, is_published
 
 PREFIX = "backbone.model."  # before the names that transformers has for the tensors of an encoder

@@ -36,7 +36,7 @@ class Settings:
     """What `--model_args` may say."""
 
     pretrained: str | LM
-    draws: int = 32  # network rows a continuation, or a block of a text
+    draws: int = 32  # network rows per continuation, or per block of a text
     estimator: str | None = None  # strata or times; None: the one with the least noise that the model allows
     seed: int = 0
     device: str = "cpu"
@@ -49,46 +49,48 @@ class Settings:
     writing: dict[str, Any] = field(default_factory=dict)  # sampler, steps and so on, where a task does not say
 
 
-def settings(**given: Any) -> Settings:
+def settings(**args: Any) -> Settings:
     """Checked settings. `batch_size` is `rows` by the name that the harness has for it; its default of 1 is ours."""
-    size = given.pop("batch_size", None)
-    given.pop("max_batch_size", None)  # of "auto", which means the usual number
+    size = args.pop("batch_size", None)
+    args.pop("max_batch_size", None)  # of "auto", which means the usual number
     if size is not None and not str(size).startswith("auto"):
         if not str(size).isdecimal() or int(size) < 1:
             raise UserError(f"batch_size={size} must be a whole number of at least 1, or auto")
-        given.setdefault("rows", int(size) if int(size) > 1 else ROWS)
-    own = [f.name for f in fields(Settings) if f.name != "writing"]
-    for name in given:
-        if name not in own and name not in SETTINGS:
-            known = [*own, "batch_size", *SETTINGS]
+        args.setdefault("rows", int(size) if int(size) > 1 else ROWS)
+    names = [f.name for f in fields(Settings) if f.name != "writing"]
+    for name in args:
+        if name not in names and name not in SETTINGS:
+            known = [*names, "batch_size", *SETTINGS]
             raise UserError(f"model_args: {name} is not known{nearest(name, known)}; it takes {', '.join(known)}")
-    if not given.get("pretrained"):
+    if not args.get("pretrained"):
         raise UserError("no model is named; give its folder, for example --model_args pretrained=runs/demo")
     for name in ("draws", "seed", "max_gen_toks", "rows"):
-        value = given.get(name, 1)
+        value = args.get(name, 1)
         if isinstance(value, bool) or not isinstance(value, int):
             raise UserError(f"model_args: {name}={value} must be a whole number")
-    check_seed(given.get("seed", 0))
-    writing = {name: given.pop(name) for name in SETTINGS if name in given}
-    return Settings(**given, writing=writing)
+    check_seed(args.get("seed", 0))
+    writing = {name: args.pop(name) for name in SETTINGS if name in args}
+    return Settings(**args, writing=writing)
 
 
-def harness_options(given: dict[str, Any]) -> dict[str, Any]:
+def harness_options(options: dict[str, Any]) -> dict[str, Any]:
     """What the harness's own options say. Its command asks for cuda:0 by default, also where there is none."""
-    missing = str(given.get("device")).startswith("cuda") and not torch.cuda.is_available()
-    return {name: value for name, value in given.items() if value is not None and not (name == "device" and missing)}
+    missing = str(options.get("device")).startswith("cuda") and not torch.cuda.is_available()
+    return {name: value for name, value in options.items() if value is not None and not (name == "device" and missing)}
 
 
-def open_model(own: Settings) -> LM:
+def open_model(settings: Settings) -> LM:
     """The model that is named, or the one that is given."""
-    if isinstance(own.pretrained, LM):
-        return own.pretrained
-    found = {"tokenizer": own.tokenizer, "revision": own.revision}
-    more: dict[str, Any] = {name: value for name, value in found.items() if value is not None}
-    return load(str(own.pretrained), which=own.which, weights=own.weights, device=own.device, **more)
+    if isinstance(settings.pretrained, LM):
+        return settings.pretrained
+    optional = {"tokenizer": settings.tokenizer, "revision": settings.revision}
+    more: dict[str, Any] = {name: value for name, value in optional.items() if value is not None}
+    return load(
+        str(settings.pretrained), which=settings.which, weights=settings.weights, device=settings.device, **more
+    )
 
 
-def protocol(own: Settings, reading: LikelihoodRequests, asking: GenerationRequests) -> dict[str, Any]:
+def protocol(settings: Settings, reading: LikelihoodRequests, asking: GenerationRequests) -> dict[str, Any]:
     """What the figures of a run depend on."""
     lm = reading.lm
     likelihood: dict[str, Any] = {"likelihood": "none"}
@@ -107,11 +109,11 @@ def protocol(own: Settings, reading: LikelihoodRequests, asking: GenerationReque
         }
     return {
         "version": __version__,
-        "weights": own.weights if lm.config.train.ema else "raw",
-        "checkpoint": own.which,
+        "weights": settings.weights if lm.config.train.ema else "raw",
+        "checkpoint": settings.which,
         **likelihood,
         "writing": asking.options({}, 0).settle(lm.model).describe(),
-        "seed": own.seed,
+        "seed": settings.seed,
         "dtype": compute_dtype(lm.model),
         "device": str(lm.model.device),
         "tokenizer": lm.tokenizer.name,
@@ -136,10 +138,10 @@ def adapter() -> type[Any]:
         def __init__(self, **model_args: Any) -> None:
             super().__init__()
             self.settings = settings(**model_args)
-            own, lm = self.settings, open_model(self.settings)
+            chosen, lm = self.settings, open_model(self.settings)
             self._device = lm.model.device
-            self.reading = LikelihoodRequests(lm, own.draws, own.estimator, own.seed, own.rows)
-            self.asking = GenerationRequests(lm, own.seed, own.rows, own.max_gen_toks, own.writing)
+            self.reading = LikelihoodRequests(lm, chosen.draws, chosen.estimator, chosen.seed, chosen.rows)
+            self.asking = GenerationRequests(lm, chosen.seed, chosen.rows, chosen.max_gen_toks, chosen.writing)
 
         @classmethod
         def create_from_arg_obj(cls, arg_dict: dict[str, Any], additional_config: dict[str, Any] | None = None) -> Any:
@@ -155,16 +157,16 @@ def adapter() -> type[Any]:
             """(log p(continuation | context), whether greedy writing gives it) of every request."""
             pairs = [request.args for request in requests]
             before = dict(self.reading.seen)
-            found = self._collect("loglikelihood", pairs, disable_tqdm, self.reading.pairs)
+            answers = self._collect("loglikelihood", pairs, disable_tqdm, self.reading.pairs)
             _tell({name: count - before[name] for name, count in self.reading.seen.items()})
-            return found
+            return answers
 
         def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
             """Log p of whole texts."""
             texts = [request.args for request in requests]
 
-            def read(args: Any, found: Any) -> None:
-                self.reading.texts([text for (text,) in args], lambda i, value, _: found(i, value))
+            def read(args: Any, answer: Any) -> None:
+                self.reading.texts([text for (text,) in args], lambda i, value, _: answer(i, value))
 
             return self._collect("loglikelihood_rolling", texts, disable_tqdm, read)
 
@@ -177,12 +179,12 @@ def adapter() -> type[Any]:
             answers: dict[int, Any] = {}
             with progress_bar(kind, quiet) as progress:
 
-                def found(i: int, *answer: Any) -> None:
+                def add(i: int, *answer: Any) -> None:
                     answers[i] = answer if len(answer) > 1 else answer[0]
                     self.cache_hook.add_partial(kind, args[i], answers[i])
                     progress(len(answers), len(args))
 
-                run(args, found)
+                run(args, add)
             return [answers[i] for i in range(len(args))]
 
         def get_model_info(self) -> dict[str, Any]:

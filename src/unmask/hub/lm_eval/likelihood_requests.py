@@ -34,7 +34,7 @@ from ...models.masked import MaskedDiffusion, as_masked
 from ...process.keys import Keys
 from ...types import Batch, UserError
 
-Found = Callable[[int, float, bool], None]  # (which request, log-likelihood, whether it is the greedy one)
+Answer = Callable[[int, float, bool], None]  # (which request, log-likelihood, whether it is the greedy one)
 
 
 @dataclass
@@ -42,7 +42,7 @@ class LikelihoodRequests:
     """A model and how its bound is drawn."""
 
     lm: LM
-    draws: int = 32  # network rows a continuation, or a block of a text
+    draws: int = 32  # network rows per continuation, or per block of a text
     estimator: str | None = None  # strata or times; None: the one with the least noise that the model allows
     seed: int = 0
     rows: int = 32  # of a network call
@@ -77,13 +77,13 @@ class LikelihoodRequests:
 
     # -- requests ----------------------------------------------------------------------------------------------------
 
-    def pairs(self, pairs: Sequence[tuple[str, str]], found: Found) -> None:
+    def pairs(self, pairs: Sequence[tuple[str, str]], answer: Answer) -> None:
         """The log-likelihood of each continuation after its context, and whether the model's greedy one is the same."""
-        self._read([self._continued(i, *pair) for i, pair in enumerate(pairs)], found)
+        self._read([self._continued(i, *pair) for i, pair in enumerate(pairs)], answer)
 
-    def texts(self, texts: Sequence[str], found: Found) -> None:
+    def texts(self, texts: Sequence[str], answer: Answer) -> None:
         """The log-likelihood of whole texts, in blocks of the model's length, each without the others as context."""
-        self._read([self._blocks(i, text) for i, text in enumerate(texts)], found, greedy=False)
+        self._read([self._blocks(i, text) for i, text in enumerate(texts)], answer, greedy=False)
 
     def _continued(self, number: int, context: str, continuation: str) -> list[Passage]:
         before, after = split(self.lm.painter, storable(context), storable(continuation))
@@ -113,20 +113,20 @@ class LikelihoodRequests:
 
     # -- rows --------------------------------------------------------------------------------------------------------
 
-    def _read(self, requests: list[list[Passage]], found: Found, greedy: bool = True) -> None:
-        """Requests of one or more rows, each told as soon as it is read."""
+    def _read(self, requests: list[list[Passage]], answer: Answer, greedy: bool = True) -> None:
+        """Requests of one or more rows, each answered as soon as it is read."""
         need_likelihood(self.lm.model)
         left = [len(passages) for passages in requests]
         nats, same = [0.0] * len(requests), [True] * len(requests)
         for number in (i for i, count in enumerate(left) if not count):
-            found(number, 0.0, True)  # nothing is asked, and nothing is what it writes
+            answer(number, 0.0, True)  # nothing is asked, and nothing is what it writes
         with evaluating(self.lm.model), torch.no_grad():
             for passage, value, right in self._rows([p for passages in requests for p in passages], greedy):
                 nats[passage.text] += value
                 same[passage.text] &= right
                 left[passage.text] -= 1
                 if not left[passage.text]:
-                    found(passage.text, -nats[passage.text], same[passage.text])
+                    answer(passage.text, -nats[passage.text], same[passage.text])
 
     def _rows(self, passages: Sequence[Passage], greedy: bool) -> Iterator[tuple[Passage, float, bool]]:
         model, painter = self.lm.model, self.lm.painter
@@ -159,8 +159,8 @@ class LikelihoodRequests:
         total = 0.0
         for index in torch.arange(self.draws).split(self.rows):
             copies = replace(batch.rows(torch.zeros_like(index)), index=index, total=self.draws).to(model.device)
-            own = None if hidden is None else hidden.expand(len(index), -1)
-            total += float(times_nats(model, copies, keys, own).nats.double().sum())
+            rows = None if hidden is None else hidden.expand(len(index), -1)
+            total += float(times_nats(model, copies, keys, rows).nats.double().sum())
         return total / self.draws
 
 
@@ -208,13 +208,13 @@ def tail(ids: list[int], most: int) -> list[int]:
 
 
 def windows(
-    context: list[int], continuation: list[int], room: int, given: int = 0
+    context: list[int], continuation: list[int], room: int, least: int = 0
 ) -> Iterator[tuple[list[int], list[int]]]:
     """(what is seen, what is asked): one pair if the continuation fits, else half a row at a time after what it was.
 
-    At least `given` tokens are seen. The context is cut from the left.
+    At least `least` tokens are seen. The context is cut from the left.
     """
-    step = len(continuation) if len(continuation) <= room - given else max(1, room // 2)
+    step = len(continuation) if len(continuation) <= room - least else max(1, room // 2)
     for start in range(0, len(continuation), max(1, step)):
         asked = continuation[start : start + step]
         yield tail([*context, *continuation[:start]], room - len(asked)), asked
@@ -266,8 +266,8 @@ def next_tokens(
     x, asked = batch.tokens.to(model.device), batch.weight()
     places = [torch.nonzero(row).squeeze(-1) for row in asked]
     most = max(map(len, places))
-    columns = torch.stack([torch.cat([own, own[-1:].expand(most - len(own))]) for own in places]).to(x.device)
-    counts = torch.arange(most) < torch.tensor([len(own) for own in places])[:, None]  # (B, M): not a repetition
+    columns = torch.stack([torch.cat([row, row[-1:].expand(most - len(row))]) for row in places]).to(x.device)
+    counts = torch.arange(most) < torch.tensor([len(row) for row in places])[:, None]  # (B, M): not a repetition
     net: Any = model.denoiser()
     hidden = net.hidden(x, torch.zeros(len(x)), queries=columns)
 
@@ -275,8 +275,8 @@ def next_tokens(
         log_x = net.log_x(rows)
         return -log_x.gather(-1, targets[:, None]).squeeze(-1), _likeliest(log_x, model.vocab.mask) == targets
 
-    here = counts.to(x.device)
-    nll, right = in_chunks(judge, model.vocab.size, hidden[here], x.gather(1, columns)[here])
+    scored = counts.to(x.device)
+    nll, right = in_chunks(judge, model.vocab.size, hidden[scored], x.gather(1, columns)[scored])
     sizes = counts.sum(1).tolist()
     nats = [float(part.double().sum()) for part in nll.cpu().split(sizes)]
     return nats, [bool(part.all()) for part in right.cpu().split(sizes)]

@@ -48,10 +48,10 @@ def tokenizer_of(tokenizer: Any, described: Described) -> Tokenizer:
         backend = getattr(tokenizer, "backend_tokenizer", None)
         if backend is None:
             raise UserError("the tokenizer must be a fast one of transformers (with a tokenizer.json) or one of unmask")
-        own = getattr(tokenizer, "init_kwargs", {}).get("unmask") or {}
+        settings = getattr(tokenizer, "init_kwargs", {}).get("unmask") or {}
         copy = Backend.from_str(backend.to_str())
         size = size_of(copy)
-        name = str(own.get("name") or getattr(tokenizer, "name_or_path", "") or "transformers")
+        name = str(settings.get("name") or getattr(tokenizer, "name_or_path", "") or "transformers")
         mask = copy.id_to_token(vocab.mask)
         if size != vocab.size or mask is None or mask != tokenizer.mask_token:
             raise UserError(
@@ -59,7 +59,7 @@ def tokenizer_of(tokenizer: Any, described: Described) -> Tokenizer:
                 f"tokens with [MASK] at {vocab.mask}; give the tokenizer that the model was trained with"
             )
         ends = {role: getattr(tokenizer, f"{role}_token_id") for role in ("bos", "eos") if getattr(vocab, role) is None}
-        tokenizer = Tokenizer(copy, replace(vocab, **ends), name, str(own.get("kind", "json")))
+        tokenizer = Tokenizer(copy, replace(vocab, **ends), name, str(settings.get("kind", "json")))
     check_tokenizer(tokenizer, described, "this model")
     return tokenizer
 
@@ -67,8 +67,8 @@ def tokenizer_of(tokenizer: Any, described: Described) -> Tokenizer:
 def model_of(kind: type[MDLM], lm: LM) -> MDLM:
     """A model with a copy of the weights of an LM."""
     if not is_published(lm.config):
-        own = lm.config.model
-        what = own.method if own.method != "mdlm" else f"on the backbone {own.backbone}"
+        settings = lm.config.model
+        what = settings.method if settings.method != "mdlm" else f"on the backbone {settings.backbone}"
         raise UserError(
             f"the class for transformers is that of method mdlm on the DiT, and this model is {what}; use it through "
             "unmask"

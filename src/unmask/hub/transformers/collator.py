@@ -1,11 +1,11 @@
-"""MDLM in the trainers of others: rows of tokens to masked batches, and the loss (paper eq. 10; PITFALLS P2, P5).
+"""MDLM in the trainers of others: rows of tokens to masked batches, and the loss (paper, eq. 10).
 
 `transformers.Trainer` hands a loss function nothing but the outputs and `labels`, and counts the labels that are not
 -100 over all accumulation steps and processes: that count is what the sum is divided by. MDLM must divide by *all*
-tokens that are no padding, and needs a weight a row. So by default the labels are packed: one integer a position holds
-the clean token and its weight (0 where it is not masked), and padding is -100. Then the count is right, the loss knows
-its weights, and any masked language model can be trained. `unpack` shows what is in them; `packed=False` leaves them
-apart.
+tokens that are not padding, and needs one weight per row. So by default the labels are packed: one integer per position
+holds the clean token and its weight (0 where it is not masked), and padding is -100. Then the count is right, the loss
+knows its weights, and any masked language model can be trained. `unpack` shows what is in them; `packed=False` leaves
+them apart.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def mdlm_loss(
     tokens: Tensor | int | None = None,
     mask_token_id: int | None = None,
 ) -> Tensor:
-    """The bound per token: the weighted cross-entropy of masked tokens, over *all* tokens that are no padding.
+    """The bound per token: the weighted cross-entropy of masked tokens, over *all* tokens that are not padding.
 
     For packed labels `num_items_in_batch` is the number of tokens of the whole step (Trainer gives it; default: of this
     batch). For labels and weights (B,) or (B, L) apart give `tokens` instead. `mask_token_id` takes [MASK] out of the
@@ -82,7 +82,7 @@ def mdlm_loss(
         masked = weights > 0
     else:
         if tokens is None:
-            raise UserError("with labels and weights apart, tell mdlm_loss how many tokens are no padding: tokens=...")
+            raise UserError("with labels and weights apart, tell mdlm_loss how many tokens are not padding: tokens=...")
         masked, total = labels != IGNORED, tokens
         weights = weights.reshape(len(labels), -1).expand_as(labels)
     chosen = logits[masked].float()  # (N, V)
@@ -180,8 +180,8 @@ class MDLMCollator:
         schedule = self.process.schedule
         index = torch.arange(len(rows))
         draw = self.process.law.draw(strata(index, len(rows), keys), schedule)
-        one = torch.ones(len(rows), dtype=torch.float64)
-        weights = bounds.nats(draw, one, one).float()  # the bound is linear in the cross-entropy: its factor
+        unit = torch.ones(len(rows), dtype=torch.float64)
+        weights = bounds.nats(draw, unit, unit).float()  # the bound is linear in the cross-entropy: its factor
         sigma = schedule.sigma(draw.t).clamp(max=SIGMA_TOLD).float()
         return [self._mask(row, i, draw.keep[i], weights[i], sigma[i], keys) for i, row in enumerate(rows)]
 
@@ -208,8 +208,8 @@ class MDLMCollator:
         tokens = torch.as_tensor(row["input_ids"]).long()
         if tokens.ndim != 1 or not len(tokens):
             raise UserError(f"input_ids of a row must be a list of tokens; this one has shape {tuple(tokens.shape)}")
-        given = row.get("attention_mask")
-        present = torch.ones_like(tokens, dtype=torch.bool) if given is None else torch.as_tensor(given).bool()
+        mask = row.get("attention_mask")
+        present = torch.ones_like(tokens, dtype=torch.bool) if mask is None else torch.as_tensor(mask).bool()
         if present.shape != tokens.shape:
             raise UserError(f"a row has {len(tokens)} tokens and an attention_mask of shape {tuple(present.shape)}")
         if ((tokens == self.mask) & present).any():

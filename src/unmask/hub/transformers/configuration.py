@@ -6,8 +6,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from transformers import PreTrainedConfig
 
-from .register import register_model
-
 if TYPE_CHECKING:
     from ..layout import Described
 
@@ -49,23 +47,22 @@ class MDLMConfig(PreTrainedConfig):
         if self.mask_token_id is None:
             self.mask_token_id = self.vocab_size - 1
         super().__post_init__(**kwargs)
-        register_model()
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data; what was changed in the published keys is changed in the `unmask` part too."""
         out: dict[str, Any] = super().to_dict()
         out.pop("auto_map", None)
-        own = out.get("unmask")
-        if own is None:
+        ours = out.get("unmask")
+        if ours is None:
             out.pop("unmask", None)
-        elif isinstance(own, dict) and isinstance(own.get("config"), dict):
+        elif isinstance(ours, dict) and isinstance(ours.get("config"), dict):
             from ..layout import ROLES, SHAPE  # here: transformers alone must not pay for it
 
-            sections = own["config"]
+            sections = ours["config"]
             model, data = sections.get("model") or {}, sections.get("data") or {}
             sections["model"] = {**model, **{key: out[key] for key in SHAPE}}
             sections["data"] = {**data, "length": out["model_length"]}
-            own["vocab"] = {"size": out["vocab_size"], **{role: out[f"{role}_token_id"] for role in ROLES}}
+            ours["vocab"] = {"size": out["vocab_size"], **{role: out[f"{role}_token_id"] for role in ROLES}}
         return out
 
     def described(self) -> Described:

@@ -206,8 +206,8 @@ class MDLM(PreTrainedModel):
         assert isinstance(rotary, Frequencies)
         config = self.config.described().config
         check_rotary(rotary.inv_freq, config, where)
-        ours, found = inv_freq(config), rotary.inv_freq.float().cpu()
-        if not torch.allclose(found, ours, rtol=1e-6, atol=0):
+        ours, theirs = inv_freq(config), rotary.inv_freq.float().cpu()
+        if not torch.allclose(theirs, ours, rtol=1e-6, atol=0):
             rotary.inv_freq = ours.to(rotary.inv_freq.device)
 
     def unmask_lm(self, tokenizer: Any) -> LM:
@@ -227,7 +227,7 @@ class MDLM(PreTrainedModel):
 def _complete(info: dict[str, Any], where: Any) -> None:
     missing = (name for name in info["missing_keys"] if name != INV_FREQ)
     wanted: dict[str, Any] = dict.fromkeys(missing)
-    found: dict[str, Any] = dict.fromkeys(info["unexpected_keys"])
+    actual: dict[str, Any] = dict.fromkeys(info["unexpected_keys"])
     for name, theirs, ours in info["mismatched_keys"]:
-        found[name], wanted[name] = theirs, ours
-    check_names(wanted, found, where)
+        actual[name], wanted[name] = theirs, ours
+    check_names(wanted, actual, where)

@@ -10,7 +10,8 @@ import re
 from importlib.resources import files
 from pathlib import Path
 
-from ...sampling.trace import Trace, write_file
+from ...files import write_text
+from ...sampling.trace import Trace
 
 TITLE = "Masks become words"
 SCRIPTS = ("player.js", "board.js", "transport.js", "replay.js")
@@ -18,7 +19,7 @@ SCRIPTS = ("player.js", "board.js", "transport.js", "replay.js")
 
 def write_html(trace: Trace, path: str | Path, title: str | None = None) -> None:
     """Write the replay of a trace as one HTML file; any browser opens it, also without a network."""
-    write_file(path, render(trace, title))
+    write_text(path, render(trace, title))
 
 
 def render(trace: Trace, title: str | None = None) -> str:

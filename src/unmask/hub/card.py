@@ -9,10 +9,10 @@ from typing import Any
 
 import yaml
 
-from ...config import Config
-from ...evaluation.suites import shared
-from ...types import Likelihood, UserError
-from ..layout import is_published
+from ..config import Config
+from ..evaluation.suites import shared
+from ..types import Likelihood, UserError
+from .layout import is_published
 
 Figures = Mapping[str, Likelihood | Mapping[str, Any]]  # by data set; a Likelihood or its as_dict()
 TAGS = ("unmask", "mdlm", "masked-diffusion", "diffusion-language-model")
@@ -70,7 +70,7 @@ def _about(config: Config, parameters: int | None) -> str:
     size = "" if parameters is None else f"{parameters:,} parameters, "
     return (
         f"A masked diffusion language model (method `{net.method}`, [MDLM](https://arxiv.org/abs/2406.07524)): {size}"
-        f"{net.n_blocks} blocks of {net.hidden_dim} channels, {config.data.length} tokens a row, schedule "
+        f"{net.n_blocks} blocks of {net.hidden_dim} channels, {config.data.length} tokens per row, schedule "
         f"{config.schedule.name}, {'told the time' if net.time_conditioning else 'not told the time'}."
     )
 
@@ -85,8 +85,9 @@ def _loading(repo_id: str, published: bool) -> str:
     if not published:
         return text
     return (
-        f"{text}\n\nIn transformers, after `import unmask`:\n\n"
-        "```python\nimport unmask\nfrom transformers import AutoModelForMaskedLM, AutoTokenizer, pipeline\n\n"
+        f"{text}\n\nIn transformers, after `import unmask.transformers`:\n\n"
+        "```python\nimport unmask.transformers\n"
+        "from transformers import AutoModelForMaskedLM, AutoTokenizer, pipeline\n\n"
         f'tokenizer = AutoTokenizer.from_pretrained("{repo_id}")\n'
         f'model = AutoModelForMaskedLM.from_pretrained("{repo_id}")\n'
         'fill = pipeline("fill-mask", model=model, tokenizer=tokenizer)\n```'
@@ -113,16 +114,16 @@ def _figures(figures: Figures) -> str:
 
 
 def _protocols(protocols: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """What all figures share once, and a row a figure of what differs."""
+    """What all figures share once, and one row per figure of what differs."""
     same = shared(list(protocols.values()))
-    others = list(dict.fromkeys(key for own in protocols.values() for key in own if key not in same))
+    others = list(dict.fromkeys(key for protocol in protocols.values() for key in protocol if key not in same))
     others.sort(key=lambda key: TELLING.index(key) if key in TELLING else len(TELLING))  # else as they come
     lines: list[str] = []
     if same:
         whose = "of all figures" if len(protocols) > 1 else f"of {next(iter(protocols))}"
         lines += ["", f"Protocol {whose}:", "", *_table(("setting", "value"), list(same.items()))]
     if columns := others[:COLUMNS]:
-        rows = [(name, *(own.get(key, "-") for key in columns)) for name, own in protocols.items()]
+        rows = [(name, *(protocol.get(key, "-") for key in columns)) for name, protocol in protocols.items()]
         lines += ["", "What differs:", "", *_table(("data", *columns), rows)]
     if rest := others[COLUMNS:]:
         lines += ["", f"Different too: {', '.join(rest)}."]

@@ -19,8 +19,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...types import UserError
-from .scorers import CausalScorer
+from ....types import UserError
+from ..scorers import CausalScorer
 
 BOS, BYTES, GONE = 1, 3, -1
 HEADER = struct.Struct("<7i")
@@ -78,7 +78,7 @@ def read_model(path: Path) -> tuple[Shape, dict[str, Tensor]]:
         raise UserError(f"{path} is a llama2.c model of version {h}; export it with version 0 (float32)")
     sane = all(0 < value < 1 << 20 for value in (d, h, n, heads, kv, abs(v), length))
     if not sane or d % heads or heads % kv or (d // heads) % 2:
-        raise UserError(f"{path} is no llama2.c model: its header makes no sense")
+        raise UserError(f"{path} is not a llama2.c model: its header makes no sense")
     shape = Shape(d, h, n, heads, kv, abs(v), length, shared=v > 0)
     layout = shape.layout()
     expected = HEADER.size + 4 * sum(int(np.prod(size)) for size in layout.values())
@@ -187,11 +187,11 @@ class SentencePieces:
         for left in range(end):
             offer(left)
         while heap:
-            _, left, one, two = heapq.heappop(heap)
+            _, left, first, second = heapq.heappop(heap)
             right = after[left]
-            if ids[left] != one or right >= end or ids[right] != two:
+            if ids[left] != first or right >= end or ids[right] != second:
                 continue  # one of the two was merged meanwhile
-            ids[left], ids[right] = self.ids[self.pieces[one] + self.pieces[two]], GONE
+            ids[left], ids[right] = self.ids[self.pieces[first] + self.pieces[second]], GONE
             after[left] = after[right]
             if after[left] < end:
                 before[after[left]] = left
@@ -241,8 +241,8 @@ def locate(where: Path) -> tuple[Path, Callable[[int], Path]]:
     tokenizers = sorted(folder.glob("tok*.bin"))
     models = [file for file in sorted(folder.glob("*.bin")) if file not in tokenizers] if where.is_dir() else [where]
     if len(models) != 1:
-        found = f"{len(models)} models" if models else "no model"
-        raise UserError(f"{where} holds {found}; name one .bin file of llama2.c")
+        count = f"{len(models)} models" if models else "no model"
+        raise UserError(f"{where} holds {count}; name one .bin file of llama2.c")
 
     def tokenizer(size: int) -> Path:
         named = [file for file in tokenizers if file.stem in (f"tok{size}", "tokenizer")]

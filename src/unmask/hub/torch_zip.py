@@ -1,4 +1,4 @@
-"""The zip file: its entries and storages with every bound checked, and tensors that are still in it."""
+"""torch's zip files: their entries and storages with every bound checked, and tensors that are still in the file."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-
-from .values import Damaged, Name, is_count
 
 LARGEST = 1 << 28  # bytes of a pickle: the tensors are not in it
 DTYPES = {
@@ -27,6 +25,26 @@ DTYPES = {
     "ByteStorage": torch.uint8,
     "BoolStorage": torch.bool,
 }
+
+
+class Damaged(Exception):
+    """The file does not hold what it should; `load` makes a sentence of it."""
+
+
+@dataclass(frozen=True)
+class Name:
+    """What a file calls by name; it is never looked up."""
+
+    module: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.module}.{self.name}"
+
+
+def is_count(value: Any) -> bool:
+    """Whether a value can be a size, an offset or a stride."""
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 62
 
 
 @dataclass(frozen=True)
@@ -61,7 +79,7 @@ class Stored:
 
 
 class Archive:
-    """A torch file: a zip of data.pkl and one uncompressed entry a storage."""
+    """A torch file: a zip of data.pkl and one uncompressed entry per storage."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -89,13 +107,13 @@ class Archive:
         size = self.path.stat().st_size
         try:
             with zipfile.ZipFile(self.path) as archive:
-                found = archive.infolist()
+                infos = archive.infolist()
         except (zipfile.BadZipFile, ValueError, NotImplementedError, struct.error) as error:
             raise Damaged(f"it is damaged ({error}); copy or download it again") from None
-        entries = {info.filename: info for info in found}
-        if len(entries) != len(found):
+        entries = {info.filename: info for info in infos}
+        if len(entries) != len(infos):
             raise Damaged("it is damaged: two of its entries have the same name")
-        for info in found:
+        for info in infos:
             if info.compress_type != zipfile.ZIP_STORED or info.flag_bits & 1:
                 raise Damaged(f"its entry {info.filename[:80]!r} is packed or locked, which torch never does")
             if info.file_size > size:

@@ -6,11 +6,11 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from ...data.online import hub, reason
-from ...lm import LM
-from ...types import UserError
-from ..layout import CARD, FILES, write_folder
+from ..data.online import hub, reason
+from ..lm import LM
+from ..types import UserError
 from .card import model_card
+from .layout import CARD, FILES, write_folder
 
 
 def push_to_hub(
@@ -31,7 +31,7 @@ def push_to_hub(
     try:
         huggingface_hub.utils.validate_repo_id(repo_id)
     except ValueError as error:
-        raise UserError(f"{repo_id!r} is no name of a repository: {reason(error)}") from None
+        raise UserError(f"{repo_id!r} is not the name of a repository: {reason(error)}") from None
     parameters = sum(p.numel() for p in lm.model.parameters())
     card = model_card(lm.config, repo_id, parameters=parameters, **about)
     if token is None and huggingface_hub.get_token() is None:

@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from ...types import UserError
-from .scorers import JudgedText
+from ....types import UserError
+from ..scorers import JudgedText
 
 START, STOP = "<s>", "</s>"
 UNKNOWN = ("<unk>", "<UNK>")
@@ -61,9 +61,9 @@ class Arpa:
         cost = 0.0
         for start in range(max(0, len(history) - self.order + 1), len(history)):
             before = " ".join(history[start:])
-            found = self.log_p.get(f"{before} {word}")
-            if found is not None:
-                return -(cost + found) * LN10
+            log_p = self.log_p.get(f"{before} {word}")
+            if log_p is not None:
+                return -(cost + log_p) * LN10
             cost += self.back_off.get(before, 0.0)
         return -(cost + self.log_p[word]) * LN10
 
@@ -77,7 +77,7 @@ def read_arpa(path: Path) -> Arpa:
             return _parse(lines, path)
     except UnicodeDecodeError:
         hint = "; for a binary model of pocketsphinx write trigram: before its name" if path.suffix == ".bin" else ""
-        raise UserError(f"{path} is no ARPA file in UTF-8{hint}") from None
+        raise UserError(f"{path} is not an ARPA file in UTF-8{hint}") from None
     except (EOFError, gzip.BadGzipFile, zlib.error):
         raise UserError(f"{path} is damaged: it cannot be unpacked") from None
 
@@ -115,7 +115,9 @@ def _parse(lines: Iterable[str], path: Path) -> Arpa:
             except (ValueError, IndexError):
                 raise UserError(f"{path} is damaged in line {number}: no {section}-gram") from None
             seen[section] += 1
-    raise UserError(f"{path} is damaged: it ends before \\end\\" if section else f"{path} is no ARPA file: no \\data\\")
+    raise UserError(
+        f"{path} is damaged: it ends before \\end\\" if section else f"{path} is not an ARPA file: no \\data\\"
+    )
 
 
 class Sphinx:
@@ -221,8 +223,8 @@ def sentences(text: str) -> Iterator[tuple[list[str], bool]]:
             yield words, i + 1 < len(lines)
 
 
-def arpa_scorer(where: str) -> NgramScorer:
-    """A judge from an ARPA file; the case of its vocabulary is that of its words."""
+def arpa_scorer(where: str, device: object = "cpu") -> NgramScorer:
+    """A judge from an ARPA file; the case of its vocabulary is that of its words. It needs no device."""
     model = read_arpa(Path(where).expanduser())
     words = [word for word in model.log_p if " " not in word and word not in (START, STOP, *UNKNOWN)]
     upper, lower = (any(word != change(word) for word in words) for change in (str.lower, str.upper))
@@ -230,20 +232,21 @@ def arpa_scorer(where: str) -> NgramScorer:
     return NgramScorer(model, f"arpa:{where}", case)
 
 
-def pocketsphinx_scorer(where: str) -> NgramScorer:
+def pocketsphinx_scorer(where: str, device: object = "cpu") -> NgramScorer:
     """A judge from a binary n-gram file, by default the English trigram that comes with pocketsphinx."""
     try:
         sphinx = importlib.import_module("pocketsphinx")
     except ImportError:
         raise UserError("the English trigram needs the package pocketsphinx; pip install pocketsphinx") from None
-    own = where == "pocketsphinx"
-    path = Path(sphinx.get_model_path()) / "en-us" / "en-us.lm.bin" if own else Path(where).expanduser()
+    path = Path(where).expanduser()
+    if where == "pocketsphinx":
+        path = Path(sphinx.get_model_path()) / "en-us" / "en-us.lm.bin"
     if not path.is_file():
         raise UserError(f"n-gram model {path} does not exist; give trigram:pocketsphinx or a .lm.bin file")
     try:
         model = Sphinx(sphinx.NGramModel.readfile(str(path)), sphinx.LogMath())
     except (ValueError, RuntimeError):
-        raise UserError(f"{path} is damaged or no n-gram model that pocketsphinx can read") from None
+        raise UserError(f"{path} is damaged or not an n-gram model that pocketsphinx can read") from None
     lower, upper = model.knows("the"), model.knows("THE") or model.knows("The")
     case = "kept" if upper == lower else "upper" if upper else "lower"
     return NgramScorer(model, f"trigram:{where}", case)
