@@ -251,7 +251,8 @@ def test_rules_hold_in_every_update():
 
 
 def sites_of(plan: Gibbs, canvas: list[int], key: Keys) -> list[int]:
-    return [int(state.positions[0]) for state in model_of(length=len(canvas)).generate(tensors([canvas]), plan, [key])]
+    states = generate(model_of(length=len(canvas)), tensors([canvas]), plan, [key])
+    return [int(state.positions[0]) for state in states]
 
 
 def test_every_gap_is_visited_once_before_any_is_visited_again():

@@ -302,7 +302,7 @@ def test_a_row_that_joins_with_a_long_prompt_reads_alone():
                 desk.add(late)
             texts |= {state.row: state.canvas.tolist() for state, _ in desk.step() if state.done}
             if turn == 5:
-                assert sorted(seen) == [(1, 40), (3, 1)]  # the start symbol has been read by the others
+                assert sorted(seen) == [(1, 41), (3, 1)]  # the start symbol and its prompt
     finally:
         hook.remove()
     assert texts == expected
