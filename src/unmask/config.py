@@ -6,7 +6,6 @@ errors that name the nearest known one.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -24,7 +23,7 @@ from pydantic import (
     model_validator,
 )
 
-from .errors import UserError
+from .errors import UserError, nearest
 
 Seed = Annotated[int, Field(ge=-(2**63), lt=2**63)]  # what names a random stream
 
@@ -330,15 +329,6 @@ def known_keys(model: type[BaseModel] = Config, prefix: str = "", texts: bool = 
         elif not texts or annotation in (str, str | None):
             keys.append(prefix + name)
     return keys
-
-
-def nearest(word: str, known: Iterable[str]) -> str:
-    """' (did you mean X?)' or nothing."""
-    options = list(known)
-    close = difflib.get_close_matches(word, options, n=1, cutoff=0.5)
-    if not close:  # a wrong section with the right last name
-        close = [k for k in options if k.rsplit(".", 1)[-1] == word.rsplit(".", 1)[-1]][:1]
-    return f" (did you mean {close[0]!r}?)" if close else ""
 
 
 def _assign(tree: dict[str, Any], assignment: str) -> None:

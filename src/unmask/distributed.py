@@ -1,4 +1,4 @@
-"""Processes: who am I, sums over everybody, and the two ways to spread a model (DDP, FSDP2).
+"""Processes: which one is this, sums over all of them, and the two ways to distribute a model (DDP, FSDP2).
 
 One process without torchrun is the same code with a world of size 1.
 """
@@ -44,7 +44,7 @@ class World:
         return value
 
     def barrier(self) -> None:
-        """Wait for everybody."""
+        """Wait for all processes."""
         if self.size > 1:
             dist.barrier()
 
@@ -67,7 +67,7 @@ class _First:
 
 
 def pick_device(name: str, local_rank: int = 0) -> torch.device:
-    """'auto' takes CUDA, then Apple's GPU, then the CPU; anything else is torch's own device name."""
+    """'auto' is CUDA, then Apple's GPU, then the CPU; anything else is a device name of torch."""
     if name == "auto":
         if torch.cuda.is_available():
             return torch.device("cuda", local_rank)
@@ -80,7 +80,7 @@ def pick_device(name: str, local_rank: int = 0) -> torch.device:
         device = torch.device("cuda", local_rank)
     try:
         torch.zeros(1, device=device).item()
-    except (RuntimeError, AssertionError, NotImplementedError):  # each back end has its own way to say no
+    except (RuntimeError, AssertionError, NotImplementedError):  # each back end raises something else
         raise UserError(f"the device {name!r} cannot be used here; use auto or cpu") from None
     return device
 
@@ -103,24 +103,24 @@ def world(device: str = "auto") -> Iterator[World]:
         dist.destroy_process_group()
 
 
-def spread(model: nn.Module, strategy: str, here: World) -> nn.Module:
+def wrap(model: nn.Module, strategy: str, world: World) -> nn.Module:
     """The module to call in training: the model itself, or in DDP, or sharded in place by FSDP2."""
     if strategy == "fsdp":
-        return shard(model, here)
-    if here.size == 1:
+        return shard(model, world)
+    if world.size == 1:
         return model
-    ids = [here.device.index] if here.device.type == "cuda" else None
+    ids = [world.device.index] if world.device.type == "cuda" else None
     return nn.parallel.DistributedDataParallel(model, device_ids=ids, gradient_as_bucket_view=True)
 
 
-def shard(model: nn.Module, here: World) -> nn.Module:
+def shard(model: nn.Module, world: World) -> nn.Module:
     """FSDP2: each block a unit, then the rest. Methods other than forward that touch weights are registered."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 
     if not dist.is_initialized():
         raise UserError("train.strategy=fsdp needs torchrun: torchrun --nproc-per-node N -m unmask train ...")
-    mesh = init_device_mesh(here.device.type, (here.size,))
+    mesh = init_device_mesh(world.device.type, (world.size,))
     backbone = model.backbone
     assert isinstance(backbone, nn.Module)
     for block in backbone.blocks:  # type: ignore[union-attr]
@@ -131,7 +131,7 @@ def shard(model: nn.Module, here: World) -> nn.Module:
     return model
 
 
-def settle(model: nn.Module) -> None:
+def reshard(model: nn.Module) -> None:
     """Put gathered weights of an FSDP model back into shards, so that its parameters are what is stored."""
     from torch.distributed.fsdp import FSDPModule
 

@@ -1,5 +1,33 @@
-"""The one kind of error that is the user's to mend. Apart from `types`, so that it can be named without torch."""
+"""Mistakes that are the user's to mend, and the sentences that several packages need. Imports nothing of torch."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
 
 
 class UserError(ValueError):
     """What a user typed or gave us is wrong: one sentence with the problem and the fix, exit code 2."""
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """' (did you mean X?)' or nothing."""
+    options = list(known)
+    close = difflib.get_close_matches(word, options, n=1, cutoff=0.5)
+    if not close:  # a wrong section with the right last name
+        close = [k for k in options if k.rsplit(".", 1)[-1] == word.rsplit(".", 1)[-1]][:1]
+    return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+def choose(name: str, options: Iterable[str], what: str, instead: str = "") -> str:
+    """The name, if it is one of the options; else an error that lists them. `instead` is what else may be given."""
+    known = list(options)
+    if name not in known:
+        raise UserError(f"unknown {what} {name!r}{nearest(name, known)}; choose one of {', '.join(known)}{instead}")
+    return name
+
+
+def at_least(name: str, value: float | None, least: float = 1) -> None:
+    """Raise if a number is below the least that makes sense; None is none."""
+    if value is not None and value < least:
+        raise UserError(f"{name}={value} must be at least {least}")

@@ -226,7 +226,7 @@ class LM:
         noise of a difference is then twenty times smaller than with masks of their own.
         """
         net = diffusion(self.model, "ranged gaps")
-        first = 0 if self.painter.frame is None else 1  # BOS costs nothing worth comparing
+        first = 0 if self.painter.block_ends is None else 1  # BOS costs nothing worth comparing
         places = [first + torch.nonzero(ids[first:] != self.tokenizer.vocab.mask).squeeze(-1) for ids in canvases]
         m = len(places[0])
         if not m:

@@ -1,4 +1,4 @@
-"""Progress of long work, on standard error: a live bar on a terminal, plain lines elsewhere."""
+"""Progress of long work, on standard error: a live bar on a terminal, lines of text elsewhere."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CONTROLS |= dict.fromkeys((*range(0x80, 0xA0), *range(0x202A, 0x202F), *range(0x
 
 
 class Display:
-    """Live progress on a terminal, plain lines where there is none; silent on all processes but the first."""
+    """Live progress on a terminal, lines of text elsewhere; silent on all processes but the first."""
 
     def __init__(self, total: int, start: int, quiet: bool = False, every: float = 10.0) -> None:
         self.total, self.start, self.quiet, self.every = total, start, quiet, every
@@ -47,7 +47,7 @@ class Display:
                 print(f"step {step}/{self.total}  {text}  left {_clock(left)}", file=sys.stderr, flush=True)
 
     def say(self, text: str, always: bool = False) -> None:
-        """A line of its own; `always`, also where progress is not wanted."""
+        """A separate line; with `always`, also where progress is not wanted."""
         if always or not self.quiet:
             self.console.print(text, markup=False, soft_wrap=True)
 

@@ -1,4 +1,4 @@
-"""Recipes: functions that return a validated config. Numbers from the paper stand here and nowhere else."""
+"""Recipes: functions that return a validated config. Numbers from the paper are here and nowhere else."""
 
 from __future__ import annotations
 
@@ -16,11 +16,10 @@ from .config import (
     TaskConfig,
     TrainConfig,
     load_yaml,
-    nearest,
     parse,
 )
 from .data.records import record
-from .errors import UserError
+from .errors import choose
 
 
 def tiny() -> Config:
@@ -79,7 +78,7 @@ def _paper(data: DataConfig, split: str = "valid") -> Config:
 
 
 def lm1b() -> Config:
-    """MDLM on One Billion Words: bert-base-uncased, a sentence a row, padded to 128, padding noised and attended."""
+    """MDLM on One Billion Words: bert-base-uncased, one sentence per row, padded to 128, pads noised and attended."""
     return _paper(
         DataConfig(**record("lm1b").conventions),
         split="test",  # the set has no third split; the paper validates on this one
@@ -96,13 +95,13 @@ def text8() -> Config:
     return _paper(DataConfig(**record("text8").conventions))
 
 
-# -- BERT (section 5.1, appendix D.6) ---------------------------------------------------------------------------------
+# -- BERT (section 5.1, appendix D.6) --------------------------------------------------------------------------------
 
 
 def mosaicbert() -> Config:
     """MLM pre-training of MosaicBERT on C4: [CLS] and [SEP] around 128 tokens of bert-base-uncased, 70k steps of 4096.
 
-    The paper's decoupled decay of 1e-5 is a factor 1 - (lr / highest lr) 1e-5 a step, so AdamW's is 1e-5 / 5e-4. How
+    The paper's decoupled decay of 1e-5 is a factor 1 - (lr / highest lr) 1e-5 per step, so AdamW's is 1e-5 / 5e-4. How
     much is masked the paper does not say; 30 % is what the authors of MosaicBERT train with.
     """
     steps = 70_000
@@ -136,9 +135,9 @@ def mosaicbert_causal() -> Config:
 
 
 def mdlm_finetuning(start: Config, loss: str = "bound", method: str = "mdlm") -> Config:
-    """A model goes on as a masked diffusion model: the paper's fine-tuning of BERT, on the model's own data settings.
+    """A model is trained further as a masked diffusion model: the paper's fine-tuning of BERT, on the model's data.
 
-    With loss="mlm" it goes on as a BERT.
+    With loss="mlm" it stays a BERT.
     """
     settings = TrainConfig(
         steps=5000, batch_size=512, lr=5e-5, warmup=2500, betas=(0.95, 0.999), ema=0.0, checkpoint_every=500
@@ -158,7 +157,7 @@ def glue_finetuning(start: Config) -> Config:
     return parse(tree)
 
 
-# -- DNA (section 5.2, appendix D.7) ----------------------------------------------------------------------------------
+# -- DNA (section 5.2, appendix D.7) ---------------------------------------------------------------------------------
 
 
 def _genome(model: ModelConfig, objective: ObjectiveConfig, lr: float, both_strands: bool) -> Config:
@@ -239,7 +238,7 @@ def dna_tiny() -> Config:
 
 
 def dna_finetuning(start: Config, method: str, loss: str = "bound") -> Config:
-    """A DNA model goes on, as a diffusion model or left to right (appendix D.7): 50k steps at a lower rate.
+    """A DNA model is trained further, as a diffusion model or left to right (appendix D.7): 50k steps at a lower rate.
 
     The rates are those of the paper: 1e-3 for networks of Mamba, 5e-5 for HyenaDNA.
     """
@@ -252,7 +251,7 @@ def dna_finetuning(start: Config, method: str, loss: str = "bound") -> Config:
 
 
 def _going_on(start: Config, method: str, loss: str, train: TrainConfig, judged: EvalConfig) -> Config:
-    """The config of a model that goes on with another method or loss, on its own network and data settings."""
+    """The config of a model that is trained further with another method or loss, with its network and data settings."""
     rate = 0.15 if loss == "mlm" else None
     tree = start.model_dump(mode="json")
     tree["model"]["method"] = method
@@ -266,7 +265,7 @@ def _going_on(start: Config, method: str, loss: str, train: TrainConfig, judged:
     return parse(tree)
 
 
-# -- Genomic Benchmarks and GUE (section 5.2, appendix D.7; SYSTEMS 3.15) ----------------------------------------------
+# -- Genomic Benchmarks and GUE (section 5.2, appendix D.7) ----------------------------------------------------------
 
 GENOMICS_SEEDS = (1, 2, 3, 4, 5)  # each is a split into training and validation, and a run
 GENOMICS_GRID = {"train.lr": (1e-3, 2e-3), "train.batch_size": (128, 256)}  # the paper names no grid: that of Caduceus
@@ -299,10 +298,6 @@ RECIPES |= {f.__name__.replace("_", "-"): f for f in (dna_tiny, dna_caduceus, dn
 
 def recipe(name: str) -> Config:
     """A config by the name of its recipe, or from a YAML file."""
-    if name in RECIPES:
-        return RECIPES[name]()
-    if name.endswith((".yaml", ".yml")) or Path(name).is_file():
+    if name not in RECIPES and (name.endswith((".yaml", ".yml")) or Path(name).is_file()):
         return load_yaml(name)
-    raise UserError(
-        f"unknown recipe {name!r}{nearest(name, RECIPES)}; choose one of {', '.join(RECIPES)}, or give a YAML file"
-    )
+    return RECIPES[choose(name, RECIPES, "recipe", ", or give a YAML file")]()

@@ -1,4 +1,4 @@
-"""Small frozen records that every room shares. Nothing here computes."""
+"""Small frozen records that all packages share. Nothing here computes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["Batch", "Ending", "Likelihood", "Progress", "Sample", "State", "Toke
 
 @dataclass(frozen=True)
 class Vocab:
-    """Size of the vocabulary ([MASK] included) and the ids with a meaning of their own."""
+    """Size of the vocabulary ([MASK] included) and the ids with a special meaning."""
 
     size: int
     mask: int
@@ -30,7 +30,7 @@ class Vocab:
             if token is not None and not 0 <= token < self.size:
                 raise UserError(f"the {name} id {token} is outside a vocabulary of {self.size} tokens")
         if self.mask in (self.pad, self.bos, self.eos):
-            raise UserError(f"the mask id {self.mask} is also the pad, bos or eos id; it needs an id of its own")
+            raise UserError(f"the mask id {self.mask} is also the pad, bos or eos id; give it another id")
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Batch:
         return torch.ones_like(self.tokens, dtype=torch.bool) if self.scored is None else self.scored
 
     def rows(self, which: Tensor) -> Batch:
-        """Some of the rows, with the places they have in the whole."""
+        """Some of the rows, with their places in the whole."""
         parts: dict[str, Any] = {}
         for name in ("tokens", "index", "scored", "present", "label", "types", "given"):
             value = getattr(self, name)

@@ -52,7 +52,7 @@ def test_an_empty_source_is_one_sentence() -> None:
 
 
 def test_a_typo_with_a_local_folder_gets_the_nearest_name(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"'pbt' is no named data set \(did you mean 'ptb'\?\)"):
+    with pytest.raises(UserError, match=r"'pbt' is not a named data set \(did you mean 'ptb'\?\)"):
         open_corpus(DataConfig(source="pbt", local=str(tmp_path)))
 
 

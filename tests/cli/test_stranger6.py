@@ -56,17 +56,15 @@ def test_what_comes_with_the_weights_is_not_set(lm):
 
 
 def test_what_is_an_argument_is_not_set(lm):
-    with pytest.raises(UserError, match=r"^train.start is said by the arguments: toy; leave out train.start=other"):
+    with pytest.raises(UserError, match=r"^train.start is set by the arguments: toy; leave out train.start=other"):
         language(lm, "train.start=other")
-    with pytest.raises(
-        UserError, match=r"^task.name is said by the arguments: glue/rte; leave out task.name=glue/cola"
-    ):
+    with pytest.raises(UserError, match=r"^task.name is set by the arguments: glue/rte; leave out task.name=glue/cola"):
         adapt.task_config(lm, "toy", "glue/rte", None, ["task.name=glue/cola"])
 
 
 def test_steps_and_length_of_a_task_have_names_of_their_own(lm):
     for key, instead in (("train.steps", "task.epochs"), ("data.length", "task.length")):
-        with pytest.raises(UserError, match=f"^{key} changes nothing for a task; set {instead} instead of {key}=7"):
+        with pytest.raises(UserError, match=f"^{key} has no effect on a task; set {instead} instead of {key}=7"):
             adapt.task_config(lm, "toy", "glue/rte", None, [f"{key}=7"])
 
 
@@ -76,23 +74,25 @@ def test_steps_and_length_of_a_task_have_names_of_their_own(lm):
 def test_the_bound_before_is_not_that_of_another_attempt(lm, tmp_path):
     """A run that was killed before its first checkpoint leaves the bound of whatever model it was."""
     (tmp_path / adapt.BEFORE).write_text('{"perplexity": 1.0}')
-    first = adapt.go_on(lm, language(lm), tmp_path, quiet=True).before
+    first = adapt.continue_training(lm, language(lm), tmp_path, quiet=True).before
     assert first is not None and first["perplexity"] > 50
     assert json.loads((tmp_path / adapt.BEFORE).read_text()) == first
     (tmp_path / adapt.BEFORE).write_text('{"perplexity": 2.0}')  # of a run that has begun it is kept
-    assert adapt.go_on(lm, language(lm, "train.steps=2"), tmp_path, quiet=True).before == {"perplexity": 2.0}
+    assert adapt.continue_training(lm, language(lm, "train.steps=2"), tmp_path, quiet=True).before == {
+        "perplexity": 2.0
+    }
 
 
 def test_what_cannot_be_is_said_before_anything_is_measured(lm, tmp_path, monkeypatch):
     monkeypatch.setattr(adapt, "bound", lambda *_: pytest.fail("it was measured"))
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match=r"^cannot make the folder .*file: File exists; choose another --out"):
-        adapt.go_on(lm, language(lm), tmp_path / "file", quiet=True)
+        adapt.continue_training(lm, language(lm), tmp_path / "file", quiet=True)
     with pytest.raises(UserError, match=r"^train.patience counts evaluations"):
-        adapt.go_on(lm, language(lm, "train.patience=1"), tmp_path / "run", quiet=True)
+        adapt.continue_training(lm, language(lm, "train.patience=1"), tmp_path / "run", quiet=True)
     monkeypatch.setattr(loop.os, "access", lambda path, mode: False)  # root may write everywhere
-    with pytest.raises(UserError, match=r"^the folder .*run may not be written to; choose another --out"):
-        adapt.go_on(lm, language(lm), tmp_path / "run", quiet=True)
+    with pytest.raises(UserError, match=r"^the folder .*run is not writable; choose another --out"):
+        adapt.continue_training(lm, language(lm), tmp_path / "run", quiet=True)
 
 
 def test_a_folder_of_another_kind_of_run(lm, tmp_path):

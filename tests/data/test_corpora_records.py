@@ -5,19 +5,19 @@ import dataclasses
 import gzip
 import json
 import zipfile
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from support.paths import DATA
 from unmask.config import Config, DataConfig, parse
 from unmask.data import corpora, dataset_files, online, records
 from unmask.data.corpora import open_corpus
 from unmask.data.records import CORPORA, ZERO_SHOT, record
 from unmask.types import UserError
 
-SHARED = Path(__file__).resolve().parents[3] / "shared" / "data" / "text"
+SHARED = DATA / "text"
 
 
 @pytest.fixture(autouse=True)
@@ -234,7 +234,7 @@ def test_scientific_papers(tmp_path, spec):
     corpus = open_corpus(spec("arxiv", local=str(tmp_path)))
     assert corpus.splits == ("train", "valid", "test")
     assert texts(corpus, "valid") == ["one .\ntwo ."], "as the Hub joins them"
-    with pytest.raises(UserError, match=r"does not hold 'pubmed'; expected are pubmed_train\.txt"):
+    with pytest.raises(UserError, match=r"does not hold 'pubmed'; expected pubmed_train\.txt"):
         open_corpus(spec("pubmed", local=str(tmp_path)))
     write(tmp_path / "pubmed-dataset", {"val.txt": [{"article_text": ["p"]}]})
     assert texts(open_corpus(spec("pubmed", local=str(tmp_path))), "valid") == ["p"]
@@ -252,7 +252,7 @@ def test_c4_shards(tmp_path, spec):
 @pytest.mark.parametrize("form", ["plain", "zip", "splits"])
 def test_text8(tmp_path, spec, monkeypatch, form):
     monkeypatch.setattr(dataset_files, "TEXT8", {"train": (0, 9), "valid": (9, 11), "test": (11, 14)})
-    monkeypatch.setattr(dataset_files.documents, "CHUNK", 4)
+    monkeypatch.setattr("unmask.data.readers.CHUNK", 4)
     text = "abcdefghijklmn"
     folder = write(tmp_path / "text8", {} if form == "splits" else {"note.md": ""})
     if form == "plain":
@@ -320,7 +320,7 @@ def test_folder_of_sets_and_environment(tmp_path, spec, monkeypatch):
     with pytest.raises(UserError, match="Hub cannot be reached"):
         open_corpus(spec("c4", local=None))
     monkeypatch.setenv("UNMASK_DATA", str(tmp_path / "nowhere"))
-    with pytest.raises(UserError, match=r"UNMASK_DATA=.*nowhere is no folder"):
+    with pytest.raises(UserError, match=r"UNMASK_DATA=.*nowhere is not a folder"):
         open_corpus(spec("ptb", local=None))
     write(tmp_path / "other", {"ptb/ptb.train.txt": "two\n"})
     assert texts(open_corpus(spec("ptb", local=str(tmp_path / "other"))), "train") == ["two"], "data.local goes first"
@@ -362,7 +362,7 @@ def test_the_last_documents_are_held_out_exactly(tmp_path, spec, monkeypatch, ki
 
 def test_too_few_to_hold_out(tmp_path, spec):
     parquet(tmp_path / "openwebtext/train.parquet", text=["a"] * 10)
-    with pytest.raises(UserError, match=r"last 100,000 documents out, and this copy has 10 in all; give its path"):
+    with pytest.raises(UserError, match=r"last 100,000 documents, but this copy has only 10; give its path"):
         next(open_corpus(spec("owt", local=str(tmp_path))).documents("train"))
 
 
@@ -434,7 +434,7 @@ def test_a_full_disk_while_downloading(spec, monkeypatch, hidden):
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     monkeypatch.setattr(online, "reachable", lambda: True)
-    with pytest.raises(UserError, match="no room on disk for data set 'ptb'; set HF_HOME"):
+    with pytest.raises(UserError, match="no space for data set 'ptb'; set HF_HOME"):
         open_corpus(spec("ptb", local=None))
 
 
@@ -463,7 +463,7 @@ def test_local_paths(tmp_path, spec):
     write(tmp_path, {"empty/readme.md": "x", "a.txt": "text"})
     cases = [
         ({"source": "ptb", "local": str(tmp_path / "gone")}, r"data\.local=.*gone does not exist; give the folder"),
-        ({"source": "ptb", "local": str(tmp_path / "empty")}, r"does not hold 'ptb'; expected are ptb\.train\.txt"),
+        ({"source": "ptb", "local": str(tmp_path / "empty")}, r"does not hold 'ptb'; expected ptb\.train\.txt"),
         ({"source": str(tmp_path / "a.txt"), "local": str(tmp_path)}, "belongs to a named data set"),
     ]
     for settings, message in cases:
@@ -478,7 +478,7 @@ def test_settings_that_do_not_fit(tmp_path, spec):
         (spec("ptb", detokenizer="pbt"), r"unknown detokenizer 'pbt' \(did you mean 'ptb'\?\)"),
         (spec("lm1b", field="txt"), r"no field 'txt' \(did you mean 'text'\?\)"),
         (spec("ptb", label="label", layout="pad"), r"plain text without columns"),
-        (spec("genomic_benchmarks"), "is only a name so far, its files cannot be read yet; give data.source=FILE"),
+        (spec("genomic_benchmarks"), "has no reader yet; give data.source=FILE"),
     ]
     for settings, message in cases:
         with pytest.raises(UserError, match=message):
@@ -490,16 +490,16 @@ def test_settings_that_do_not_fit(tmp_path, spec):
 @pytest.mark.parametrize(
     ("name", "files", "message"),
     [
-        ("ag_news", {"test.csv": '"3","a"\n'}, "row 1 of .*test.csv is not a class"),
-        ("ag_news", {"test.csv": '"3","a","b"\n"4","c","d'}, "row 2 of .*test.csv is damaged: unexpected end"),
-        ("ag_news", {"test.csv": '"9","a","b"\n'}, "row 1 of .* is not a class"),
-        ("ptb", {"train.csv": "sentence,n\na,1\nb\n"}, "row 3 of .* has 1 cells for 2 columns"),
+        ("ag_news", {"test.csv": '"3","a"\n'}, "line 1 of .*test.csv is not a class"),
+        ("ag_news", {"test.csv": '"3","a","b"\n"4","c","d'}, r"line 2 of .*test.csv is damaged \(unexpected end"),
+        ("ag_news", {"test.csv": '"9","a","b"\n'}, "line 1 of .* is not a class"),
+        ("ptb", {"train.csv": "sentence,n\na,1\nb\n"}, "line 3 of .* has 1 cells for 2 columns"),
         ("ptb", {"train.csv": "text,n\na,1\n"}, "has no field 'sentence'"),
         ("lm1b", {"train.parquet": b"PAR1 not really"}, "cannot be read as a Parquet file"),
         ("openwebtext", {"train.parquet": b"PAR1 not really"}, "cannot be read as a Parquet file"),
         ("ptb", {"train.arrow": b"ARROW1 not really"}, "cannot be read as an Arrow file"),
         ("lambada", {"test.jsonl": '{"text": "a"}\n{"text": '}, "line 2 of .* is not JSON"),
-        ("arxiv", {"arxiv_val.txt": '{"article_id": 1}\n'}, "line 1 of .* is no paper"),
+        ("arxiv", {"arxiv_val.txt": '{"article_id": 1}\n'}, "line 1 of .* is not a paper"),
         ("text8", {"text8": "too short"}, "ends after 9 characters, text8 has 100,000,000"),
         ("text8", {"text8.zip": b"PK not a zip"}, "is not text8 or its zip file"),
         ("wikitext2", {"train.txt": b" = \xff = \n"}, "is not UTF-8 text"),

@@ -227,7 +227,7 @@ def test_unusable_cache_folder(tmp_path):
 
 def test_hub_name_without_network(spec, monkeypatch):
     monkeypatch.setattr(online, "reachable", lambda: False)
-    with pytest.raises(UserError, match=r"'owner/corpus' is no named data set .*Hub cannot be reached"):
+    with pytest.raises(UserError, match=r"'owner/corpus' is not a named data set .*Hub cannot be reached"):
         open_corpus(spec("owner/corpus"))
 
 

@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import sys
 from itertools import chain
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,13 +16,14 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
+from support.paths import DATA
 from unmask.config import DataConfig
 from unmask.data import online
 from unmask.data.documents import cut
 from unmask.data.tokenization import Tokenizer, adopt, bpe_tokenizer, bytes_tokenizer, chars_tokenizer, make_tokenizer
 from unmask.types import UserError
 
-SHARED = Path(__file__).resolve().parents[3] / "shared" / "data" / "tokenizers"
+SHARED = DATA / "tokenizers"
 TEXTS = ["The quick brown fox jumps over the lazy dog. " * 20, "naïve café – €5 🙂\n" * 20, "[MASK] <|endoftext|>"]
 BYTES, BPE, CHARS = bytes_tokenizer(), bpe_tokenizer(TEXTS, 400), chars_tokenizer(TEXTS)
 OWN = {"bytes": BYTES, "bpe": BPE, "chars": CHARS}
@@ -248,8 +248,8 @@ def test_damaged_files_are_named(tmp_path):
         ("byte", r"unknown tokenizer 'byte' \(did you mean 'bytes'\?\)"),
         ("char", "did you mean 'chars'"),
         ("./tokenizer.json", "tokenizer file ./tokenizer.json does not exist"),
-        ("owner/model", "'owner/model' is no built-in tokenizer .*Hub cannot be reached"),
-        ("we ird", "is no built-in tokenizer"),
+        ("owner/model", "'owner/model' is not a built-in tokenizer .*Hub cannot be reached"),
+        ("we ird", "is not a built-in tokenizer"),
     ],
 )
 def test_unknown_tokenizers(monkeypatch, tmp_path, name, message):

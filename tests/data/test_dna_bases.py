@@ -1,4 +1,4 @@
-"""The vocabulary of DNA: the paper's ids (SYSTEMS 3.7), the other strand, the tokenizer and its files."""
+"""The vocabulary of DNA: the paper's ids, the other strand, the tokenizer and its files."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_sequences_in_a_text_file(tmp_path):
 def test_what_only_fasta_has_is_refused_for_text(tmp_path, name):
     (tmp_path / "a.txt").write_text("ACGT\n")
     value = {"intervals": "a.bed", "soft_mask": "mask"}[name]
-    with pytest.raises(UserError, match=rf"data\.{name}={value} is for FASTA .* is none; leave it out"):
+    with pytest.raises(UserError, match=rf"data\.{name}={value} is for FASTA .* is text; leave it out"):
         prepare(DataConfig(source=str(tmp_path / "a.txt"), tokenizer="dna", cache=str(tmp_path), **{name: value}))
 
 

@@ -208,14 +208,14 @@ def test_bed(tmp_path, name):
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("chr2\t0\t10", r"line 2 of .*x\.bed names 'chr2', which is no record of the genome \(did you mean 'chr"),
-        ("X\t0\t10", r"names 'X', which is no record of .* \(did you mean 'chrX'\? the names differ in 'chr'\)"),
+        ("chr2\t0\t10", r"line 2 of .*x\.bed names 'chr2', which is not a record of the genome \(did you mean 'chr"),
+        ("X\t0\t10", r"names 'X', which is not a record of .* \(did you mean 'chrX'\? the names differ in 'chr'\)"),
         ("chrX\t10\t51", r"line 2 of .* ends at 51, beyond the end of 'chrX', which has 50 bases"),
         ("chrX\t10\t10", r"line 2 of .* starts at 10 and ends at 10; an interval ends after its start"),
         ("chrX\t20\t10", r"line 2 of .* starts at 20 and ends at 10"),
         ("chrX\t-1\t10", r"line 2 of .* starts at -1, before the chromosome"),
-        ("chrX\t1.5\t10", r"line 2 of .* has '1.5' and '10' for start and end, which are no whole numbers"),
-        ("chrX\tstart\tend", r"line 2 of .* no whole numbers"),
+        ("chrX\t1.5\t10", r"line 2 of .* has '1.5' and '10' for start and end, which are not whole numbers"),
+        ("chrX\tstart\tend", r"line 2 of .* not whole numbers"),
         ("chrX\t1", r"line 2 of .* has 2 columns; BED needs chromosome, start and end"),
     ],
 )

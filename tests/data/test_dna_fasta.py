@@ -18,7 +18,7 @@ from unmask.data.genome.fasta import is_fasta, read_fasta
 from unmask.types import UserError
 
 LETTERS = "ACGTUNRYSWKMBDHV"
-BGZF_END = bytes.fromhex("1f8b08040000000000ff0600424302001b0003000000000000000000")
+BGZIP_END = bytes.fromhex("1f8b08040000000000ff0600424302001b0003000000000000000000")
 
 
 def slow(text: str) -> dict[str, str]:
@@ -85,7 +85,7 @@ def bgzip(content: bytes, size: int = 50) -> bytes:
         body = packer.compress(part) + packer.flush()
         head = b"\x1f\x8b\x08\x04" + bytes(4) + b"\0\xff\x06\0BC\x02\0" + struct.pack("<H", len(body) + 25)
         out += head + body + struct.pack("<II", zlib.crc32(part), len(part))
-    return out + BGZF_END
+    return out + BGZIP_END
 
 
 def test_bgzip(tmp_path):
@@ -94,7 +94,7 @@ def test_bgzip(tmp_path):
     path.write_bytes(bgzip(text.encode()))
     assert gzip.decompress(path.read_bytes()).decode() == text
     assert read(path) == slow(text)
-    path.write_bytes(bgzip(text.encode())[: -len(BGZF_END)])  # whole blocks, and yet not all of them
+    path.write_bytes(bgzip(text.encode())[: -len(BGZIP_END)])  # whole blocks, and yet not all of them
     with pytest.raises(UserError, match=r"x\.fa\.gz is cut short: the last block of a bgzip file is missing"):
         read(path)
 
@@ -106,7 +106,7 @@ def test_cut_short_anywhere(tmp_path, pack):
     content, path = pack(text.encode()), tmp_path / "x.fa.gz"
     for length in [*range(40), *range(40, len(content), 37), *range(len(content) - 30, len(content))]:
         path.write_bytes(content[:length])
-        with pytest.raises(UserError, match=r"x\.fa\.gz is (cut short|no gzip file)") as error:
+        with pytest.raises(UserError, match=r"x\.fa\.gz is (cut short|not a gzip file)") as error:
             read(path)
         assert "\n" not in str(error.value)
     path.write_bytes(content)
@@ -118,7 +118,7 @@ def test_a_damaged_gzip(tmp_path):
     content = bytearray(gzip.compress(b">a\n" + b"ACGTTGCATT\n" * 500))
     content[len(content) // 2] ^= 0xFF
     path.write_bytes(bytes(content))
-    with pytest.raises(UserError, match=r"x\.fa\.gz is cut short or damaged|no nucleotide|looks like protein"):
+    with pytest.raises(UserError, match=r"x\.fa\.gz is cut short or damaged|not a nucleotide|looks like protein"):
         read(path)
     (tmp_path / "y.fa").write_bytes(gzip.compress(b">a\nACGT\n"))  # packed, whatever its name says
     assert read(tmp_path / "y.fa") == {"a": "ACGT"}
@@ -134,10 +134,10 @@ def test_a_damaged_gzip(tmp_path):
         (">a\nAC GT\n", r"line 2 .* has white space between its bases"),
         (">a\n\n\n   \n\nACG 10\n", r"line 6 .* white space"),
         (">a\n1 ACGT\n", r"line 2 .* has the digit 1"),
-        (">a\nAC>GT\n", r"line 2 .* has '>', which is no nucleotide code"),
-        (">a\nAC\0GT\n", r"line 2 .* has the byte 0x00, which is no nucleotide code"),
+        (">a\nAC>GT\n", r"line 2 .* has '>', which is not a nucleotide code"),
+        (">a\nAC\0GT\n", r"line 2 .* has the byte 0x00, which is not a nucleotide code"),
         (">a\r\nACGT\r\nAC?T\r\n", r"line 3 .* has '\?'"),
-        (">a\nACGT\n>b\n>c\nACGT\n", r"record 'b' in line 3 of .*x\.fa has no bases; remove it or fill it"),
+        (">a\nACGT\n>b\n>c\nACGT\n", r"record 'b' in line 3 of .*x\.fa has no bases; remove it"),
         (">a\nACGT\n>b\n", r"record 'b' in line 3 of .* has no bases"),
         (">a\nACGT\n>b\n \n\n", r"record 'b' in line 3 of .* has no bases"),
         ("ACGT\n>a\nACGT\n", r"line 1 of .* is sequence before the first header; begin with a line >NAME"),
@@ -146,8 +146,8 @@ def test_a_damaged_gzip(tmp_path):
         (">a\nAC\n>  \nACGT\n", r"line 3 of .* is a header without a name"),
         ("", r"x\.fa is empty; give a FASTA file"),
         ("\n \n", r"x\.fa is empty"),
-        ("@read\nACGT\n+\nFFFF\n", r"x\.fa is no FASTA file: line 1 does not begin with '>'"),
-        ("PK\x03\x04 a zip\n", r"x\.fa is no FASTA file"),
+        ("@read\nACGT\n+\nFFFF\n", r"x\.fa is not a FASTA file: line 1 does not begin with '>'"),
+        ("PK\x03\x04 a zip\n", r"x\.fa is not a FASTA file"),
     ],
 )
 @pytest.mark.parametrize("chunk", [3, 2 << 20])
@@ -163,7 +163,7 @@ def test_what_is_wrong_is_named(tmp_path, monkeypatch, text, message, chunk):
 def test_no_line_ends(tmp_path, monkeypatch):
     monkeypatch.setattr(fasta, "LONGEST_HEADER", 1000)
     (tmp_path / "x.fa").write_bytes(b">a\r" + b"ACGT\r" * 1000)
-    with pytest.raises(UserError, match=r"line 1 of .*x\.fa has no end; a FASTA file has Unix line ends"):
+    with pytest.raises(UserError, match=r"line 1 of .*x\.fa has no end; give a FASTA file with Unix line ends"):
         read(tmp_path / "x.fa")
 
 

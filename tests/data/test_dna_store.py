@@ -12,11 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from support.paths import DATA
 from unmask.data.genome import fasta, store
 from unmask.data.genome.store import Genome, open_genome
 from unmask.types import UserError
 
-DATA = Path("/work/shared/data/dna")
+DNA = DATA / "dna"
 IDS = {"A": 7, "C": 8, "G": 9, "T": 10, "U": 10}
 
 
@@ -192,10 +193,10 @@ def test_large_files_are_checked_by_pieces(tmp_path, monkeypatch):
         assert store._checksum(path) != before
 
 
-@pytest.mark.skipif(not DATA.is_dir(), reason="the shared data are not on this machine")
+@pytest.mark.skipif(not DNA.is_dir(), reason="the shared data are not on this machine")
 def test_human_x(tmp_path):
     """README of the data: 70 Mb, 66.2 million of them ACGT."""
-    path = DATA / "human_chrX_70Mb.fa.gz"
+    path = DNA / "human_chrX_70Mb.fa.gz"
     genome = open_genome(path, tmp_path)
     with gzip.open(path) as file:
         text = file.read().split(b"\n", 1)[1].replace(b"\n", b"")

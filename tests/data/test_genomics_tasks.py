@@ -10,14 +10,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from support.paths import DATA
 from unmask import UserError
 from unmask.config import TaskConfig
 from unmask.data import tasks
 from unmask.data.genome.bases import dna_tokenizer
 from unmask.data.tasks.loading import draw
 
-SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"
-BENCHMARKS, GUE = SHARED / "genomic_benchmarks", SHARED / "gue"
+BENCHMARKS, GUE = DATA / "genomic_benchmarks", DATA / "gue"
 shared = pytest.mark.skipif(not BENCHMARKS.is_dir(), reason="the genomic benchmarks are not on this machine")
 MOUSE = "genomics/dummy_mouse_enhancers_ensembl"
 OPPOSITE = dict(zip("ACGTN", "TGCAN", strict=True))
@@ -30,14 +30,14 @@ def _nowhere_else(monkeypatch, tmp_path):
 
 
 def plain(name: str, split: str, local: Path, genome: Path | None = None) -> list[tuple[str, int]]:
-    found = tasks.read(tasks.task(name), split, str(local), None if genome is None else str(genome))
+    found = tasks.load(tasks.task(name), split, str(local), None if genome is None else str(genome)).examples
     assert [one.index for one in found] == list(range(len(found)))
     return [(one.first, one.label) for one in found]
 
 
 def refused(name: str, split: str, local: Path | str, genome: str | None = None) -> str:
     with pytest.raises(UserError) as error:
-        tasks.read(tasks.task(name), split, str(local), genome)
+        tasks.load(tasks.task(name), split, str(local), genome)
     assert "\n" not in str(error.value)
     return str(error.value)
 
@@ -55,7 +55,7 @@ def put(path: Path, text: str) -> Path:
 
 
 def test_the_eight_tasks_of_the_paper():
-    """Titles as in tab:genomic_benchmarks, counts and lengths of SYSTEMS 3.15."""
+    """Titles as in tab:genomic_benchmarks, counts and lengths of the official files."""
     want = {
         "Mouse Enhancers": ("dummy_mouse_enhancers_ensembl", 968, 242, 1024, 2),
         "Coding vs. Intergenomic": ("demo_coding_vs_intergenomic_seqs", 75_000, 25_000, 200, 2),
@@ -99,11 +99,11 @@ def test_the_official_test_sequences():
         ("human_nontata_promoters", {"negative": 4119, "positive": 4915}),
     ):
         for place in (BENCHMARKS, BENCHMARKS / "sequences"):
-            facts = tasks.describe(tasks.task(f"genomics/{name}"), "test", str(place))
+            facts = tasks.load(tasks.task(f"genomics/{name}"), "test", str(place)).facts
             assert facts["classes"] == classes and facts["rule"] == "the official split"
     said = refused("genomics/human_enhancers_cohn", "train", BENCHMARKS / "sequences")
     assert "has nothing of the split 'train'" in said and "task.split=random" in said
-    assert "the genome they are of is not there" in refused("genomics/human_enhancers_cohn", "train", BENCHMARKS)
+    assert "their genome is missing" in refused("genomics/human_enhancers_cohn", "train", BENCHMARKS)
 
 
 @shared
@@ -119,7 +119,7 @@ def test_published_tables_number_classes_in_another_order():
 
 @pytest.mark.skipif(not GUE.is_dir(), reason="the tasks of GUE are not on this machine")
 def test_gue_is_complete_where_it_is_at_hand(monkeypatch):
-    monkeypatch.setenv("UNMASK_DATA", str(SHARED))
+    monkeypatch.setenv("UNMASK_DATA", str(DATA))
     here = [one for one in tasks.gue() if (GUE / one.folders[0]).is_dir()]
     assert len(here) == 11 and {one.name for one in here} == {one.name for one in tasks.gue() if one.rows}
     for one in here:
@@ -157,7 +157,7 @@ def test_one_sequence_a_file(tmp_path):
         put(tmp_path / f"dummy_mouse_enhancers_ensembl/train/{name}", text)
     want = [("GGTT", 0), ("TTNNN", 0), ("ACGT", 1)]
     assert plain(MOUSE, "train", tmp_path) == plain(MOUSE, "train", tmp_path / "dummy_mouse_enhancers_ensembl") == want
-    facts = tasks.describe(tasks.task(MOUSE), "train", str(tmp_path))
+    facts = tasks.load(tasks.task(MOUSE), "train", str(tmp_path)).facts
     assert facts["rule"] == "the rows that are there: 3, where the official split has 968"
     assert facts["read"] == "one sequence a file" and json.loads(json.dumps(facts)) == facts
 
@@ -203,7 +203,7 @@ def test_numbers_of_the_regulatory_set_are_not_those_of_sorted_names(tmp_path):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("sequence,label\nACGT,1\nACXT,0\n", r"line 3 of .* has the letter 'X' at base 3, which is no base"),
+        ("sequence,label\nACGT,1\nACXT,0\n", r"line 3 of .* has the letter 'X' at base 3, which is not a base"),
         ("sequence,label\nACGT,1\n,0\n", r"line 3 of .* has no bases; leave it out"),
         ("sequence,label\nACGT,2\n", r"line 2 of .* has the label '2'.* allows 0 \(negative\), 1 \(positive\)"),
         ("sequence,label\nACGT,\n", r"line 2 of .* has no label"),
@@ -215,7 +215,7 @@ def test_numbers_of_the_regulatory_set_are_not_those_of_sorted_names(tmp_path):
 def test_tables_that_are_wrong(tmp_path, text, said):
     put(tmp_path / "tf_0/test.csv", text)
     with pytest.raises(UserError, match=said):
-        tasks.read(tasks.task("gue/tf_0"), "test", str(tmp_path))
+        tasks.load(tasks.task("gue/tf_0"), "test", str(tmp_path))
 
 
 def test_more_that_is_wrong(tmp_path):
@@ -224,7 +224,7 @@ def test_more_that_is_wrong(tmp_path):
     whole = gzip.compress(b"sequence,label\n" + b"ACGT,1\n" * 5000)
     (tmp_path / "tf_0.csv").unlink()
     (tmp_path / "tf_0.train.csv.gz").write_bytes(whole[: len(whole) // 2])
-    assert "is not a complete gzip file" in refused("gue/tf_0", "train", tmp_path)
+    assert "is cut short or damaged" in refused("gue/tf_0", "train", tmp_path)
     for text, said in (("ACGU-", "'-' at base 5"), ("MKLV", "'L' at base 3"), (" \n", "has no bases")):
         with pytest.raises(UserError, match=said):
             tasks.clean(text, "example 3")
@@ -283,8 +283,8 @@ def test_each_class_has_its_genome(tmp_path):
     ("line", "said"),
     [
         ("0,chr7,90,101,+", r"line 3 of .*negative.csv ends at 101, and chr7 of .*g.fa has 100 bases; .* GRCm38"),
-        ("0,chr9,1,9,+", r"line 3 of .*negative.csv is of chr9, which .*g.fa does not have"),
-        ("0,chr1,1,9,+", r"chr1 of .* has 50 bases, and 195,471,971 in the mouse genome GRCm38.*another assembly"),
+        ("0,chr9,1,9,+", r"line 3 of .*negative.csv is on chr9, which .*g.fa does not have"),
+        ("0,chr1,1,9,+", r"chr1 of .* has 50 bases, but 195,471,971 in the mouse genome GRCm38.*another assembly"),
         ("0,chr7,9,9,+", r"line 3 of .* has no interval: start '9', end '9'"),
         ("0,chr7,x,9,+", r"line 3 of .* has no interval"),
         ("0,chr7,1,9,?", r"line 3 of .* has the strand '\?'; write \+ or -"),
@@ -296,20 +296,20 @@ def test_intervals_that_are_wrong(tmp_path, line, said):
     put(tmp_path / "dummy_mouse_enhancers_ensembl/test/negative.csv", HEADER + f"0,chr7,0,9,+\n{line}\n")
     put(tmp_path / "dummy_mouse_enhancers_ensembl/test/positive.csv", HEADER + "0,chr7,0,9,+\n")
     with pytest.raises(UserError, match=said):
-        tasks.read(tasks.task(MOUSE), "test", str(tmp_path))
+        tasks.load(tasks.task(MOUSE), "test", str(tmp_path))
 
 
 def test_genomes_that_are_wrong(tmp_path):
     place = tmp_path / "dummy_mouse_enhancers_ensembl/test"
     put(place / "negative.csv", "id,region,start,end\n0,chr7,0,9\n")
     put(place / "positive.csv", HEADER + "0,chr7,0,9,+\n")
-    with pytest.raises(tasks.NotHere, match="put the FASTA of the mouse genome GRCm38 beside them"):
-        tasks.read(tasks.task(MOUSE), "test", str(tmp_path))
+    with pytest.raises(tasks.MissingTaskData, match="put the FASTA of the mouse genome GRCm38 beside them"):
+        tasks.load(tasks.task(MOUSE), "test", str(tmp_path))
     assert "task.genome=nowhere.fa does not exist" in refused(MOUSE, "test", tmp_path, "nowhere.fa")
     genome(tmp_path / "a.fa", chr7=100)
     assert "has no column 'strand'" in refused(MOUSE, "test", tmp_path)
     genome(tmp_path / "b.fa", chr7=100)
-    assert "none or several of them are the mouse genome" in refused(MOUSE, "test", tmp_path)
+    assert "it is not clear which is the mouse genome" in refused(MOUSE, "test", tmp_path)
     genome(tmp_path / "mm10.fa", chr7=100)
     assert "has no column 'strand'" in refused(MOUSE, "test", tmp_path), "the one with its name is taken"
 
@@ -318,7 +318,7 @@ def test_genomes_that_are_wrong(tmp_path):
 def test_the_wrong_assembly_is_seen():
     """The pieces of GRCh37 at hand are not the genome that the intervals are of."""
     said = refused(
-        "genomics/human_ocr_ensembl", "test", BENCHMARKS / "intervals", str(SHARED / "dna/human_chrX_70Mb.fa.gz")
+        "genomics/human_ocr_ensembl", "test", BENCHMARKS / "intervals", str(DATA / "dna/human_chrX_70Mb.fa.gz")
     )
     assert "line" in said and "GRCh38" in said
 

@@ -2,11 +2,11 @@
 
 import errno
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
 
+from support.paths import DATA
 from unmask.config import DataConfig
 from unmask.data import packed
 from unmask.data.loader import eval_batch
@@ -15,11 +15,10 @@ from unmask.data.records import CORPORA, record
 from unmask.data.tokenization import adopt, read_tokenizer
 from unmask.types import UserError
 
-SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"
 WORDS = ["[PAD]", "[CLS]", "[SEP]", "[MASK]", "[UNK]", *"abcdefghij"]
 PAD, CLS, SEP = 0, 1, 2
 A, B, C, D, E, F, G, H, K, J = range(5, 15)  # K is the letter i
-has_shared = pytest.mark.skipif(not SHARED.exists(), reason=f"{SHARED} is not on this machine")
+has_shared = pytest.mark.skipif(not DATA.exists(), reason=f"{DATA} is not on this machine")
 
 
 @pytest.fixture(autouse=True)
@@ -117,8 +116,8 @@ def test_nothing_is_dropped_but_the_last_partial_block(tmp_path, words):
 
 @has_shared
 def test_ptb_at_length_1024_has_rows(tmp_path):
-    tokenizer = read_tokenizer(SHARED / "tokenizers" / "gpt2")
-    own = {"local": str(SHARED / "text"), "cache": str(tmp_path), "tokenizer": "x", "block_ends": True}
+    tokenizer = read_tokenizer(DATA / "tokenizers" / "gpt2")
+    own = {"local": str(DATA / "text"), "cache": str(tmp_path), "tokenizer": "x", "block_ends": True}
     rows = prepare(DataConfig(**{**record("ptb").zero_shot, **own}), tokenizer, splits=["valid"]).split("valid")
     assert len(rows) == rows.tokens // 1022 == 76
     assert rows.describe()["detokenizer"] == "ptb"
@@ -131,14 +130,14 @@ def test_ptb_at_length_1024_has_rows(tmp_path):
 def test_lm1b_with_bert_is_what_transformers_gives(tmp_path):
     import transformers
 
-    folder = SHARED / "tokenizers" / "bert-base-uncased"
+    folder = DATA / "tokenizers" / "bert-base-uncased"
     theirs = transformers.BertTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"))
     spec = DataConfig(
         **{
             **record("lm1b").conventions,
             "tokenizer": str(folder),
             "cache": str(tmp_path),
-            "local": str(SHARED / "text"),
+            "local": str(DATA / "text"),
         }
     )
     prepared = prepare(spec, splits=["test"])

@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from support.paths import DATA
 from unmask.data import online, tasks
 from unmask.data.records import Hub
 from unmask.types import UserError
 
-SHARED = Path(__file__).resolve().parents[3] / "shared" / "data" / "glue"
+SHARED = DATA / "glue"
 shared = pytest.mark.skipif(not SHARED.is_dir(), reason="the GLUE files are not on this machine")
 MNLI = [
     "index",
@@ -46,14 +47,14 @@ def put(path: Path, *rows: list[str] | str, start: str = "", newline: str = "\n"
 
 
 def plain(name: str, split: str, local: Path) -> list[tuple[str, str | None, int | float | None]]:
-    found = tasks.read(tasks.task(name), split, str(local))
+    found = tasks.load(tasks.task(name), split, str(local)).examples
     assert [one.index for one in found] == list(range(len(found)))
     return [(one.first, one.second, one.label) for one in found]
 
 
 def refused(name: str, split: str, local: Path | str | None) -> str:
     with pytest.raises(UserError) as error:
-        tasks.read(tasks.task(name), split, None if local is None else str(local))
+        tasks.load(tasks.task(name), split, None if local is None else str(local))
     said = str(error.value)
     assert "\n" not in said
     return said
@@ -83,7 +84,7 @@ def test_cola_in_two_training_files_is_joined_only_if_that_is_the_official_set(t
     many = [["s", "1", "", f"Sentence {i}."] for i in range(8550)]
     put(tmp_path / "train.tsv", *many[:7000])
     put(tmp_path / "val.tsv", *many[7000:])
-    facts = tasks.describe(tasks.task("glue/cola"), "train", str(tmp_path))
+    facts = tasks.load(tasks.task("glue/cola"), "train", str(tmp_path)).facts
     assert facts["rows"] == 7000 and "7,000, where the official split has 8,551" in facts["rule"]
     put(tmp_path / "val.tsv", *many[7000:], ["s", "0", "*", "The last."])
     loaded = tasks.load(tasks.task("glue/cola"), "train", str(tmp_path))
@@ -108,7 +109,7 @@ def test_mnli_has_columns_in_different_places_and_two_dev_sets(tmp_path):
     assert plain("glue/mnli", "dev", tmp_path) == [("M.", "N.", 0)]
     assert plain("glue/mnli", "dev-mismatched", tmp_path) == [("O.", "P.", 1)]
     assert plain("glue/mnli", "test-mismatched", tmp_path) == [("Q.", "R.", None)]
-    facts = tasks.describe(tasks.task("glue/mnli"), "dev", str(tmp_path))
+    facts = tasks.load(tasks.task("glue/mnli"), "dev", str(tmp_path)).facts
     assert facts["left_out"] == {"without a label": 1}
 
 
@@ -170,7 +171,7 @@ def test_stsb_as_glue_and_as_the_benchmark_has_it(tmp_path):
         newline="\r\n",
     )
     assert plain("glue/stsb", "dev", tmp_path / "b") == want
-    prints = [tasks.describe(tasks.task("glue/stsb"), "dev", str(tmp_path / at))["sha256"] for at in "ab"]
+    prints = [tasks.load(tasks.task("glue/stsb"), "dev", str(tmp_path / at)).facts["sha256"] for at in "ab"]
     assert prints[0] == prints[1]
 
 
@@ -216,7 +217,7 @@ def test_the_sample_rows_of_the_official_archives(tmp_path):
             for path in (folder / "train", folder / "test"):
                 path.write_text(path.read_text(encoding="utf-8").replace("BOM", "\ufeff", 1), encoding="utf-8")
         for split in task.splits:
-            read[task.title, split] = tasks.read(task, split, str(folder))
+            read[task.title, split] = tasks.load(task, split, str(folder)).examples
     assert [one.label for one in read["MNLI", "train"]] == [1, 0, 0]
     assert read["MNLI", "dev"][0].first == "The new rights are nice enough"
     assert read["QQP", "train"][1].second == "How do you control your horniness?"
@@ -328,7 +329,7 @@ def test_one_content_has_one_fingerprint(tmp_path):
     rows = [{"sentence1": "A.", "sentence2": "B.", "label": 0}, {"sentence1": "C.", "sentence2": "D.", "label": 1}]
     as_table(tmp_path / "b/validation", "jsonl", rows)
     as_table(tmp_path / "c/validation", "jsonl", rows[::-1])
-    prints = [tasks.describe(task, "dev", str(tmp_path / at)) for at in "abc"]
+    prints = [tasks.load(task, "dev", str(tmp_path / at)).facts for at in "abc"]
     assert prints[0]["sha256"] == prints[1]["sha256"] != prints[2]["sha256"]
     assert json.loads(json.dumps(prints[0])) == prints[0]
     assert prints[0] | {"source": 0, "sha256": 0} == {
@@ -345,7 +346,7 @@ def test_one_content_has_one_fingerprint(tmp_path):
 
 
 def test_another_suite_is_one_more_record(tmp_path, monkeypatch):
-    """DNA with two classes, as issue 7 will have it: only data, and nothing of GLUE."""
+    """DNA with two classes, only data, and nothing of GLUE."""
     task = tasks.Task(
         "dna/promoters",
         "promoters",
@@ -365,10 +366,10 @@ def test_another_suite_is_one_more_record(tmp_path, monkeypatch):
         assert [one.label for one in loaded.examples] == [0, 1, 0, 1]
         assert loaded.facts["classes"] == {"no": 2, "yes": 2} and loaded.facts["official_rows"] is None
     with pytest.raises(UserError, match=r"has no file for the split 'dev' of promoters, and no folder promoters"):
-        tasks.read(task, "dev", str(tmp_path))
+        tasks.load(task, "dev", str(tmp_path))
     monkeypatch.delenv("UNMASK_DATA")
     pretend_hub(monkeypatch, {"train": {"sequence": ["AC"], "label": [1]}}, ["no", "yes"])
-    assert tasks.describe(task, "train")["source"] == ["Hugging Face Hub: owner/promoters (train)"]
+    assert tasks.load(task, "train").facts["source"] == ["Hugging Face Hub: owner/promoters (train)"]
 
 
 # ---- the Hub
@@ -405,7 +406,7 @@ def test_from_the_hub(monkeypatch):
     found = tasks.load(task, "dev")
     assert [(one.first, one.second, one.label) for one in found.examples] == [("a", "c", 2), ("b", "d", 0)]
     assert found.facts["source"] == ["Hugging Face Hub: nyu-mll/glue (mnli, validation_matched)"]
-    assert [one.label for one in tasks.read(task, "test")] == [None, None]
+    assert [one.label for one in tasks.load(task, "test").examples] == [None, None]
     assert calls[0] == ("nyu-mll/glue", "mnli")
     assert "which has train, validation_matched, test_matched; set task.local" in refused(
         "glue/mnli", "dev-mismatched", None
@@ -414,7 +415,7 @@ def test_from_the_hub(monkeypatch):
 
 def test_labels_of_the_hub_are_taken_by_name(monkeypatch):
     pretend_hub(monkeypatch, {"train": {"sentence": ["a", "b"], "label": [0, 1]}}, ["positive", "negative"])
-    assert [one.label for one in tasks.read(tasks.task("glue/sst2"), "train")] == [1, 0]
+    assert [one.label for one in tasks.load(tasks.task("glue/sst2"), "train").examples] == [1, 0]
 
 
 def test_scores_of_the_hub_are_what_the_files_say(monkeypatch, tmp_path):
@@ -422,7 +423,7 @@ def test_scores_of_the_hub_are_what_the_files_say(monkeypatch, tmp_path):
     pretend_hub(monkeypatch, {"train": rows}, real=True)
     task = tasks.task("glue/stsb")
     put(tmp_path / "sts-train.csv", ["a", "b", "c", "d", "3.800", "A.", "B."])
-    assert tasks.describe(task, "train")["sha256"] == tasks.describe(task, "train", str(tmp_path))["sha256"]
+    assert tasks.load(task, "train").facts["sha256"] == tasks.load(task, "train", str(tmp_path)).facts["sha256"]
 
 
 def test_without_network_and_files(monkeypatch, tmp_path):
@@ -434,7 +435,7 @@ def test_without_network_and_files(monkeypatch, tmp_path):
     monkeypatch.setenv("UNMASK_DATA", str(tmp_path))  # a folder without it changes nothing
     assert refused("glue/sst2", "dev", None) == said
     monkeypatch.setenv("UNMASK_DATA", str(tmp_path / "none"))
-    assert "is no folder" in refused("glue/sst2", "dev", None)
+    assert "is not a folder" in refused("glue/sst2", "dev", None)
 
 
 # ---- what users get wrong
@@ -471,7 +472,7 @@ SCORES = "sentence1\tsentence2\tscore\n"
 def test_a_wrong_file(tmp_path, name, content, said):
     (tmp_path / "train.tsv").write_text(content)
     with pytest.raises(UserError, match=said) as error:
-        tasks.read(tasks.task(f"glue/{name}"), "train", str(tmp_path))
+        tasks.load(tasks.task(f"glue/{name}"), "train", str(tmp_path))
     assert "\n" not in str(error.value) and str(tmp_path) in str(error.value)
 
 
@@ -480,7 +481,7 @@ def test_a_wrong_file(tmp_path, name, content, said):
     [
         ("train.jsonl", '{"sentence": "a", "label": 1}\n{"sentence": "b"}\n', r"line 2 of .*has no column 'label'"),
         ("train.jsonl", '{"sentence": "a"}\n', r"train.jsonl has no column 'label'; its columns are 'sentence'"),
-        ("train.jsonl", "[1]\n", r"line 1 of .*is no JSON object"),
+        ("train.jsonl", "[1]\n", r"line 1 of .*is not a JSON object"),
         ("train.jsonl", "{\n", r"line 1 of .*is not JSON"),
         ("train.jsonl", '{"sentence": null, "label": 1}\n', r"line 1 of .*has nothing in column 'sentence'"),
         ("train.jsonl", '{"sentence": 3, "label": 1}\n', r"line 1 of .*has int in column 'sentence'"),
@@ -494,7 +495,7 @@ def test_a_wrong_file(tmp_path, name, content, said):
 def test_a_wrong_table(tmp_path, file, content, said):
     (tmp_path / file).write_text(content)
     with pytest.raises(UserError, match=said) as error:
-        tasks.read(tasks.task("glue/sst2"), "train", str(tmp_path))
+        tasks.load(tasks.task("glue/sst2"), "train", str(tmp_path))
     assert "\n" not in str(error.value)
 
 
@@ -539,4 +540,4 @@ def test_wrong_places(tmp_path):
 )
 def test_unknown_splits(tmp_path, name, split, said):
     with pytest.raises(UserError, match=said):
-        tasks.describe(tasks.task(name), split, str(tmp_path))
+        tasks.load(tasks.task(name), split, str(tmp_path))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,13 +13,13 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as Backend
 from tokenizers import models, pre_tokenizers, processors
 
+from support.paths import DATA
 from unmask.data import tasks
 from unmask.data.tasks.encoding import longest_first
 from unmask.data.tokenization import Tokenizer, bytes_tokenizer, read_tokenizer
 from unmask.types import UserError, Vocab
 
-SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"
-shared = pytest.mark.skipif(not SHARED.is_dir(), reason="the shared data are not on this machine")
+shared = pytest.mark.skipif(not DATA.is_dir(), reason="the shared data are not on this machine")
 
 # ---- records
 
@@ -97,9 +96,9 @@ def test_numbers_and_what_is_no_number():
     assert tasks.NUMBERS == ("MNLI-m", "MNLI-mm", "QQP", "QNLI", "SST-2", "CoLA", "STS-B", "MRPC", "RTE")
     assert tasks.number(tasks.task("glue/mnli"), "dev-mismatched") == "MNLI-mm"
     assert tasks.number(tasks.task("glue/rte")) == "RTE"
-    with pytest.raises(UserError, match=r"'SST2' is no number of the paper's GLUE table \(did you mean 'SST-2'\?\)"):
+    with pytest.raises(UserError, match=r"'SST2' is not a number of the paper's GLUE table \(did you mean 'SST-2'\?\)"):
         tasks.average({"SST2": 0.9})
-    with pytest.raises(UserError, match=r"RTE=62\.1 is no fraction"):
+    with pytest.raises(UserError, match=r"RTE=62\.1 is not a fraction"):
         tasks.average({"RTE": 62.1})
 
 
@@ -177,8 +176,8 @@ def test_longest_first_one_token_at_a_time(a, b, room):
 def test_real_rows_as_bert_reads_them(name, split, length):
     from transformers import BertTokenizerFast
 
-    folder = SHARED / "tokenizers/bert-base-uncased"
-    examples = tasks.read(tasks.task(f"glue/{name}"), split, str(SHARED / "glue"))[:1000]
+    folder = DATA / "tokenizers/bert-base-uncased"
+    examples = tasks.load(tasks.task(f"glue/{name}"), split, str(DATA / "glue")).examples[:1000]
     cut = compare(examples, read_tokenizer(folder), BertTokenizerFast.from_pretrained(folder), length)
     assert 0 < cut < len(examples) or name == "stsb"
 
@@ -230,7 +229,7 @@ def test_our_own_tokenizers_have_ends_too():
 
 def test_what_cannot_be_encoded():
     bare = Tokenizer(words_backend(), Vocab(len(WORDS), mask=4), "bare")
-    with pytest.raises(UserError, match=r"tokenizer 'bare' has no beginning and end of text.*take a model"):
+    with pytest.raises(UserError, match=r"tokenizer 'bare' has no beginning and end of text.*use a model"):
         tasks.encode(some_examples(2), bare, 16)
     with pytest.raises(UserError, match=r"task.length=4 leaves no room for text; give at least 5"):
         tasks.encode(some_examples(2), words_tokenizer(), 4)

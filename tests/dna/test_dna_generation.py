@@ -61,9 +61,9 @@ def test_flanks_and_gaps():
 def test_what_is_no_base_is_named():
     lm = dna_lm()
     for text in ("ACX", "AC GT", "ACé"):
-        with pytest.raises(UserError, match="no base"):
+        with pytest.raises(UserError, match="not a base"):
             lm.sample(prompt=text)
-    with pytest.raises(UserError, match="no base"):
+    with pytest.raises(UserError, match="not a base"):
         lm.infill("MKLE{{3}}")
 
 

@@ -131,7 +131,7 @@ def test_sequences_of_every_kind_of_file(tmp_path):
         ("x.fa.gz", gzip.compress(b">a\n" + b"ACGT\n" * 99, mtime=0)[:-9], "cut short"),
         ("x.fa", b">a\nMKLE\n", "protein"),
         ("x.bed", b"c\t0\t4\n", "--genome"),
-        ("x.doc", b"ACGT\n", "ending"),
+        ("x.doc", b"ACGT\n", "unknown extension"),
     ],
 )
 def test_what_is_refused(tmp_path, name, content, says):

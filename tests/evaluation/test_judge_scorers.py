@@ -18,14 +18,15 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 
+from support.paths import DATA
 from unmask.data.tokenization import bytes_tokenizer
 from unmask.evaluation.judge import Scorer, open_scorer
 from unmask.evaluation.judge.formats.llama2c import HEADER, Llama2cScorer, SentencePieces, read_model
 from unmask.evaluation.judge.scorers import windows
 from unmask.types import UserError
 
-STORIES = Path("/work/shared/data/weights/stories260K")
-TEXT = Path("/work/shared/data/text/tinystories")
+STORIES = DATA / "weights" / "stories260K"
+TEXT = DATA / "text" / "tinystories"
 TEXTS = ["", "a", "the cat sat on the mat", "ünïcode ☃", "abc " * 40, "x" * 75, "one more", "and the last"]
 
 # -- windows ---------------------------------------------------------------------------------------------------------

@@ -42,6 +42,7 @@ from unmask.evaluation import (
     METHODS,
     STRATA,
     count_weights,
+    default_method,
     exact_nats,
     iw_bound,
     marked,
@@ -50,7 +51,6 @@ from unmask.evaluation import (
     score,
     strata_nats,
     times_nats,
-    usual_method,
 )
 from unmask.evaluation.estimators import _cover, _proposal
 from unmask.evaluation.likelihood import TIMES, Estimator, eval_keys, evaluate
@@ -291,12 +291,12 @@ def test_exact_is_what_very_many_steps_do() -> None:
 
 
 def test_exact_refuses_what_it_cannot_do() -> None:
-    with pytest.raises(UserError, match="told the time"):
+    with pytest.raises(UserError, match="without time conditioning"):
         exact_nats(model_of(table(1, timed=True)), batch_of(), ALL, 8)
     long = Batch(torch.zeros(1, 15, dtype=torch.int64), torch.arange(1), 1)
     with pytest.raises(UserError, match=r"15 tokens .* at most 14"):
         exact_nats(model_of(table()), long, torch.ones(1, 15, dtype=torch.bool), 8)
-    with pytest.raises(UserError, match="told the time"):
+    with pytest.raises(UserError, match="without time conditioning"):
         strata_nats(model_of(table(1, timed=True)), batch_of(), Keys(0))
     heavy = MaskedDiffusion(table(), Polynomial(), parameterization=Mean(zero_mask=False))
     for call in (
@@ -654,8 +654,8 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "calls": ({"method": "strata", "calls": -1}, "calls=-1"),
     "orders": ({"method": "orders", "orders": 0}, "orders=0"),
     "batch": ({"batch_size": 0}, "batch_size=0"),
-    "draws of an exact law": ({"method": "exact", "draws": 4}, "no use for draws"),
-    "calls of the bound": ({"calls": 4}, "no use for calls"),
+    "draws of an exact law": ({"method": "exact", "draws": 4}, "does not take draws"),
+    "calls of the bound": ({"calls": 4}, "does not take calls"),
     "plan of the bound": ({"plan": LeftToRight()}, "follows no plan"),
     "random plan": ({"method": "plan", "plan": RevealPlan(4)}, "use 'orders'"),
     "one order": ({"method": "orders", "plan": LeftToRight()}, "use method 'plan'"),
@@ -757,10 +757,10 @@ def test_the_command_is_the_function() -> None:
         assert one["text"] == text and one["pieces"] == want.texts[0].pieces
 
 
-def test_the_usual_method_is_one_that_the_model_allows() -> None:
-    assert usual_method(model_of(table())) == "strata"
-    assert usual_method(model_of(table(1, timed=True))) == "bound"
-    assert usual_method(MaskedDiffusion(table(), Polynomial(), parameterization=Mean(zero_mask=False))) == "bound"
+def test_the_default_method_is_one_that_the_model_allows() -> None:
+    assert default_method(model_of(table())) == "strata"
+    assert default_method(model_of(table(1, timed=True))) == "bound"
+    assert default_method(MaskedDiffusion(table(), Polynomial(), parameterization=Mean(zero_mask=False))) == "bound"
 
 
 def test_files_and_marks(tmp_path: Path) -> None:

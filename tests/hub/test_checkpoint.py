@@ -20,11 +20,12 @@ from safetensors.torch import load_file, save_file
 
 import unmask
 from support.helpers import TRAINED, random_model, random_rows, refused, run, sentence, settings, tiny_config, trained
+from support.runs import scripted
 from unmask.distributed import World
 from unmask.hub.resolve import checkpoint
 from unmask.training import text
 from unmask.training.step import Trainer
-from unmask.types import Likelihood, UserError, Vocab
+from unmask.types import UserError, Vocab
 
 LAST = "checkpoints/step-00000300"
 
@@ -205,11 +206,6 @@ def test_files_may_grow_no_further(copy: Path) -> None:
 
 
 # -- which ones are kept ---------------------------------------------------------------------------------------------
-
-
-def scripted(values: list[float]) -> Callable[..., Likelihood]:
-    remaining = iter(values)
-    return lambda *given, **named: Likelihood(next(remaining), 1, None, None, None)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,11 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from test_layout import (
+from torch import Tensor
+
+import unmask
+from support.helpers import refused, run, trained
+from support.published import (
     BYTES,
     DIM,
     HEADS,
@@ -26,10 +30,6 @@ from test_layout import (
     published_tensors,
     tokens_of,
 )
-from torch import Tensor
-
-import unmask
-from support.helpers import refused, run, trained
 from unmask.data.tokenization import bytes_tokenizer
 
 SETTINGS: dict[str, Any] = {

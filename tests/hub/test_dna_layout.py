@@ -1,7 +1,7 @@
 """Published networks for DNA: files of the layouts of Caduceus, Mamba and HyenaDNA, and every way to spoil them.
 
-The files are written here from the lists of names alone (SYSTEMS 7). What the loaded networks compute is compared with
-transformers' Mamba, and with slow networks that are written below from SYSTEMS 3.6 to 3.8, one column after the other.
+The files are written here from the lists of names alone. What the loaded networks compute is compared with
+transformers' Mamba, and with slow networks that are written below, one column after the other.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
-from test_hub import FakeHub, there  # noqa: F401  (a fixture)
 from tokenizers import Tokenizer as Backend
 from tokenizers import models
 from torch import Tensor
 
 import unmask
+from support.fake_hub import FakeHub
 from unmask.data.genome.bases import dna_tokenizer
 from unmask.data.tokenization import bytes_tokenizer
 from unmask.hub.convert import convert
@@ -181,7 +181,7 @@ def rms(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def slow_caduceus(tensors: dict[str, Tensor], ids: Tensor, ps: bool, fused: bool) -> Tensor:
-    """(L,) to (L, 12) logits in float64, as SYSTEMS 3.7 says it; "ps" on 2 dim channels, strand after strand."""
+    """(L,) to (L, 12) logits in float64; "ps" on 2 dim channels, strand after strand."""
     t = {name.removeprefix("caduceus.backbone."): tensor.double() for name, tensor in tensors.items()}
     t = {name.replace("submodule.", "").replace("embedding.weight", "weight"): tensor for name, tensor in t.items()}
     table = t["embeddings.word_embeddings.weight"]
@@ -402,7 +402,7 @@ def test_the_tokenizer_is_that_of_dna(tmp_path):
         unmask.load(folder, new_head=True)
 
 
-def test_caduceus_of_the_hub(there: FakeHub):  # noqa: F811
+def test_caduceus_of_the_hub(there: FakeHub):
     name = "kuleshov-group/caduceus-ps_seqlen-1k_d_model-256_n_layer-4_lr-8e-3"
     folder = caduceus(there.repositories / name, True)
     lm = unmask.load(name)
@@ -606,7 +606,7 @@ def checkpointed(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def slow_hyena(tensors: dict[str, Tensor], ids: Tensor, shift: float) -> Tensor:
-    """(L,) to (L, 12) logits in float64, as SYSTEMS 3.8 says it: the long convolution is a double loop."""
+    """(L,) to (L, 12) logits in float64: the long convolution is a double loop."""
     t = {name.removeprefix("hyena.backbone."): tensor.double() for name, tensor in tensors.items()}
     length, x = len(ids), t["embeddings.word_embeddings.weight"][ids]
     for i in range(2):
@@ -673,7 +673,7 @@ def test_hyena_as_its_authors_wrote_it(tmp_path):
         convert(str(folder / "weights.ckpt"), tmp_path / "more")
 
 
-def test_hyena_of_the_hub(there: FakeHub):  # noqa: F811
+def test_hyena_of_the_hub(there: FakeHub):
     folder = there.repositories / "LongSafari" / "hyenadna-tiny-1k-seqlen"
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(ORIGINAL))

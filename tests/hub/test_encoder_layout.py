@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from test_encoder import KINDS, tree
 
 import unmask
+from support.encoders import KINDS, tree
 from unmask.data.tokenization import read_tokenizer
 from unmask.hub.convert import convert
 from unmask.hub.resolve import checkpoint, layout

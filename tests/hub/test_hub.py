@@ -4,27 +4,37 @@ from __future__ import annotations
 
 import json
 import shutil
-from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import save_file
-from test_layout import DIM, HEADS, LENGTH, equal, gpt_neox, our_logits, published_folder, published_tensors, tokens_of
 from tokenizers import Tokenizer as Backend
 from tokenizers import models, pre_tokenizers
 from torch import Tensor
 
 import unmask
 from support.helpers import trained
+from support.paths import DATA
+from support.published import (
+    DIM,
+    HEADS,
+    LENGTH,
+    equal,
+    gpt_neox,
+    our_logits,
+    published_folder,
+    published_tensors,
+    tokens_of,
+)
 from unmask.data import online
 from unmask.data.tokenization import Tokenizer, bytes_tokenizer
 from unmask.hub import layout, resolve
 from unmask.process import ctmc
 from unmask.types import UserError, Vocab
 
-SHELF = Path("/work/shared/data/tokenizers")
+SHELF = DATA / "tokenizers"
 
 
 @pytest.fixture
@@ -87,36 +97,6 @@ def test_a_checkpoint_file_is_to_be_converted(tmp_path):
 
 
 # -- a Hub that is a folder ------------------------------------------------------------------------------------------
-
-
-class FakeHub:
-    """`snapshot_download` from a folder: what matches the patterns is copied, and every call is written down."""
-
-    def __init__(self, repositories: Path, cache: Path) -> None:
-        self.repositories, self.cache, self.calls = repositories, cache, []
-
-    def __call__(self, name: str, *, revision: Any, allow_patterns: Any, ignore_patterns: Any, **how: Any) -> str:
-        self.calls.append({"name": name, "revision": revision, **how})
-        source = self.repositories / name
-        if not source.is_dir():
-            raise OSError("404 Client Error.\nRepository Not Found")
-        for file in (p for p in source.rglob("*") if p.is_file()):
-            path = file.relative_to(source).as_posix()
-            allowed = any(fnmatch(path, pattern) for pattern in allow_patterns)
-            if allowed and not any(fnmatch(path, pattern) for pattern in ignore_patterns):
-                (self.cache / name / path).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy(file, self.cache / name / path)
-        return str(self.cache / name)
-
-
-@pytest.fixture
-def there(monkeypatch, tmp_path) -> FakeHub:
-    fake = FakeHub(tmp_path / "repositories", tmp_path / "downloaded")
-    monkeypatch.setattr(online, "reachable", lambda: True)
-    monkeypatch.setattr("huggingface_hub.snapshot_download", fake)
-    monkeypatch.delenv("UNMASK_TOKENIZERS", raising=False)
-    monkeypatch.chdir(tmp_path)
-    return fake
 
 
 def test_only_data_comes_from_the_hub(there):
@@ -228,7 +208,7 @@ def test_a_tokenizer_of_another_size(offline, tmp_path):
 
 @pytest.mark.skipif(not SHELF.is_dir(), reason="the shared tokenizers are not on this machine")
 def test_the_real_gpt2_tokenizer(offline, monkeypatch, tmp_path):
-    """[MASK] is 50257 and not [PAD], as upstream's padding would have it (ECOSYSTEM: tokenizer trap)."""
+    """[MASK] is 50257 and not [PAD], as upstream's padding would have it."""
     monkeypatch.setenv("UNMASK_TOKENIZERS", str(SHELF))
     lm = unmask.load(small_owt(tmp_path / "m"))
     assert lm.tokenizer.vocab == layout.GPT2 and lm.tokenizer.piece(50257) == "[MASK]"
@@ -270,7 +250,7 @@ def sedd_folder(path: Path, **changes: Any) -> tuple[Path, dict[str, Tensor]]:
 
 
 def test_sedd_scores_are_those_of_its_own_formula(tmp_path):
-    """logits - log(e^sigma - 1) - log(V - 1), and 0 for the token that is there (SYSTEMS 3.3)."""
+    """logits - log(e^sigma - 1) - log(V - 1), and 0 for the token that is there."""
     folder, tensors = sedd_folder(tmp_path / "m")
     lm = unmask.load(folder, tokenizer=bytes_tokenizer())
     assert lm.config.model.method == "sedd" and lm.config.schedule.name == "log-linear"

@@ -164,7 +164,7 @@ def test_chunks_of_the_head_change_nothing(name, monkeypatch):
         "tops": 2,
     }
     whole = finish(model, canvases, plans, keys_of(n), **more)
-    for rows in (1, 2, 5):
+    for rows in (1, 4):
         monkeypatch.setattr(token_step, "LOGITS_AT_ONCE", rows * V)
         for state, same in zip(finish(model, canvases, plans, keys_of(n), **more), whole, strict=True):
             assert state.canvas.tolist() == same.canvas.tolist()
@@ -273,7 +273,7 @@ def test_a_dropped_sequence_is_forgotten_wherever_it_is():
     assert rows == [1] * 3
 
 
-# -- the ends of chance (PITFALLS P1, P9) ----------------------------------------------------------------------------
+# -- the ends of chance ----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -296,7 +296,7 @@ class Same(Keys):
 @pytest.mark.parametrize("value", [0.0, 1 - 2.0**-53])
 @pytest.mark.parametrize("schedule", ["log-linear", "log-linear uncut", "geometric wide cut"])
 def test_no_draw_leaves_a_mask(name, value, schedule):
-    """P9: what is left over at the end is drawn like all others, also by the draw that comes once in 2^53."""
+    """What is left over at the end is drawn like all others, also by the draw that comes once in 2^53."""
     net = TableNet.random(1, timed=name in TIMED)
     with torch.no_grad():  # a softmax that sums to a little less than 1 in float32, and one that is all but sure
         net.table[..., 2] += 20.0
@@ -312,7 +312,7 @@ RARE = {"many steps": RevealPlan(100_000), "many remaskings": Remasking(60, "res
 
 @pytest.mark.parametrize("name", [*PLANS, *RARE])
 def test_a_rare_token_keeps_its_chance(name):
-    """P1, by measure: its 1e-7 of the uniforms writes it, and not a number beside them, however many the steps."""
+    """Its 1e-7 of the uniforms writes it, and not a number beside them, however many the steps."""
     table = np.zeros((V + 1,) * 3 + (3, V))
     table[...] = np.log([0.4, 0.9, 1e-7, 0.6 - 1e-7])  # [MASK] is token 1: SUBS takes it out
     model = MaskedDiffusion(TableNet(table), SCHEDULES["log-linear"])
@@ -336,7 +336,7 @@ def test_neither_filters_nor_rules_change_when_a_position_is_written(name):
         ]
 
     plain, n = clock(), len(canvases)
-    for choice in (Choice(temperature=0), Choice(temperature=3), Choice(top_k=1), Choice(top_p=0.2), Choice(min_p=0.9)):
+    for choice in (Choice(temperature=0), Choice(temperature=3, top_p=0.2), Choice(top_k=1, min_p=0.9)):
         assert clock(choice=choice) == plain
     assert clock(controls=[Rules(frozenset({0, 2}))] * n) == plain
 

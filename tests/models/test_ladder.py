@@ -40,7 +40,7 @@ from oracles.enumeration import (
 )
 from oracles.laws import collect, masks_of, ruled, written
 from support.drawing import check, finish, generate, keys_of, outcomes, p_value, request_of
-from support.helpers import folder, random_model, refused, run, settings, tiny_config
+from support.helpers import folder, random_model, refused, run, settings, tiny_config, train_once
 from unmask.models.masked import MaskedDiffusion, Objective
 from unmask.models.registry import METHODS
 from unmask.process.keys import Keys
@@ -197,7 +197,7 @@ def test_nats_in_continuous_time_are_the_limit_of_many_steps(kind, timed):
 
 
 def test_every_step_of_d3pm_is_the_published_formula():
-    """SYSTEMS 3.4, paper eq. A.2: T {u log[..] + (1 - u) log[..]}, u = (α_s - α_t)/(1 - α_t), typed from there."""
+    """Paper eq. A.2: T {u log[..] + (1 - u) log[..]}, u = (α_s - α_t)/(1 - α_t), typed from there."""
     steps, net, x = 6, network(8, False), (0, 3, 2)
     keep, z = keep_grid("log-linear", steps), (MASK,) * 3
     guess = np.exp(net.denoiser(log_x=d3pm)(z, 0.0))
@@ -244,7 +244,7 @@ def test_nothing_is_nan_not_even_a_gradient(kind, law):
     ids=str,
 )
 def test_no_network_gives_more_than_one_in_all(kind, law):
-    """DESIGN section 5: the sum over all x of exp(-nats(x)) is at most 1, for any network."""
+    """The sum over all x of exp(-nats(x)) is at most 1, for any network."""
     for seed, timed in ((0, False), (1, True)):
         net = network(seed, timed, mass=-3.0)  # not much on [MASK]: a gate that is nearly touched is the harder one
         if isinstance(law, DiscreteTime):
@@ -542,11 +542,8 @@ TRAINED = [
 
 @functools.cache
 def run_of(method: str) -> str:
-    out = folder() / f"ladder {method}"
     more = ["model.time_conditioning=true"] if method in ("d3pm", "sedd") else []
-    ran = run("train", "tiny", *settings(*TRAINED, f"model.method={method}", *more), "--out", str(out), "--quiet")
-    assert ran.code == 0, ran.err
-    return str(out)
+    return str(train_once(f"ladder {method}", "tiny", *settings(*TRAINED, f"model.method={method}", *more)))
 
 
 TRAINABLE = ["d3pm", "no-carry-over", "sedd", "ar"]

@@ -11,7 +11,7 @@ import pytest
 import torch
 import yaml
 
-from support.helpers import folder, refused, run, settings
+from support.helpers import refused, run, settings, train_once
 from unmask import load
 from unmask.cli import commands
 from unmask.evaluation.generative import open_judge
@@ -34,11 +34,8 @@ MADE = {
 @functools.cache
 def made(name: str) -> str:
     """A run of two steps."""
-    out = folder() / "methods" / name
     more = settings(*MADE[name], "train.steps=2", "eval.rows=4", "eval.every=0")
-    ran = run("train", "tiny", *more, "--out", str(out), "--quiet")
-    assert ran.code == 0, ran.err
-    return str(out)
+    return str(train_once(f"method-{name}", "tiny", *more))
 
 
 # -- a first token that is given and not scored ----------------------------------------------------------------------
@@ -50,7 +47,7 @@ def by_hand(name: str, text: str, first: int) -> float:
     """-log p of the bytes of a short text from `first` on, one forward pass a byte."""
     lm = load(name)
     ids = lm.encode(text)
-    before = [] if lm.painter.frame is None else [lm.painter.frame[0]]
+    before = [] if lm.painter.block_ends is None else [lm.painter.block_ends[0]]
     total = 0.0
     with torch.no_grad():
         for i in range(first, len(ids)):
@@ -108,7 +105,7 @@ def test_exact_is_a_method_of_an_exact_model() -> None:
 # -- refusals --------------------------------------------------------------------------------------------------------
 
 MISTAKES = {
-    "score nothing": (["score", "ar-no-start", "a"], "is given and does not score; give it more"),
+    "score nothing": (["score", "ar-no-start", "a"], "is given and does not score; make it longer"),
     "no start": (["sample", "ar-no-start"], "give it the first token or a prompt"),
     "bound of ar": (["eval", "ar", "--bound", "continuous"], "no choice of bound; leave out bound, steps and schedule"),
     "steps of ar": (["eval", "ar", "--steps", "3"], "no choice of bound; leave out bound, steps and schedule"),

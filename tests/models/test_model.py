@@ -27,7 +27,6 @@ from oracles.enumeration import (
     subs,
 )
 from support.drawing import generate
-from unmask.models import language_model as base_module
 from unmask.models.masked import MaskedDiffusion
 from unmask.networks.dit import DiT
 from unmask.process.keys import Keys
@@ -171,7 +170,7 @@ def test_only_scored_positions_cost_and_all_of_them_weigh():
     with torch.no_grad():
         loss, weight = model.loss(batch_of(scored=scored), keys)
         again = model(batch_of(scored=scored), keys)
-    assert int(weight) == int(scored.sum())  # tokens, masked or not (P5)
+    assert int(weight) == int(scored.sum())  # tokens, masked or not
     assert float(loss) == pytest.approx(float(some.nats.detach().sum()), rel=1e-6)
     assert some.nats.dtype == torch.float32
     assert float(again[0]) == float(loss) and int(again[1]) == int(weight)
@@ -247,7 +246,7 @@ def test_chunks_change_nothing(monkeypatch, rows, zero_mask):
         return nats.detach(), [p.grad for p in model.parameters()]
 
     whole, gradients = run()
-    monkeypatch.setattr(base_module, "LOGITS_AT_ONCE", rows * VOCAB.size)
+    monkeypatch.setattr("unmask.process.chunks.LOGITS_AT_ONCE", rows * VOCAB.size)
     chunked, chunked_gradients = run()
     torch.testing.assert_close(chunked, whole, rtol=1e-5, atol=1e-6)
     for got, truth in zip(chunked_gradients, gradients, strict=True):
@@ -319,7 +318,7 @@ def test_masks_do_not_depend_on_the_law_and_times_do_not_depend_on_the_mask():
 
 
 def test_mask_ids_in_the_middle_of_the_vocabulary_are_left_out_of_every_law():
-    """P10: `x < V - 1` is not the same as `x is not [MASK]`."""
+    """`x < V - 1` is not the same as `x is not [MASK]`."""
     net = TableNet.random(1)
     model = MaskedDiffusion(net, SCHEDULES["log-linear"], DiscreteTime(1))
     with torch.no_grad():

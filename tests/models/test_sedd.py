@@ -1,4 +1,4 @@
-"""SEDD (paper appendix C, SYSTEMS 3.3): its loss is the published one, its samplers have the published law."""
+"""SEDD (paper appendix C): its loss is the published one, its samplers have the published law."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def measure(logits: np.ndarray) -> np.ndarray:
 
 
 def published(logits: np.ndarray, x: int, sigma: float, dsigma: float) -> float:
-    """σ' [Σ_{y≠m} s_y - r log s_x + r (log r - 1)], r = 1/(e^σ - 1), with the published output layer (SYSTEMS 3.3)."""
+    """σ' [Σ_{y≠m} s_y - r log s_x + r (log r - 1)], r = 1/(e^σ - 1), with the published output layer."""
     log_s = logits - math.log(math.expm1(sigma)) - math.log(V - 1)
     r = 1 / math.expm1(sigma)
     return dsigma * (sum(math.exp(log_s[y]) for y in CLEAN) - r * log_s[x] + r * (math.log(r) - 1))

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from support.neox import neox
 from unmask.models.masked import MaskedDiffusion
 from unmask.networks.dit import DiT
 from unmask.networks.kernels.attention import Attn, attention, rotary_table, rotate
@@ -42,7 +43,7 @@ def logits_of(net: DiT, tokens: Tensor, sigma: Tensor | None = None, attn: Attn 
 
 
 def condition_by_hand(net: DiT, sigma: float) -> Tensor:
-    """A sinusoid of 256 channels, cosines first, periods up to 1e4; Linear, SiLU, Linear, SiLU (SYSTEMS 3.2)."""
+    """A sinusoid of 256 channels, cosines first, periods up to 1e4; Linear, SiLU, Linear, SiLU."""
     angles = [sigma * 10_000.0 ** (-i / 128) for i in range(128)]
     wave = torch.tensor([*map(math.cos, angles), *map(math.sin, angles)])
     first, _, second = net.sigma_map.mlp
@@ -53,23 +54,7 @@ def condition_by_hand(net: DiT, sigma: float) -> Tensor:
 
 def folded_neox(net: DiT, sigma: float):
     """LN weight · (1 + scale), LN bias = shift, gates into the output projections; qkv interleaved by head."""
-    from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
-
-    config = GPTNeoXConfig(
-        vocab_size=VOCAB.size,
-        hidden_size=DIM,
-        num_hidden_layers=2,
-        num_attention_heads=HEADS,
-        intermediate_size=4 * DIM,
-        hidden_act="gelu_pytorch_tanh",
-        use_parallel_residual=False,
-        attention_bias=False,
-        layer_norm_eps=1e-5,
-        tie_word_embeddings=False,
-        attn_implementation="eager",
-        rope_parameters={"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 1.0},
-    )
-    oracle = GPTNeoXForCausalLM(config).eval()
+    oracle = neox(VOCAB.size, DIM, 2, HEADS)
     cond = condition_by_hand(net, sigma)
     state = {"gpt_neox.embed_in.weight": net.vocab_embed.embedding, "lm_head.weight": net.output_layer.linear.weight}
     for i, block in enumerate(net.blocks):

@@ -24,7 +24,7 @@ from unmask.sampling import FirstHitting
 from unmask.types import Batch, UserError, Vocab
 
 DIM, LAYERS, STATE, WIDTH, EXPAND = 10, 3, 3, 4, 2
-OPPOSITE = [0, 1, 2, 3, 4, 5, 6, 10, 9, 8, 7, 11]  # A7 with T10, C8 with G9 (SYSTEMS 3.7)
+OPPOSITE = [0, 1, 2, 3, 4, 5, 6, 10, 9, 8, 7, 11]  # A7 with T10, C8 with G9
 KINDS = {"ps": ("ps", False), "ps, swap": ("ps", True), "ph": ("ph", False)}
 each_kind = pytest.mark.parametrize("kind", KINDS)
 each_ps = pytest.mark.parametrize("swap", [False, True])
@@ -67,7 +67,7 @@ def near(found: Tensor, truth: Tensor | np.ndarray, tolerance: float = 1e-10) ->
     torch.testing.assert_close(found, truth, rtol=0, atol=tolerance * max(1.0, float(truth.detach().abs().max())))
 
 
-# -- both strands ------------------------------------------------------------------------------------------------------
+# -- both strands ----------------------------------------------------------------------------------------------------
 
 
 @each_ps
@@ -124,7 +124,7 @@ def test_the_swap_is_another_function():
     assert (logits_of(caduceus(), tokens) - logits_of(caduceus(swap=True), tokens)).abs().max() > 0.3
 
 
-# -- both directions ---------------------------------------------------------------------------------------------------
+# -- both directions -------------------------------------------------------------------------------------------------
 
 
 def test_reversed_input_and_exchanged_directions_reverse_the_output():
@@ -159,7 +159,7 @@ def test_every_column_sees_every_other(kind):
         assert ((logits_of(net, other) - before).abs().amax(-1) > 1e-9).all()
 
 
-# -- slow and literal: numpy, one row, 2 d channels (SYSTEMS 3.7) ------------------------------------------------------
+# -- slow and literal: numpy, one row, 2 d channels ------------------------------------------------------------------
 
 
 def silu(x: np.ndarray) -> np.ndarray:
@@ -236,7 +236,7 @@ def test_logits_are_those_of_the_slow_sums(kind):
         near(found[row], slow_logits(net, tokens[row].tolist()))
 
 
-# -- padding -----------------------------------------------------------------------------------------------------------
+# -- padding ---------------------------------------------------------------------------------------------------------
 
 PLACES = {  # of rows with padding: which columns of 9 exist
     "left": lambda: torch.arange(9) >= torch.tensor([0, 4, 8])[:, None],
@@ -267,7 +267,7 @@ def test_pads_never_change_a_token_and_teach_nothing(kind, place):
         near(taught[name], parameter.grad)
 
 
-# -- inputs in the place of embeddings ---------------------------------------------------------------------------------
+# -- inputs in the place of embeddings -------------------------------------------------------------------------------
 
 
 @each_kind
@@ -289,7 +289,7 @@ def test_given_the_embeddings_it_says_the_same(kind, place):
     near(found[keep], truth[keep], 1e-12)
 
 
-# -- published facts, refusals -----------------------------------------------------------------------------------------
+# -- published facts, refusals ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("strands", ["ps", "ph"])
@@ -353,7 +353,7 @@ def test_half_precision(kind):
     assert all(p.grad.isfinite().all() for p in net.parameters())
 
 
-# -- masked diffusion on it --------------------------------------------------------------------------------------------
+# -- masked diffusion on it ------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -400,7 +400,7 @@ class SubsScore(Caduceus):
 
 @each_kind
 def test_sedd_with_the_score_of_subs_is_mdlm(kind):
-    """Token by token, at any time, in the integral and in the last step; no time is told (SYSTEMS trap 4)."""
+    """Token by token, at any time, in the integral and in the last step; no time is told."""
     batch = Batch(some_tokens(16, 12) % 4 + 7, torch.arange(16), 16)
     mdlm = MaskedDiffusion(caduceus(*KINDS[kind]), Polynomial()).eval()
     sedd = MaskedDiffusion(caduceus(*KINDS[kind], net=SubsScore), Polynomial(), parameterization=Score()).eval()

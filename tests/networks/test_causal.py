@@ -6,27 +6,12 @@ import math
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from support.causal_nets import BLOCKS, DIM, HEADS, VOCAB, causal, neox_logits, tokens_of
 from unmask.networks.causal import Causal
 from unmask.networks.kernels.attention import Attn, attention
 from unmask.types import Vocab
-
-VOCAB = Vocab(17, mask=5, pad=0)
-DIM, HEADS, BLOCKS = 32, 4, 2
-
-
-def causal(seed: int = 0, dropout: float = 0.0, vocab: Vocab = VOCAB) -> Causal:
-    """A small network in which no weight is zero."""
-    torch.manual_seed(seed)
-    net = Causal(vocab, DIM, BLOCKS, HEADS, dropout=dropout)
-    for parameter in net.parameters():
-        nn.init.normal_(parameter, std=0.3)
-    return net.eval()
-
-
-def tokens_of(batch: int = 3, length: int = 9, seed: int = 1) -> Tensor:
-    return torch.randint(VOCAB.size, (batch, length), generator=torch.Generator().manual_seed(seed))
 
 
 def hidden_of(net: Causal, tokens: Tensor, **how) -> Tensor:
@@ -35,59 +20,6 @@ def hidden_of(net: Causal, tokens: Tensor, **how) -> Tensor:
 
 
 # -- GPT-NeoX --------------------------------------------------------------------------------------------------------
-
-
-def neox(net: Causal):
-    """The same network as transformers has it (SYSTEMS 3.1): qkv by head, norms without bias."""
-    from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
-
-    config = GPTNeoXConfig(
-        vocab_size=net.vocab.size,
-        hidden_size=DIM,
-        num_hidden_layers=BLOCKS,
-        num_attention_heads=HEADS,
-        intermediate_size=4 * DIM,
-        hidden_act="gelu_pytorch_tanh",
-        use_parallel_residual=False,
-        attention_bias=False,
-        layer_norm_eps=1e-5,
-        tie_word_embeddings=False,
-        attn_implementation="eager",
-        bos_token_id=None,
-        eos_token_id=None,
-        rope_parameters={"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 1.0},
-    )
-    oracle, zero = GPTNeoXForCausalLM(config).eval(), torch.zeros(DIM)
-    state = {
-        "gpt_neox.embed_in.weight": net.vocab_embed.embedding,
-        "gpt_neox.final_layer_norm.weight": net.output_layer.norm_final.weight,
-        "gpt_neox.final_layer_norm.bias": zero,
-        "lm_head.weight": net.output_layer.linear.weight,
-    }
-    for i, block in enumerate(net.blocks):
-        own = {
-            "input_layernorm.weight": block.norm1.weight,
-            "input_layernorm.bias": zero,
-            "post_attention_layernorm.weight": block.norm2.weight,
-            "post_attention_layernorm.bias": zero,
-            "attention.query_key_value.weight": block.attn_qkv.weight.view(3, HEADS, DIM // HEADS, DIM)
-            .permute(1, 0, 2, 3)
-            .reshape(3 * DIM, DIM),
-            "attention.dense.weight": block.attn_out.weight,
-            "mlp.dense_h_to_4h.weight": block.mlp[0].weight,
-            "mlp.dense_h_to_4h.bias": block.mlp[0].bias,
-            "mlp.dense_4h_to_h.weight": block.mlp[2].weight,
-            "mlp.dense_4h_to_h.bias": block.mlp[2].bias,
-        }
-        state |= {f"gpt_neox.layers.{i}.{name}": value for name, value in own.items()}
-    oracle.load_state_dict(state, strict=True)
-    return oracle
-
-
-def neox_logits(net: Causal, tokens: Tensor, present: Tensor | None = None) -> Tensor:
-    """(B, L, V) logits of GPT-NeoX, with the bias that it does not have."""
-    with torch.no_grad():
-        return neox(net)(input_ids=tokens, attention_mask=present).logits + net.output_layer.linear.bias
 
 
 def test_it_is_gpt_neox():

@@ -57,7 +57,7 @@ def slow_norm(x: np.ndarray, weight: np.ndarray, bias: np.ndarray) -> np.ndarray
 
 
 def slow_tables(dim: int, longest: int) -> dict[str, np.ndarray]:
-    """z, t and deltas of SYSTEMS 3.8, in the shapes of published files."""
+    """z, t and deltas, in the shapes of published files."""
     z, t = np.zeros((longest, 5)), np.zeros((longest, 1))
     for i in range(longest):
         t[i] = i / (longest - 1)
@@ -133,7 +133,7 @@ def test_the_shift_is_added_to_the_window():
 
 
 def test_the_size_of_the_paper():
-    """By hand: what SYSTEMS counts is all that is trained, shared tensors once, and no fixed table."""
+    """By hand: all that is trained is counted, shared tensors once, and no fixed table."""
     with torch.device("meta"):
         net = Hyena(VOCAB)
     made_of = {

@@ -180,7 +180,7 @@ def test_names_are_the_published_ones():
 
 
 def test_how_it_begins():
-    """SYSTEMS 3.6: A is -1 .. -N, steps from 0.001 to 0.1 evenly in their logarithm, what is added is small."""
+    """A is -1 .. -N, steps from 0.001 to 0.1 evenly in their logarithm, what is added is small."""
     torch.manual_seed(0)
     net = Mamba(DNA, 128, 4)
     for layer in net.layers:
@@ -327,7 +327,7 @@ def test_a_row_of_nothing_but_padding_is_finite():
 
 
 def test_it_trains_through_one_node_a_scan_at_any_length(monkeypatch):
-    """Never a column at a time (SYSTEMS trap 7): the graph of a long row is that of a short one."""
+    """Never a column at a time: the graph of a long row is that of a short one."""
 
     def size(length: int) -> int:
         hidden = mamba()(some_tokens(1, length), attn=Attn("causal"))[0]

@@ -150,7 +150,7 @@ def test_the_discrete_bound_decreases_to_the_entropy(name):
     by_steps = {steps: float(probs @ expected_discrete(costs_at, SCHEDULES[name], steps)) for steps in STEPS}
     for finer, coarser in ((2, 1), (5, 1), (10, 2), (10, 5), (100, 10)):  # nested grids: never worse
         assert ENTROPY - 1e-9 <= by_steps[finer] <= by_steps[coarser] + 1e-9
-    if name in ("log-linear", "log-linear uncut"):  # SYSTEMS 5.4: 3.272 3.229 3.199 3.189 3.179 -> 3.178
+    if name in ("log-linear", "log-linear uncut"):  # 3.272 3.229 3.199 3.189 3.179 -> 3.178
         values = [by_steps[steps] - ENTROPY for steps in STEPS]
         assert values == sorted(values, reverse=True)
         assert values[-1] < 0.03 * values[0]
@@ -194,7 +194,7 @@ def test_one_step_is_the_kl_and_the_published_closed_form(alpha_s, alpha_t):
         u = torch.tensor((alpha_s - alpha_t) / (1 - alpha_t), dtype=torch.float64)
         got = float(bounds.discrete(-folded, mass, u, torch.tensor(7.0)))
         assert got == pytest.approx(7 * kl(q, p), rel=1e-9, abs=1e-12)
-        evidence = alpha_t * x_mask + 1 - alpha_t  # SYSTEMS 3.4
+        evidence = alpha_t * x_mask + 1 - alpha_t
         closed = (alpha_s - alpha_t) / (1 - alpha_t) * math.log(evidence / ((1 - alpha_t) * x))
         if alpha_s < 1:
             stay = (1 - alpha_s) * evidence / ((1 - alpha_t) * (alpha_s * x_mask + 1 - alpha_s))
@@ -220,7 +220,7 @@ def test_many_short_steps_are_the_continuous_bound():
 @each_schedule
 @pytest.mark.parametrize("law", [*(DiscreteTime(steps) for steps in (*STEPS, 1000)), ContinuousTime()], ids=repr)
 def test_no_nan_at_any_time_and_finite_gradients(name, law):
-    """P4: at s = 0 the published discrete loss is 0 · log(x/0). Also at exact bin ends and both ends of the uniform."""
+    """At s = 0 the published discrete loss is 0 · log(x/0). Also at exact bin ends and both ends of the uniform."""
     some = torch.linspace(0, 1, 41, dtype=torch.float64)
     uniform = torch.cat([some, torch.tensor([1e-12, 1 - 2**-53]), some[:-1] + 1e-3])
     draw = law.draw(uniform, SCHEDULES[name])

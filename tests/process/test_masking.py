@@ -11,7 +11,7 @@ import torch
 from scipy import stats
 
 from oracles.enumeration import MASK, V, bayes, d3pm, kl, noise_matrix, one_hot
-from unmask.process import masking
+from unmask.process import ctmc, masking
 from unmask.process.keys import Keys
 
 PRIORS = {
@@ -91,7 +91,7 @@ def test_reverse_step_is_the_posterior_of_the_guess(alpha_s, alpha_t, with_mask)
     """p(z_s|z_t = m) = q(z_s|z_t = m, x = x̂), mass of x̂ on [MASK] included."""
     log_x = np.stack([random_x(seed, with_mask) for seed in range(5)])
     before = tensor(log_x)
-    got = masking.reverse_step(before, tensor(alpha_s), tensor(alpha_t), MASK)
+    got = ctmc.reverse_step(before, tensor(alpha_s), tensor(alpha_t), MASK)
     truth = [bayes(MASK, np.exp(row), alpha_s, alpha_t, PRIORS["mask"]) for row in log_x]
     np.testing.assert_allclose(got, truth, atol=1e-13)
     np.testing.assert_allclose(before, log_x)  # arguments are not written to
@@ -174,7 +174,7 @@ def test_every_token_has_its_measure_and_rare_ones_too():
 
 
 def test_a_rare_token_among_many_keeps_its_chance():
-    """PITFALLS P1: with float32 noise a token of chance 1e-6 loses most of it. The last of 50,258 tokens here."""
+    """With float32 noise a token of chance 1e-6 loses most of it. The last of 50,258 tokens here."""
     size = 50_258
     logits = torch.randn(size, generator=torch.Generator().manual_seed(0))
     logits[-1] = torch.logsumexp(logits[:-1], 0) + math.log(1e-6)

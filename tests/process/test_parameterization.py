@@ -41,7 +41,7 @@ def test_half_precision_logits_become_float32_and_are_not_written_to():
 
 
 def test_huge_logits_on_the_mask_change_nothing_under_subs():
-    """-inf and not -1e6: whatever the network says about [MASK] is of no consequence (P11)."""
+    """-inf and not -1e6: whatever the network says about [MASK] is of no consequence."""
     logits = logits_of()
     loud = logits.clone()
     loud[:, MASK] = 1e30

@@ -71,7 +71,7 @@ def check_calculus(schedule: Schedule) -> None:
     torch.testing.assert_close(schedule.dalpha(t), slope, rtol=1e-10, atol=1e-14)
     assert (slope < 0).all()
     torch.testing.assert_close(schedule.rate(t), -slope / (1 - schedule.alpha(t)), rtol=1e-9, atol=1e-12)
-    # the weight must be that of the schedule that actually masks (P3)
+    # the weight must be that of the schedule that actually masks
     chance = derivative(schedule.keep, t)
     torch.testing.assert_close(schedule.rate(t), -chance / (1 - schedule.keep(t)), rtol=1e-8, atol=1e-12)
     torch.testing.assert_close(derivative(schedule.sigma, t), -slope / schedule.alpha(t), rtol=1e-9, atol=1e-12)

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from support.helpers import refused, run
+from support.paths import SHARED
 from unmask.config import Config, DataConfig
 from unmask.data.genome.bases import VOCAB
 from unmask.data.pack import prepare
@@ -30,7 +31,7 @@ from unmask.reproduce.tables.genome_ppl import contest, history
 from unmask.reproduce.tables.genomic_benchmarks import advantage
 from unmask.types import UserError
 
-TEX = Path(__file__).resolve().parents[3] / "shared" / "paper.tex"
+TEX = SHARED / "paper.tex"
 TINY = ("model.hidden_dim=8", "model.n_blocks=1", "model.state_dim=2")
 QUICK = ("train.log_every=1", "eval.every=2", "eval.rows=4", "eval.draws=2", "train.steps=4", "train.batch_size=4")
 SIZES = replace(

@@ -91,7 +91,7 @@ def mass_law(start: tuple[int, ...], denoise, name: str, steps: int) -> dict[tup
     ],
 )
 def test_the_textbook_is_exact_where_the_network_has_mass_on_mask(name, steps, canvas, is_timed):
-    """D3PM: the network has a say in when a position is revealed. What is left in the end is drawn, not left (P9)."""
+    """D3PM: the network has a say in when a position is revealed. What is left in the end is drawn, not left."""
     net = TableNet.random(7, timed=is_timed)
     with torch.no_grad():
         net.table[..., MASK] += 1.5
@@ -289,7 +289,7 @@ def scaled(weights) -> list[float]:
         (Choice(top_k=100), [0.5, 0, 0.3, 0.15, 0.05]),
         (Choice(top_p=1e-9), [1, 0, 0, 0, 0]),  # never nothing
         (Choice(top_p=0.45), [1, 0, 0, 0, 0]),
-        (Choice(top_p=0.6), [0.5, 0, 0.3, 0, 0]),  # the token that crosses 0.6 stays in (P13)
+        (Choice(top_p=0.6), [0.5, 0, 0.3, 0, 0]),  # the token that crosses 0.6 stays in
         (Choice(top_p=0.81), [0.5, 0, 0.3, 0.15, 0]),
         (Choice(top_p=1), [0.5, 0, 0.3, 0.15, 0.05]),
         (Choice(top_k=3, top_p=0.6), [0.5, 0, 0.3, 0, 0]),  # 0.5/0.95 < 0.6: top-p of what top-k left
@@ -312,7 +312,7 @@ def test_the_law_of_a_choice(choice, weights):
 
 @pytest.mark.parametrize("choice", [Choice(), Choice(top_k=3), Choice(top_p=1.0), Choice(temperature=1)], ids=repr)
 def test_a_rare_token_keeps_its_chance_through_the_choice(choice):
-    """P1, by measure: uniforms just inside and just outside of the 1e-6 that belong to the rare token."""
+    """Uniforms just inside and just outside of the 1e-6 that belong to the rare token."""
     log_x = torch.tensor([[0.4, 1e-6, 0.6 - 1e-6]], dtype=torch.float64).log()
     edges = torch.tensor([0.4 - 1e-12, 0.4 + 1e-12, 0.4 + 1e-6 - 1e-12, 0.4 + 1e-6 + 1e-12], dtype=torch.float64)
     assert choice(log_x.expand(4, -1), edges)[0].tolist() == [0, 1, 1, 2]

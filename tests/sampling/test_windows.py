@@ -1,4 +1,4 @@
-"""Windows: the product of their laws, what the network is shown, and what can never change any more (P17)."""
+"""Windows: the product of their laws, what the network is shown, and what can never change any more."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def shown(plan: Windows, canvas: list[int], net: TableNet | None = None) -> tupl
 @pytest.mark.parametrize("inner", [LeftToRight(), RevealPlan(3), Remasking(6, "rescale", 0.8)], ids=repr)
 @pytest.mark.parametrize("canvas", [[MASK] * 7, [2, MASK, MASK, 0, 3, MASK, 2, 2, MASK], [MASK]], ids=len)
 def test_the_network_sees_one_framed_window_of_what_stands(frame, inner, canvas):
-    """P17: the frame is around every window and never in the text, so that no window can end the text with it."""
+    """The frame is around every window and never in the text, so that no window can end the text with it."""
     plan = Windows(inner, 4, 1, frame)
     room = min(plan.room, len(canvas))
     seen, states = shown(plan, canvas)

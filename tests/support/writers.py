@@ -15,10 +15,11 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers
 from torch import Tensor
 
 from support.helpers import random_lm
+from support.paths import DATA
 from unmask.data.tokenization import Tokenizer, bpe_tokenizer, bytes_tokenizer, chars_tokenizer, read_tokenizer
 from unmask.lm import LM
 
-DATA = Path("/work/shared/data/tokenizers")
+TOKENIZERS = DATA / "tokenizers"
 CORPUS = ["the naïve café of the 日本 and the 🙂 of the other café, again and again"] * 3
 WORDS = ["the", "cat", "sat", "on", "mat", "and", "dog", "can", "play", "cafe", *",.!?'-()12"]
 PARTS = ["##s", "##ing", "##ed", *(f"##{letter}" for letter in "abcdefghijklmnopqrstuvwxyz")]
@@ -52,9 +53,9 @@ ALL = pytest.mark.parametrize("kind", [*MAKERS, *REAL])
 @functools.cache
 def make(kind: str, *overrides: str) -> LM:
     """A random model of 40 tokens: it writes any token anywhere, special ones included."""
-    if kind in REAL and not DATA.is_dir():
-        pytest.skip(f"{DATA} is not there, and with it the real tokenizers")
-    tokenizer = read_tokenizer(DATA / kind) if kind in REAL else MAKERS[kind]()
+    if kind in REAL and not TOKENIZERS.is_dir():
+        pytest.skip(f"{TOKENIZERS} is not there, and with it the real tokenizers")
+    tokenizer = read_tokenizer(TOKENIZERS / kind) if kind in REAL else MAKERS[kind]()
     return random_lm(tokenizer, "data.length=40", *overrides, scale=2.0)
 
 
@@ -82,7 +83,7 @@ SAMPLERS: dict[str, dict[str, Any]] = {
     "remask-rescale": {"sampler": "remask-rescale", "steps": 8, "eta": 0.4},
     "remask-loop": {"sampler": "remask-loop", "steps": 12, "eta": 0.3},
     "corrector": {"sampler": "corrector", "steps": 5, "eta": 0.3},
-    "gibbs": {"sampler": "gibbs", "steps": 60, "burn": 20},
+    "gibbs": {"sampler": "gibbs", "steps": 40, "burn": 10},
     "gibbs in parallel": {"sampler": "gibbs", "steps": 5, "scan": "parallel"},
     "windows": {"sampler": "plan", "steps": 4, "stride": 7},
     "windows left to right": {"sampler": "left-to-right", "stride": 20},

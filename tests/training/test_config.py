@@ -241,7 +241,7 @@ def test_unknown_recipe_names_the_nearest() -> None:
 
 @pytest.mark.parametrize("name", ["lm1b", "owt", "text8"])
 def test_the_papers_network_and_optimizer(name: str) -> None:
-    """Appendix D.4 and SYSTEMS.md section 2, typed from there."""
+    """Appendix D.4, typed from there."""
     c = recipe(name)
     assert (c.model.n_blocks, c.model.hidden_dim, c.model.n_heads, c.model.cond_dim) == (12, 768, 12, 128)
     assert c.model.dropout == 0.1 and c.model.mlp_ratio == 4 and c.model.time_conditioning is False

@@ -2,48 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import os
 import random
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
+from support.runs import figures, run
 from unmask.distributed import World
-
-SETTINGS = [
-    "data.tokenizer=bytes",
-    "data.length=32",
-    "model.dropout=0",
-    "model.hidden_dim=32",
-    "train.steps=4",
-    "train.batch_size=5",
-    "train.log_every=1",
-    "train.checkpoint_every=2",
-    "eval.every=2",
-    "eval.rows=9",
-    "eval.draws=2",
-]
-
-
-def run(out: Path, processes: int, *extra: str, timeout: int = 120) -> list[dict]:
-    """`unmask train` on some processes; returns its journal."""
-    launcher = [sys.executable, "-m"]
-    if processes > 1 or any("fsdp" in e for e in extra):
-        launcher += ["torch.distributed.run", "--standalone", "--nproc-per-node", str(processes), "-m"]
-    command = [*launcher, "unmask", "train", "tiny", *SETTINGS, *extra, "--out", str(out), "--quiet"]
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=timeout)
-    assert done.returncode == 0, done.stderr
-    return [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
-
-
-def figures(journal: list[dict], key: str) -> torch.Tensor:
-    return torch.tensor([line[key] for line in journal if key in line], dtype=torch.float64)
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +38,7 @@ def weights(out: Path, step: int = 4, name: str = "ema") -> dict[str, torch.Tens
 
 def test_two_processes_give_the_losses_and_weights_of_one(corpus: str, alone: tuple, tmp_path: Path) -> None:
     """An odd batch over two processes with accumulation: uneven shares, same numbers."""
-    journal = run(tmp_path / "two", 2, corpus, "train.micro_batch_size=2")
+    journal = run(tmp_path / "two", 2, corpus, "train.micro_batch_size=2", torchrun=True)
     same(alone[1], journal)
     ours, theirs = weights(alone[0]), weights(tmp_path / "two")
     for name, tensor in ours.items():

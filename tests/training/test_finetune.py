@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from test_checkpoint import scripted
 
 from support.helpers import _server, random_lm, settings, tiny_config
+from support.runs import at_step, scripted
 from unmask import UserError
 from unmask.config import Config
 from unmask.data.tokenization import bytes_tokenizer, chars_tokenizer
@@ -237,18 +237,6 @@ def undisturbed(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("undisturbed") / "run"
     finetune(model(), task_config(root, *OFTEN), out, quiet=True)
     return out
-
-
-def at_step(n: int, number: signal.Signals) -> Callable[..., Any]:
-    """A step that sends this process a signal when it is the n-th."""
-    original = Trainer.step
-
-    def step(self: Trainer, data: Any, step: int, stop: bool = False) -> Any:
-        if step == n:
-            os.kill(os.getpid(), number)
-        return original(self, data, step, stop)
-
-    return step
 
 
 def child(root: Path, out: Path, kill_at: int) -> None:

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_finetune import at_step
 from torch import nn
 
 from support.helpers import random_lm, refused, run
+from support.runs import at_step
 from unmask import UserError
 from unmask.data import tasks
 from unmask.data.genome.bases import dna_tokenizer, reverse_complement
@@ -230,7 +230,7 @@ def test_the_best_by_validation_is_tested_once(learnt: Any, toy: Path, monkeypat
     lines = list(csv.DictReader((out / "predictions.test.tsv").open(), delimiter="\t"))
     right = np.mean([line["prediction"] == line["label"] for line in lines])
     assert len(lines) == 60 and result.test["accuracy"] == pytest.approx(right)
-    best = load_classifier(out).predict([one.first for one in tasks.read(tasks.task(TASK), "test", str(toy))])
+    best = load_classifier(out).predict([one.first for one in tasks.load(tasks.task(TASK), "test", str(toy)).examples])
     assert best.answers == [line["prediction"] for line in lines], "the best checkpoint, loaded again"
     monkeypatch.setattr("unmask.training.finetune.TaskJob.judge", None)  # nothing is judged again
     again = finetune(lm("ps"), settings("ps", toy, "seed=1"), out, quiet=True)
@@ -253,7 +253,7 @@ def test_predictions_of_sequences(learnt: Any) -> None:
 def test_others_learn_too(name: str, toy: Path, tmp_path: Path) -> None:
     result = finetune(lm(name), settings(name, toy, "train.lr=0.02"), tmp_path, quiet=True)
     assert result.test["accuracy"] > 0.7
-    texts = [one.first for one in tasks.read(tasks.task(TASK), "test", str(toy))]
+    texts = [one.first for one in tasks.load(tasks.task(TASK), "test", str(toy)).examples]
     lines = list(csv.DictReader((tmp_path / "predictions.test.tsv").open(), delimiter="\t"))
     assert load_classifier(tmp_path).predict(texts, batch_size=7).answers == [line["prediction"] for line in lines]
 
@@ -264,7 +264,7 @@ def test_training_sees_both_strands_by_slot_and_step(toy: Path) -> None:
 
     config = settings("ph", toy)
     assert config.task.strands == "conjoin"
-    texts = [one.first for one in tasks.read(tasks.task(TASK), "train", str(toy))]
+    texts = [one.first for one in tasks.load(tasks.task(TASK), "train", str(toy)).examples]
     data = tasks.encode_bases([tasks.Example(t, None, i % 2, i) for i, t in enumerate(texts)], dna_tokenizer(), 64)
     plain = config.override(["task.strands=one"])
     turned = 0

@@ -15,7 +15,7 @@ from ..config import Config, DataConfig
 from ..data.canvas import Canvas
 from ..data.pack import prepare
 from ..distributed import world as join_world
-from ..evaluation import ESTIMATORS, marked, read_texts, score, usual_method
+from ..evaluation import ESTIMATORS, default_method, marked, read_texts, score
 from ..evaluation.likelihood import Estimator, compute_dtype, evaluate
 from ..evaluation.suites import SuiteResult, evaluate_suite, suite
 from ..hub import checkpoint
@@ -310,7 +310,7 @@ def score_texts(
         raise UserError(f"--{next(iter(given))} is a setting of a plan; name one with --plan")
     order: Sampler | None = None if plan is None else make_sampler(plan, **given)
     if method is None:
-        method = usual_method(lm.model) if order is None else "plan" if order.deterministic else "orders"
+        method = default_method(lm.model) if order is None else "plan" if order.deterministic else "orders"
     own, spans = texts.read()
     named = SamplingParams(label=label).label_id(lm.labels)
     with progress_bar("scoring") as progress:

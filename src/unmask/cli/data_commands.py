@@ -109,10 +109,10 @@ def counts(prepared: Prepared, split: str) -> dict[str, Any]:
     if isinstance(prepared, GenomePrepared):
         dropped = facts["bases_left_out"]
     elif rows.ends is None:
-        dropped = rows.tokens - len(rows) * rows.room
+        dropped = rows.tokens - len(rows) * rows.capacity
     else:
         lengths = np.diff(np.asarray(rows.ends, dtype=np.int64), prepend=0)
-        dropped = int(np.maximum(lengths - rows.room, 0).sum())
+        dropped = int(np.maximum(lengths - rows.capacity, 0).sum())
     rate = round(facts["bytes"] / max(facts["tokens"], 1), 4)
     return {**found, "rows": len(rows), "dropped_tokens": dropped, "bytes_per_token": rate}
 

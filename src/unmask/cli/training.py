@@ -108,7 +108,7 @@ def finetune_command(
         sys.stdout.write(config.to_yaml())
         return
     if language:
-        _print_adapted(adapt.go_on(lm, config, place, quiet=quiet), as_json)
+        _print_adapted(adapt.continue_training(lm, config, place, quiet=quiet), as_json)
     elif sweep:
         _sweep(lm, config, place, chosen, quiet, as_json)
     else:

@@ -15,8 +15,8 @@ from .online import hub, reason
 from .tokenizer import BUILT_IN, CONFIG_FILE, JSON_FILE, MASK, Tokenizer, read_backend, read_config, size_of
 
 VOCAB_FILE = "vocab.txt"
-IN_BRACKETS = re.compile(r"\[\S+\]|<\S+>")  # how a vocab.txt writes tokens that are no text
-USUAL = {
+IN_BRACKETS = re.compile(r"\[\S+\]|<\S+>")  # how a vocab.txt writes tokens that are not text
+SPECIAL_NAMES = {
     "mask": ("[MASK]", "<mask>", "<|mask|>"),
     "pad": ("[PAD]", "<pad>", "<|pad|>", "<|padding|>"),
     "bos": ("[CLS]", "[BOS]", "<s>", "<bos>", "<|begin_of_text|>", "<|startoftext|>", "<cls>"),
@@ -24,10 +24,10 @@ USUAL = {
 }
 
 
-def read_tokenizer(path: Path, own_mask: bool = False) -> Tokenizer:
-    """A tokenizer.json or vocab.txt, or a folder with one; special tokens as its neighbours say, else by usual names.
+def read_tokenizer(path: Path, require_mask: bool = False) -> Tokenizer:
+    """A tokenizer.json or vocab.txt, or a folder with one; special tokens as its config says, else by common names.
 
-    With `own_mask` it must have a mask token: the embedding of its network has no row for one that is added.
+    With `require_mask` it must have a mask token: the embedding of its network has no row for one that is added.
     """
     file = path
     if path.is_dir():
@@ -38,12 +38,12 @@ def read_tokenizer(path: Path, own_mask: bool = False) -> Tokenizer:
         return Tokenizer.load(file.parent)
     name = file.parent.name if named else file.stem
     if file.suffix == ".txt":
-        return adopt(read_vocab_file(file, config), name, config, own_mask=True)
-    return adopt(read_backend(file), name, config, own_mask)
+        return adopt(read_vocab_file(file, config), name, config, require_mask=True)
+    return adopt(read_backend(file), name, config, require_mask)
 
 
 def read_vocab_file(file: Path, config: dict[str, Any]) -> Backend:
-    """A vocab.txt, a token a line: BERT's WordPiece; or single characters, where all tokens that are text are that."""
+    """A vocab.txt, one token per line: BERT's WordPiece, or characters where all its text tokens are one character."""
     try:
         with file.open(encoding="utf-8") as lines:
             vocabulary = {line.rstrip("\n"): token for token, line in enumerate(lines)}
@@ -51,7 +51,7 @@ def read_vocab_file(file: Path, config: dict[str, Any]) -> Backend:
         raise UserError(f"cannot read the tokenizer file {file}: {reason(error)}") from None
     unknown = next((token for token in ("[UNK]", "<unk>") if token in vocabulary), None)
     if unknown is None:
-        raise UserError(f"{file} is no vocabulary of BERT's kind: it has no [UNK], a token a line")
+        raise UserError(f"{file} is not a vocabulary like BERT's, with one token per line: it has no [UNK]")
     text = [token for token in vocabulary if token and not IN_BRACKETS.fullmatch(token)]
     if text and all(len(token) == 1 for token in text):
         backend = Backend(models.WordLevel(vocabulary, unk_token=unknown))
@@ -77,30 +77,30 @@ def read_vocab_file(file: Path, config: dict[str, Any]) -> Backend:
     return backend
 
 
-def hub_tokenizer(name: str, own_mask: bool = False) -> Tokenizer:
-    """The tokenizer.json of a model on the Hugging Face Hub; `own_mask` as in `read_tokenizer`."""
+def hub_tokenizer(name: str, require_mask: bool = False) -> Tokenizer:
+    """The tokenizer.json of a model on the Hugging Face Hub; `require_mask` as in `read_tokenizer`."""
     from huggingface_hub import hf_hub_download
 
     with hub() as online:
         try:
             file = Path(hf_hub_download(name, JSON_FILE))
         except (OSError, ValueError) as error:
-            known = f"{name!r} is no built-in tokenizer ({', '.join(BUILT_IN)}) and no file"
-            there = (
+            known = f"{name!r} is not a built-in tokenizer ({', '.join(BUILT_IN)}) or a file"
+            absent = (
                 f"the Hugging Face Hub has no {JSON_FILE} for it: {reason(error)}"
                 if online
                 else "the Hugging Face Hub cannot be reached"
             )
-            raise UserError(f"{known}, and {there}") from None
+            raise UserError(f"{known}, and {absent}") from None
         try:
             config = read_config(Path(hf_hub_download(name, CONFIG_FILE)))
         except (OSError, ValueError):  # not every model has one
             config = {}
-    return adopt(read_backend(file), name, config, own_mask)
+    return adopt(read_backend(file), name, config, require_mask)
 
 
-def adopt(backend: Backend, name: str, config: dict[str, Any], own_mask: bool = False) -> Tokenizer:
-    """A tokenizer from elsewhere, with a mask token of its own; `own_mask`: it is an error if it has none."""
+def adopt(backend: Backend, name: str, config: dict[str, Any], require_mask: bool = False) -> Tokenizer:
+    """A tokenizer from elsewhere, with a mask token; with `require_mask` it is an error if it has none."""
     tokens = backend.get_vocab()
     if not tokens:
         raise UserError(f"tokenizer {name!r} has an empty vocabulary")
@@ -111,9 +111,9 @@ def adopt(backend: Backend, name: str, config: dict[str, Any], own_mask: bool = 
     eos = ids["bos"] if ids["eos"] is None else ids["eos"]
     backend.add_special_tokens([backend.id_to_token(token) for token in ids.values() if token is not None])
     mask = ids["mask"]
-    if own_mask and (mask is None or mask in (ids["pad"], bos, eos)):
+    if require_mask and (mask is None or mask in (ids["pad"], bos, eos)):
         raise UserError(_no_mask(name))
-    if mask is None or mask in (ids["pad"], bos, eos):  # an id of its own, whatever the file says
+    if mask is None or mask in (ids["pad"], bos, eos):  # it needs an id that nothing else has, whatever the file says
         content = next(text for i in count() if (text := MASK if not i else f"[MASK{i}]") not in tokens)
         backend.add_special_tokens([AddedToken(content, special=True, normalized=False)])
         mask = int(backend.get_vocab()[content])
@@ -124,16 +124,16 @@ def adopt(backend: Backend, name: str, config: dict[str, Any], own_mask: bool = 
 
 def _no_mask(name: str) -> str:
     return (
-        f"tokenizer {name!r} has no mask token ({', '.join(USUAL['mask'])}), and its network no row for one; if it is "
-        f'another, say so in its {CONFIG_FILE}: {{"mask_token": "..."}}; else add one with transformers: '
-        'tokenizer.add_special_tokens({"mask_token": "[MASK]"}), model.resize_token_embeddings(len(tokenizer)), and '
-        "save both"
+        f"tokenizer {name!r} has no mask token ({', '.join(SPECIAL_NAMES['mask'])}), and its network has no row for "
+        f'one; if it has another name, set it in {CONFIG_FILE}: {{"mask_token": "..."}}; else add one '
+        'with transformers: tokenizer.add_special_tokens({"mask_token": "[MASK]"}), '
+        "model.resize_token_embeddings(len(tokenizer)), and save both"
     )
 
 
 def _special(role: str, config: dict[str, Any], tokens: dict[str, int]) -> str:
-    """The token for a role: what the file declares, else the first usual name in the vocabulary, else ''."""
+    """The token for a role: what the file declares, else the first common name in the vocabulary, else ''."""
     also = {"bos": ("bos_token", "cls_token"), "eos": ("eos_token", "sep_token")}
     declared = [config.get(key) for key in also.get(role, (f"{role}_token",))]
     names = [str(token.get("content")) if isinstance(token, dict) else token for token in declared]
-    return next((token for token in (*names, *USUAL[role]) if token and token in tokens), "")
+    return next((token for token in (*names, *SPECIAL_NAMES[role]) if token and token in tokens), "")

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from ..config import DataConfig
-from ..types import UserError
+from ..errors import UserError, at_least
 from .genome.bases import UNK
+from .rows import Ends, capacity, ends_of
 from .tokenization import Tokenizer
 
 MOST_LENGTHS = 256  # combinations of lengths of ranged gaps that are compared
@@ -87,55 +88,57 @@ class PromptBuilder:
         self.any_length = any_length  # whether the model needs no windows for more than it was trained on
 
     @property
-    def frame(self) -> tuple[int, int] | None:
+    def block_ends(self) -> Ends | None:
         """BOS and EOS, where the rows of the training had them at their ends."""
-        if not self.spec.block_ends or self.vocab.bos is None or self.vocab.eos is None:
-            return None
-        return self.vocab.bos, self.vocab.eos
+        return ends_of(self.spec, self.vocab)
+
+    @property
+    def capacity(self) -> int:
+        """How many tokens of text the model sees at once."""
+        return capacity(self.spec.length, self.block_ends)
 
     def prompt(self, prompt: str, suffix: str, length: int | None, windowed: bool = False) -> Canvas:
         """The prompt, masks up to `length` tokens in all, and the suffix.
 
-        Rows that were trained with block ends begin with BOS; windows get their frame later.
+        Rows that were trained with block ends begin with BOS; windows get their block ends later.
         """
         most = self.spec.length
         length = most if length is None else length
-        if length < 1:
-            raise UserError(f"length={length} must be at least 1")
+        at_least("length", length)
         if length > most and not (windowed or self.any_length):
             raise UserError(
                 f"length={length} must be between 1 and {most}, the length the model was trained on; "
                 f"give a stride below {most}, for example {most // 2}, to write more in windows"
             )
         _check_longest(length)
-        given, after = self.encode(self.before_gap(prompt)), self.encode(suffix)
-        if self.frame is not None and not windowed:
-            given = [self.frame[0], *given]
-        if len(given) + len(after) >= length:
+        before, after = self.encode(self.before_gap(prompt)), self.encode(suffix)
+        if self.block_ends is not None and not windowed:
+            before = [self.block_ends[0], *before]
+        if len(before) + len(after) >= length:
             what = "the prompt and the suffix have" if after else "the prompt has"
             raise UserError(
-                f"{what} {len(given) + len(after)} tokens, which leaves nothing to write in length={length}; "
+                f"{what} {len(before) + len(after)} tokens, which leaves nothing to write in length={length}; "
                 f"shorten {'them' if after else 'it'}{' or raise the length' if length < most or windowed else ''}"
             )
-        gap = length - len(given) - len(after)
-        ids = torch.tensor([*given, *[self.vocab.mask] * gap, *after], dtype=torch.int64)
-        parts: list[str | slice] = [prompt, slice(len(given), len(given) + gap)]
+        gap = length - len(before) - len(after)
+        ids = torch.tensor([*before, *[self.vocab.mask] * gap, *after], dtype=torch.int64)
+        parts: list[str | slice] = [prompt, slice(len(before), len(before) + gap)]
         return Canvas(ids, [*parts, suffix] if suffix else parts, [gap])
 
-    def given(self, prompt: str, suffix: str = "", windowed: bool = False) -> int:
+    def prompt_tokens(self, prompt: str, suffix: str = "", windowed: bool = False) -> int:
         """How many tokens of such a canvas are given."""
-        ends = 0 if self.frame is None or windowed else 1
-        return ends + len(self.encode(self.before_gap(prompt))) + len(self.encode(suffix))
+        bos = 0 if self.block_ends is None or windowed else 1
+        return bos + len(self.encode(self.before_gap(prompt))) + len(self.encode(suffix))
 
     def gaps(self, parts: list[str | Gap], lengths: list[int] | None = None, windowed: bool = False) -> Canvas:
         """A text with gaps, of the lengths that are given (default: the shortest)."""
         chosen = lengths or [part.low for part in parts if isinstance(part, Gap)]
         sizes = iter(chosen)
-        ids: list[int] = [] if self.frame is None or windowed else [self.frame[0]]
+        ids: list[int] = [] if self.block_ends is None or windowed else [self.block_ends[0]]
         shown: list[str | slice] = []
         for i, part in enumerate(parts):
             if isinstance(part, str):
-                ids += self._given(parts, i)
+                ids += self._part_ids(parts, i)
                 shown += [part] if part else []
                 continue
             size = next(sizes)
@@ -161,29 +164,31 @@ class PromptBuilder:
 
     def candidates(self, parts: list[str | Gap]) -> list[list[int]]:
         """Every combination of lengths of the ranged gaps that fits into the model's length; at most 256."""
-        given = sum(len(self._given(parts, i)) for i, part in enumerate(parts) if isinstance(part, str))
+        prompt_tokens = sum(len(self._part_ids(parts, i)) for i, part in enumerate(parts) if isinstance(part, str))
         gaps = [part for part in parts if isinstance(part, Gap)]
         if all(gap.low == gap.high for gap in gaps):
             return [[gap.low for gap in gaps]]
-        room = self.spec.length - given - (0 if self.frame is None else 1)
-        if sum(gap.low for gap in gaps) > room:
+        capacity = self.spec.length - prompt_tokens - (0 if self.block_ends is None else 1)
+        if sum(gap.low for gap in gaps) > capacity:
             raise UserError(
                 f"even the shortest gaps make the text longer than the {self.spec.length} tokens the model was trained "
                 "on; shorten it"
             )
-        found: list[list[int]] = [[]]
+        combinations: list[list[int]] = [[]]
         for i, gap in enumerate(gaps):  # each of them can be completed, so their number only grows
-            spare = room - sum(other.low for other in gaps[i + 1 :])
-            found = [
-                [*sizes, size] for sizes in found for size in range(gap.low, min(gap.high, spare - sum(sizes)) + 1)
+            spare = capacity - sum(other.low for other in gaps[i + 1 :])
+            combinations = [
+                [*sizes, size]
+                for sizes in combinations
+                for size in range(gap.low, min(gap.high, spare - sum(sizes)) + 1)
             ]
-            if len(found) > MOST_LENGTHS:
+            if len(combinations) > MOST_LENGTHS:
                 raise UserError(
                     f"the ranges of the gaps allow more than {MOST_LENGTHS} combinations of lengths; narrow them"
                 )
-        return found
+        return combinations
 
-    def _given(self, parts: list[str | Gap], i: int) -> list[int]:
+    def _part_ids(self, parts: list[str | Gap], i: int) -> list[int]:
         """The ids of given part i of a text with gaps."""
         part = parts[i]
         assert isinstance(part, str)
@@ -193,11 +198,11 @@ class PromptBuilder:
         """The ids of a text that a user gave."""
         try:
             text.encode()
-        except UnicodeEncodeError:  # bytes of the command line that are no text reach us as lone surrogates
+        except UnicodeEncodeError:  # bytes of the command line that are not text arrive as lone surrogates
             raise UserError("the given text is not UTF-8; check the encoding of your terminal") from None
         ids = self.tokenizer.encode(text) if text else []
         if self.tokenizer.kind == "dna" and UNK in ids:
-            raise UserError(f"{text[ids.index(UNK)]!r} in the given text is no base; give A, C, G, T and N only")
+            raise UserError(f"{text[ids.index(UNK)]!r} in the given text is not a base; use A, C, G, T and N only")
         return ids
 
     @functools.cached_property

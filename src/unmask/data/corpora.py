@@ -6,8 +6,8 @@ $UNMASK_DATA, else from the Hub. What a document of a .txt file is: `line`, `par
 `auto` means `file` for layout=wrap (the model sees the text as it is), and for layout=pad, where a row is a document,
 `paragraph` if the beginning has blank lines, else `line`.
 
-Splits are the source's own where it has them: files or folders with train, valid (validation, val, dev) or test in
-their names, or the splits of a Hub data set. Otherwise the stream of pieces is divided by `data.valid_fraction`,
+The splits of the source are used where it has them: files or folders with train, valid (validation, val, dev) or test
+in their names, or the splits of a Hub data set. Otherwise the stream of pieces is divided by `data.valid_fraction`,
 `data.test_fraction` and `data.split_seed`. Each corpus has a fingerprint: equal content, equal fingerprint, whatever
 its path.
 """
@@ -23,9 +23,10 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from ..config import DataConfig, nearest
+from ..config import DataConfig
+from ..errors import nearest
 from ..types import UserError
-from . import dataset_files, detokenize, documents, python_docs, records
+from . import dataset_files, detokenize, documents, python_docs, readers, records
 from .cache import cache_folder, content_key, file_hash
 from .dataset_files import SPLIT_NAMES
 from .documents import Detokenize, FileEntry, Piece
@@ -43,19 +44,19 @@ log = logging.getLogger(__name__)
 
 def open_corpus(spec: DataConfig) -> Corpus:
     """The corpus that `data.source` names."""
-    from .genome.genome_corpus import prepare_genome  # it builds on this room
+    from .genome.genome_corpus import prepare_genome  # it imports this module
 
     if (genome := prepare_genome(spec, None, None)) is not None:
         return genome.corpus
     record = records.find(spec.source)
-    own = "none" if record is None else record.detokenizer
-    return replace(_open(spec, record), detokenizer=own if spec.detokenizer == "auto" else spec.detokenizer)
+    default = "none" if record is None else record.detokenizer
+    return replace(_open(spec, record), detokenizer=default if spec.detokenizer == "auto" else spec.detokenizer)
 
 
 def _open(spec: DataConfig, record: Record | None) -> Corpus:
     if record is not None:
         corpus = _open_record(spec, record)
-        if record.held_out or record.name == "python-docs":  # a first look would take long, and finds text
+        if record.held_out or record.name == "python-docs":  # reading the first piece takes long, and always finds text
             return corpus
     else:
         corpus = _open_path(spec)
@@ -71,8 +72,8 @@ def _open_path(spec: DataConfig) -> Corpus:
         _check_name(spec.source)
     if spec.local is not None and not path.exists():
         raise UserError(
-            f"{spec.source!r} is no named data set{nearest(spec.source, CORPORA)}, so data.local={spec.local} does "
-            "not go with it; `unmask data list` shows all of them"
+            f"{spec.source!r} is not a named data set{nearest(spec.source, CORPORA)}, so data.local={spec.local} does "
+            "not apply; `unmask data list` shows all of them"
         )
     if spec.local is not None:
         raise UserError(f"data.local={spec.local} belongs to a named data set; give the path as data.source instead")
@@ -81,9 +82,9 @@ def _open_path(spec: DataConfig) -> Corpus:
     return _open_folder(spec, path) if path.is_dir() else open_hub(spec, spec.source)
 
 
-def _detokenizer(spec: DataConfig, own: str = "none") -> tuple[Detokenize | None, list[Any]]:
+def _detokenizer(spec: DataConfig, default: str = "none") -> tuple[Detokenize | None, list[Any]]:
     """The detokenizer that is wanted, and what it adds to the content that names the cache."""
-    name = own if spec.detokenizer == "auto" else spec.detokenizer
+    name = default if spec.detokenizer == "auto" else spec.detokenizer
     if name == "none":
         return None, []
     return detokenize.detokenizer(name), [{"detokenizer": [name, detokenize.RULES]}]
@@ -95,13 +96,15 @@ def _detokenizer(spec: DataConfig, own: str = "none") -> tuple[Detokenize | None
 def _open_record(spec: DataConfig, record: Record) -> Corpus:
     """A named set: from `data.local`, else from $UNMASK_DATA, else from the Hub."""
     if record.unread:
-        raise UserError(f"{record.name!r} is only a name so far, its files cannot be read yet; {record.unread}")
+        raise UserError(f"{record.name!r} has no reader yet; {record.unread}")
     if record.name == "python-docs":
         return _open_python_docs(spec, record)
     if spec.local is None and Path(spec.source).exists():
-        log.warning("%s is read as the named data set; for the file or folder here write ./%s", *[spec.source] * 2)
-    found = _on_disk(spec, record)
-    return _from_hub(spec, record) if found is None else _from_disk(spec, record, found)
+        log.warning(
+            "%s is read as the named data set; for the file or folder in this directory write ./%s", *[spec.source] * 2
+        )
+    dataset = _on_disk(spec, record)
+    return _from_hub(spec, record) if dataset is None else _from_disk(spec, record, dataset)
 
 
 def _open_python_docs(spec: DataConfig, record: Record) -> Corpus:
@@ -121,36 +124,36 @@ def _on_disk(spec: DataConfig, record: Record) -> dataset_files.DatasetFiles | N
         path = Path(spec.local).expanduser()
         if not path.exists():
             raise UserError(f"data.local={spec.local} does not exist; give the folder of {record.name!r}")
-        if (found := dataset_files.locate(record, path)) is None:
+        if (dataset := dataset_files.locate(record, path)) is None:
             raise UserError(
-                f"data.local={spec.local} does not hold {record.name!r}; expected are {dataset_files.expected(record)}"
+                f"data.local={spec.local} does not hold {record.name!r}; expected {dataset_files.expected(record)}"
             )
-        return found
+        return dataset
     root = os.environ.get("UNMASK_DATA")
     if not root:
         return None
     if not Path(root).expanduser().is_dir():
-        raise UserError(f"UNMASK_DATA={root} is no folder; set it to one that holds data sets, or unset it")
+        raise UserError(f"UNMASK_DATA={root} is not a folder; set it to one that holds data sets, or unset it")
     return dataset_files.locate(record, Path(root).expanduser(), only_below=True)
 
 
-def _from_disk(spec: DataConfig, record: Record, found: dataset_files.DatasetFiles) -> Corpus:
-    every = [path for paths in found.files.values() for path in paths]
-    if found.read not in COLUMNS:
+def _from_disk(spec: DataConfig, record: Record, dataset: dataset_files.DatasetFiles) -> Corpus:
+    every = [path for paths in dataset.files.values() for path in paths]
+    if dataset.read not in COLUMNS:
         _no_columns(spec, str(every[0]))
     field = _field(spec, record)
     detokenize, also = _detokenizer(spec, record.detokenizer)
     cache = cache_folder(spec)
     hashes = [
         [split, [[dataset_files.table_format(path), file_hash(path, cache)] for path in paths]]
-        for split, paths in found.files.items()
+        for split, paths in dataset.files.items()
     ]
     parts: dict[str, Reader] = {}
-    for split, paths in found.files.items():
-        parts |= _disk_parts(spec, record, found.read, field, detokenize, split, paths)
+    for split, paths in dataset.files.items():
+        parts |= _disk_parts(spec, record, dataset.read, field, detokenize, split, paths)
     size = sum(path.stat().st_size for path in every)
     about = f"{record.about} ({len(every)} file{'s' * (len(every) > 1)}, {size:,} bytes)"
-    content = ["record", ROWS, found.read, hashes, field, record.held_out, *also]
+    content = ["record", ROWS, dataset.read, hashes, field, record.held_out, *also]
     return _named_corpus(record, about, content, parts, size)
 
 
@@ -166,14 +169,14 @@ def _disk_parts(
     """The splits that some files of a set hold: one, or two where the last rows are held out, or those of text8."""
     if read == "characters":
 
-        def text8(own: str) -> Reader:
-            return lambda: _plain(dataset_files.text8_pieces(paths[0], own), detokenize)
+        def text8(name: str) -> Reader:
+            return lambda: _detokenized(dataset_files.text8_pieces(paths[0], name), detokenize)
 
-        return {own: text8(own) for own in dataset_files.TEXT8}
+        return {name: text8(name) for name in dataset_files.TEXT8}
     if read == "document":
-        return {split: lambda: _plain(chain.from_iterable(map(dataset_files.document_pieces, paths)), detokenize)}
+        return {split: lambda: _detokenized(chain.from_iterable(map(dataset_files.document_pieces, paths)), detokenize)}
 
-    def reader(rows: Callable[[], Iterator[dataset_files.Row]]) -> Reader:
+    def reader(rows: Callable[[], Iterator[readers.Located]]) -> Reader:
         return lambda: documents.by_row(_entries(rows(), field, spec.label, record.labels), detokenize)
 
     if not record.held_out or split != "train":
@@ -181,7 +184,7 @@ def _disk_parts(
             split: reader(lambda: chain.from_iterable(dataset_files.rows(read, p, field, spec.label) for p in paths))
         }
 
-    def held(valid: bool) -> Iterator[dataset_files.Row]:
+    def held(valid: bool) -> Iterator[readers.Located]:
         total = sum(dataset_files.count(read, path, field) for path in paths)
         edge = _edge(record, total)
         start, stop = (edge, total) if valid else (0, edge)
@@ -194,30 +197,30 @@ def _edge(record: Record, total: int) -> int:
     """The first row that is held out."""
     if total <= record.held_out:
         raise UserError(
-            f"{record.name!r} holds its last {record.held_out:,} documents out, and this copy has {total:,} in all; "
+            f"{record.name!r} holds out its last {record.held_out:,} documents, but this copy has only {total:,}; "
             "give its path as data.source, which divides by data.valid_fraction"
         )
     return total - record.held_out
 
 
-def _plain(pieces: Iterable[Piece], detokenize: Detokenize | None) -> Iterator[Piece]:
+def _detokenized(pieces: Iterable[Piece], detokenize: Detokenize | None) -> Iterator[Piece]:
     """Long documents come in pieces, which a detokenizer gets one by one."""
     return (piece if detokenize is None else piece._replace(text=detokenize(piece.text)) for piece in pieces)
 
 
 def _entries(
-    rows: Iterable[dataset_files.Row], field: str, label: str | None, names: tuple[str, ...] = ()
+    rows: Iterable[readers.Located], field: str, label: str | None, names: tuple[str, ...] = ()
 ) -> Iterator[FileEntry]:
     """Text and label of rows; classes by their names, where the record knows them."""
     for where, row in rows:
         if label == "label" and names and isinstance(row, dict) and type(number := row.get(label)) is int:
             row = {**row, label: names[number] if 0 <= number < len(names) else None}
-        if (found := documents.entry(row, field, label, where)) is not None:
-            yield found
+        if (entry := documents.entry(row, field, label, where)) is not None:
+            yield entry
 
 
 def _field(spec: DataConfig, record: Record) -> str:
-    """The column of the text: the record knows it, unless another one is named."""
+    """The column of the text: that of the record, unless another is named."""
     return record.field if spec.field == DataConfig.model_fields["field"].default else spec.field
 
 
@@ -225,8 +228,8 @@ def _named_corpus(record: Record, about: str, content: Any, parts: dict[str, Rea
     """A named set in the order train, valid, test, with the splits that others play."""
     played = {split: parts[by] for split, by in record.plays.items() if split not in parts and by in parts}
     every = {**parts, **played}
-    usual = [split for split in ("train", "valid", "test") if split in every]
-    order = [*usual, *(split for split in every if split not in usual)]
+    standard = [split for split in ("train", "valid", "test") if split in every]
+    order = [*standard, *(split for split in every if split not in standard)]
     key = content_key("corpus", SPLITTING, content, None)
     return Corpus(record.name, about, key, {split: every[split] for split in order}, None, size)
 
@@ -244,16 +247,16 @@ def _from_hub(spec: DataConfig, record: Record) -> Corpus:
     where = f"data set {record.name!r}"
     parts: dict[str, Reader] = {}
     prints = []
-    for own, rows in loaded.items():
-        split = SPLIT_NAMES.get(str(own), str(own))
-        prints.append([str(own), rows._fingerprint, rows.num_rows])
+    for hub_split, rows in loaded.items():
+        split = SPLIT_NAMES.get(str(hub_split), str(hub_split))
+        prints.append([str(hub_split), rows._fingerprint, rows.num_rows])
         pieces = {split: rows}
         if record.held_out and split == "train":
             edge = _edge(record, rows.num_rows)
             pieces = {"train": rows.select(range(edge)), "valid": rows.select(range(edge, rows.num_rows))}
         for name, part in pieces.items():
             parts[name] = reader_of(part, field, spec.label, where, detokenize)
-    about = f"{record.about} ({', '.join(f'{own}: {rows.num_rows:,} rows' for own, rows in loaded.items())})"
+    about = f"{record.about} ({', '.join(f'{name}: {rows.num_rows:,} rows' for name, rows in loaded.items())})"
     content = ["record", ROWS, "hub", place.name, prints, field, record.held_out, *also]
     return _named_corpus(record, about, content, parts)
 
@@ -290,7 +293,7 @@ def _open_files(spec: DataConfig, name: str, files: Mapping[str, list[Path]], ig
 
 
 def _no_columns(spec: DataConfig, where: str) -> None:
-    """One sentence when labels are wanted of plain text."""
+    """Raise if labels are wanted from text without columns."""
     if spec.label is not None:
         raise UserError(
             f"{where} is plain text without columns, so it has no data.label={spec.label}; "
@@ -304,25 +307,25 @@ def _document(spec: DataConfig, path: Path) -> str:
         return "row"
     if spec.document != "auto":
         return spec.document
-    if spec.tokenizer == "dna":  # a sequence a line: line breaks are no bases
+    if spec.tokenizer == "dna":  # one sequence per line: line breaks are not bases
         return "line"
     if spec.layout == "wrap":
         return "file"
-    beginning = next(documents.read_text(path), "")
+    beginning = next(readers.read_text(path), "")
     return "paragraph" if re.search(r"\S[^\n]*\n[ \t]*\n", beginning) else "line"
 
 
 def _open_folder(spec: DataConfig, folder: Path) -> Corpus:
-    found = [p for p in dataset_files.below(folder) if documents.format_of(p)]
-    if not found:
+    files = [p for p in dataset_files.below(folder) if documents.format_of(p)]
+    if not files:
         raise UserError(f"folder {folder} holds no .txt, .jsonl, .txt.gz, .jsonl.gz or .parquet file")
-    own, ignored = dataset_files.by_split(folder, found)
-    return _open_files(spec, folder.name, own, ignored)
+    splits, ignored = dataset_files.by_split(folder, files)
+    return _open_files(spec, folder.name, splits, ignored)
 
 
 def _check_name(source: str) -> None:
     """Tell a mistyped path or name from the name of a Hub data set."""
-    if "+" in source and "/" not in source:  # what a model that travels says of its training text
+    if "+" in source and "/" not in source:  # how a published model names its training text
         raise UserError(f"{source} is a mixture of texts that is not on this machine; name a data set, file or folder")
     if "/" not in source and (meant := records.close(source)):
         raise UserError(f"there is no corpus, file or folder {source!r} (did you mean {meant!r}?)")
@@ -333,14 +336,14 @@ def _check_name(source: str) -> None:
 
 def open_hub(spec: DataConfig, name: str) -> Corpus:
     """A data set of the Hugging Face Hub, through its Arrow files on disk; code of a data set is never run."""
-    missing = f"{name!r} is no named data set (see `unmask data list`), no file and no folder"
+    missing = f"{name!r} is not a named data set (see `unmask data list`), a file or a folder"
     loaded = load_place(Hub(name, spec.subset), f"data set {name!r}", missing)
     detokenize, also = _detokenizer(spec)
     parts: dict[str, Reader] = {}
     prints = []
-    for own, rows in loaded.items():
-        split = SPLIT_NAMES.get(str(own), str(own))
+    for hub_split, rows in loaded.items():
+        split = SPLIT_NAMES.get(str(hub_split), str(hub_split))
         parts[split] = reader_of(rows, spec.field, spec.label, f"data set {name!r}", detokenize)
-        prints.append([str(own), rows._fingerprint, rows.num_rows])
-    about = ", ".join(f"{own}: {rows.num_rows:,} rows" for own, rows in loaded.items())
+        prints.append([str(hub_split), rows._fingerprint, rows.num_rows])
+    about = ", ".join(f"{name}: {rows.num_rows:,} rows" for name, rows in loaded.items())
     return assemble(spec, name, about, ["hub", name, prints, spec.field, *also], parts)

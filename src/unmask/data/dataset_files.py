@@ -1,4 +1,4 @@
-"""Data sets as they lie on disk: which files of a folder are which split, and what a row of such a file is.
+"""Data sets as they are on disk: which files of a folder are which split, and what a row of such a file is.
 
 A record says under which file names its set is distributed (`Files`); besides, every set may be a folder of tables, as
 the Hub, `datasets.save_to_disk` and people keep them: .parquet, .jsonl (.json, .gz), .csv with a header, .arrow. Rows
@@ -7,7 +7,6 @@ are what the Hub's rows of the same set are, so that both give the same text. Al
 
 from __future__ import annotations
 
-import csv
 import io
 import zipfile
 import zlib
@@ -19,8 +18,9 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from ..errors import UserError
-from . import documents
+from . import documents, readers
 from .documents import Piece
+from .readers import Located
 from .records import CORPORA, Files, Record
 
 TEXT8 = {"train": (0, 90_000_000), "valid": (90_000_000, 95_000_000), "test": (95_000_000, 100_000_000)}
@@ -34,8 +34,6 @@ SPLIT_NAMES = {
     "test": "test",
 }
 TABLES = ("parquet", "jsonl", "json", "csv", "arrow")
-
-Row = tuple[str, Any]  # where it is, in words; its columns
 
 
 @dataclass(frozen=True)
@@ -55,32 +53,32 @@ def split_of(path: PurePath) -> str | None:
     return next((SPLIT_NAMES[word] for word in words if word in SPLIT_NAMES), None)
 
 
-def by_split(folder: Path, found: list[Path]) -> tuple[dict[str, list[Path]], int]:
+def by_split(folder: Path, files: list[Path]) -> tuple[dict[str, list[Path]], int]:
     """Files by the split in their names, and how many were left out; without such names all of them are `train`."""
     named: dict[str, list[Path]] = {"train": [], "valid": [], "test": []}
     rest: list[Path] = []
-    for path in found:
+    for path in files:
         split = split_of(path.relative_to(folder))
         (named[split] if split else rest).append(path)
-    own = {split: paths for split, paths in named.items() if paths}
-    if "train" in own or len(own) > 1 or (own and not rest):
-        return own, len(rest)
-    return {"train": found}, 0
+    splits = {split: paths for split, paths in named.items() if paths}
+    if "train" in splits or len(splits) > 1 or (splits and not rest):
+        return splits, len(rest)
+    return {"train": files}, 0
 
 
 def below(folder: Path) -> list[Path]:
     """The files below a folder in a fixed order, hidden ones left out."""
-    found = [p for p in folder.rglob("*") if p.is_file()]
-    found = [p for p in found if not any(part.startswith(".") for part in p.relative_to(folder).parts)]
-    return sorted(found, key=lambda p: p.relative_to(folder).as_posix())
+    files = [p for p in folder.rglob("*") if p.is_file()]
+    files = [p for p in files if not any(part.startswith(".") for part in p.relative_to(folder).parts)]
+    return sorted(files, key=lambda p: p.relative_to(folder).as_posix())
 
 
 def locate(record: Record, path: Path, only_below: bool = False) -> DatasetFiles | None:
-    """The set at `path`: its own folder or file, or (with `only_below`: only) a folder of sets that has it."""
+    """The set at `path`: its folder or file, or (with `only_below`: only) a folder of sets that has it."""
     for name in record.folders:
-        if (found := _found(record, path / name)) is not None:
-            return found
-    return None if only_below or _is_root(record, path) else _found(record, path)
+        if (dataset := _dataset_at(record, path / name)) is not None:
+            return dataset
+    return None if only_below or _is_root(record, path) else _dataset_at(record, path)
 
 
 def expected(record: Record) -> str:
@@ -97,13 +95,13 @@ def _is_root(record: Record, path: Path) -> bool:
     return any((path / name).is_dir() for name in others - {name.partition("/")[0] for name in record.folders})
 
 
-def _found(record: Record, path: Path) -> DatasetFiles | None:
+def _dataset_at(record: Record, path: Path) -> DatasetFiles | None:
     if not path.exists():
         return None
     folder, files = (path.parent, [path]) if path.is_file() else (path, below(path))
     for form in record.layouts:
-        if own := _matching(form, folder, files):
-            return DatasetFiles(form.read, own)
+        if splits := _matching(form, folder, files):
+            return DatasetFiles(form.read, splits)
     tables = [p for p in files if table_format(p) and not p.name.startswith("cache-")]  # what `map` leaves behind
     if not tables:
         return None
@@ -111,12 +109,12 @@ def _found(record: Record, path: Path) -> DatasetFiles | None:
 
 
 def _matching(form: Files, folder: Path, files: list[Path]) -> dict[str, list[Path]]:
-    own: dict[str, list[Path]] = {}
+    splits: dict[str, list[Path]] = {}
     for split, patterns in form.splits.items():
         for pattern in patterns:
-            if split not in own and (fits := [p for p in files if p.relative_to(folder).match(pattern)]):
-                own[split] = fits
-    return own
+            if split not in splits and (fits := [p for p in files if p.relative_to(folder).match(pattern)]):
+                splits[split] = fits
+    return splits
 
 
 def table_format(path: Path) -> str | None:
@@ -133,23 +131,25 @@ def table_format(path: Path) -> str | None:
 # ---- what a row is
 
 
-def rows(read: str, path: Path, field: str, label: str | None) -> Iterator[Row]:
+def rows(read: str, path: Path, field: str, label: str | None) -> Iterator[Located]:
     """The rows of a file, those without text included, so that they can be counted."""
     return READERS[read](path, field, label)
 
 
 def count(read: str, path: Path, field: str) -> int:
-    """How many rows a file has: of a Parquet file it says so itself, others are read."""
+    """How many rows a file has: a Parquet file records it, others are read."""
     if read == "table" and table_format(path) == "parquet":
         import pyarrow.parquet as pq
 
-        with _arrow(path, "a Parquet"):
+        with readers.arrow_errors(path, "a Parquet"):
             return int(pq.read_metadata(path).num_rows)
     return sum(1 for _ in rows(read, path, field, None))
 
 
-def between(read: str, paths: Iterable[Path], field: str, label: str | None, start: int, stop: int) -> Iterator[Row]:
-    """Rows start to stop of several files in a row; files outside are not opened for more than their size."""
+def between(
+    read: str, paths: Iterable[Path], field: str, label: str | None, start: int, stop: int
+) -> Iterator[Located]:
+    """Rows start to stop of several files taken together; of files outside only the size is read."""
     offset = 0
     for path in paths:
         if offset >= stop:
@@ -160,53 +160,55 @@ def between(read: str, paths: Iterable[Path], field: str, label: str | None, sta
         offset += size
 
 
-def _lines(path: Path, field: str, label: str | None) -> Iterator[Row]:
+def _lines(path: Path, field: str, label: str | None) -> Iterator[Located]:
     """WikiText: a row is a line with its spaces and its line break; a blank line is an empty row."""
-    for number, line in enumerate(documents.lines(documents.read_text(path)), 1):
-        yield f"line {number} of {path}", {field: "" if line.isspace() else line}
+    for number, line in enumerate(readers.read_lines(path), 1):
+        yield readers.line_of(path, number), {field: "" if line.isspace() else line}
 
 
-def _sentences(path: Path, field: str, label: str | None) -> Iterator[Row]:
+def _sentences(path: Path, field: str, label: str | None) -> Iterator[Located]:
     """LM1B, PTB: a row is a line without the space around it."""
-    for number, line in enumerate(documents.lines(documents.read_text(path)), 1):
-        yield f"line {number} of {path}", {field: line.strip()}
+    for number, line in readers.numbered_lines(path):
+        yield readers.line_of(path, number), {field: line.strip()}
 
 
-def _articles(path: Path, field: str, label: str | None) -> Iterator[Row]:
+def _articles(path: Path, field: str, label: str | None) -> Iterator[Located]:
     """Scientific papers as their authors keep them: JSON lines with a list of sentences, which the Hub joins."""
-    for where, row in documents.jsonl_rows(path):
+    for where, row in readers.jsonl_rows(path):
         sentences = row.get("article_text") if isinstance(row, dict) else None
         if isinstance(sentences, list) and all(isinstance(sentence, str) for sentence in sentences):
             row = {**row, "article": "\n".join(sentences)}
         elif not isinstance(row, dict) or "article" not in row:
-            raise UserError(f"{where} is no paper: it has no list of sentences in article_text; download the set again")
+            raise UserError(
+                f"{where} is not a paper: it has no list of sentences in article_text; download the set again"
+            )
         yield where, row
 
 
-def _news(path: Path, field: str, label: str | None) -> Iterator[Row]:
+def _news(path: Path, field: str, label: str | None) -> Iterator[Located]:
     """AG News as its authors keep it: class 1 to 4, title, description; the Hub joins the last two with a space."""
     names = CORPORA["ag_news"].labels
-    for where, cells in _csv(path, skipinitialspace=True):
+    for where, cells in readers.csv_rows(path, skipinitialspace=True):
         if len(cells) != 3 or cells[0] not in [str(number + 1) for number in range(len(names))]:
             raise UserError(f"{where} is not a class (1 to 4), a title and a description; download the set again")
         yield where, {"text": f"{cells[1]} {cells[2]}", "label": names[int(cells[0]) - 1]}
 
 
-def _table(path: Path, field: str, label: str | None) -> Iterator[Row]:
+def _table(path: Path, field: str, label: str | None) -> Iterator[Located]:
     kind = table_format(path)
     if kind == "parquet":
         return documents.parquet_rows(path, field, label)
     return {"jsonl": _jsonl, "csv": _header_csv, "arrow": _arrow_rows}[kind or ""](path, field, label)
 
 
-def _jsonl(path: Path, field: str, label: str | None) -> Iterator[Row]:
-    return documents.jsonl_rows(path)
+def _jsonl(path: Path, field: str, label: str | None) -> Iterator[Located]:
+    return readers.jsonl_rows(path)
 
 
-def _header_csv(path: Path, field: str, label: str | None) -> Iterator[Row]:
+def _header_csv(path: Path, field: str, label: str | None) -> Iterator[Located]:
     """A table with the names of its columns in the first line."""
     header: list[str] | None = None
-    for where, cells in _csv(path):
+    for where, cells in readers.csv_rows(path):
         if header is None:
             header = cells
             documents.check_field(field, header, str(path))
@@ -216,52 +218,25 @@ def _header_csv(path: Path, field: str, label: str | None) -> Iterator[Row]:
             yield where, dict(zip(header, cells, strict=True))
 
 
-def _csv(path: Path, **options: Any) -> Iterator[tuple[str, list[str]]]:
-    reader = csv.reader(documents.lines(documents.read_text(path)), strict=True, **options)
-    number = 0
-    while True:
-        number += 1
-        try:
-            cells = next(reader)
-        except StopIteration:
-            return
-        except csv.Error as error:
-            raise UserError(f"row {number} of {path} is damaged: {error}") from None
-        if cells:
-            yield f"row {number} of {path}", cells
-
-
-@contextmanager
-def _arrow(path: Path, kind: str) -> Iterator[None]:
-    import pyarrow as pa
-
-    try:
-        yield
-    except (pa.ArrowException, OSError) as error:
-        raise UserError(f"{path} cannot be read as {kind} file: {str(error).splitlines()[0]}") from None
-
-
-def _arrow_rows(path: Path, field: str, label: str | None) -> Iterator[Row]:
+def _arrow_rows(path: Path, field: str, label: str | None) -> Iterator[Located]:
     """What `datasets` writes: Arrow streams; and Arrow files."""
     import pyarrow as pa
 
     number = 0
-    with _arrow(path, "an Arrow"), pa.memory_map(str(path)) as source:
+    with readers.arrow_errors(path, "an Arrow"), pa.memory_map(str(path)) as source:
         try:
             batches: Iterable[Any] = pa.ipc.open_stream(source)
         except pa.ArrowInvalid:
             file = pa.ipc.open_file(source)
             batches = (file.get_batch(i) for i in range(file.num_record_batches))
         for batch in batches:
-            documents.check_field(field, batch.schema.names, str(path))
-            if label is not None:
-                documents.check_field(label, batch.schema.names, str(path), "data.label")
-            for row in batch.select([field, *([label] if label else [])]).to_pylist():
+            columns = documents.checked_fields(field, label, batch.schema.names, str(path))
+            for row in batch.select(columns).to_pylist():
                 number += 1
                 yield f"row {number} of {path}", row
 
 
-READERS: dict[str, Callable[[Path, str, str | None], Iterator[Row]]] = {
+READERS: dict[str, Callable[[Path, str, str | None], Iterator[Located]]] = {
     "lines": _lines,
     "sentences": _sentences,
     "articles": _articles,
@@ -275,7 +250,7 @@ READERS: dict[str, Callable[[Path, str, str | None], Iterator[Row]]] = {
 
 def document_pieces(path: Path) -> Iterator[Piece]:
     """A whole file as one document."""
-    return documents.cut(documents.by_file(documents.read_text(path)))
+    return documents.cut(documents.by_file(readers.read_text(path)))
 
 
 def text8_pieces(path: Path, split: str) -> Iterator[Piece]:
@@ -286,9 +261,9 @@ def text8_pieces(path: Path, split: str) -> Iterator[Piece]:
 
 def _characters(path: Path, start: int, stop: int) -> Iterator[str]:
     try:
-        with _plain_bytes(path) as file:
+        with _text8_bytes(path) as file:
             position = 0
-            while position < stop and (data := file.read(documents.CHUNK)):
+            while position < stop and (data := file.read(readers.CHUNK)):
                 chunk = data.decode("ascii")
                 yield chunk[max(0, start - position) : stop - position]
                 position += len(chunk)
@@ -299,11 +274,11 @@ def _characters(path: Path, start: int, stop: int) -> Iterator[str]:
 
 
 @contextmanager
-def _plain_bytes(path: Path) -> Iterator[Any]:
+def _text8_bytes(path: Path) -> Iterator[Any]:
     """The bytes of text8, from the file or from the zip file it comes in."""
     if path.suffix.lower() != ".zip":
-        with path.open("rb") as plain:
-            yield plain
+        with path.open("rb") as file:
+            yield file
         return
     with zipfile.ZipFile(path) as archive, archive.open("text8") as member:
         yield io.BufferedReader(member)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from ..config import nearest
+from ..errors import nearest
 from ..types import UserError
 
 RULES = 1  # part of every fingerprint: raise it when a rule changes

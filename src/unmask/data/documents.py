@@ -9,24 +9,19 @@ carry.
 
 from __future__ import annotations
 
-import codecs
-import gzip
-import io
 import json
 import re
-import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
-from ..config import nearest
-from ..types import UserError
+from ..errors import UserError, nearest
+from . import readers
+from .readers import read_lines, read_text
 
 PIECE = 1 << 16  # characters: no piece is longer
 FILE_PIECES = 256  # a file that is one document is cut into about this many pieces, so that it can be split
 SMALLEST_PIECE = 256  # characters
-CHUNK = 1 << 20  # bytes read at once
 
 Fragment = tuple[str, bool]  # some text; whether the document ends after it
 Detokenize = Callable[[str], str]
@@ -79,24 +74,11 @@ def read(
         return by_row(read_parquet(path, field, label), detokenize)
     assert label is None, "text files have no columns"
     if document == "line" and detokenize is not None:
-        return by_row((FileEntry(line.removesuffix("\n")) for line in lines(read_text(path))), detokenize)
-    chunks = read_text(path) if detokenize is None else map(detokenize, lines(read_text(path)))
+        return by_row((FileEntry(line.removesuffix("\n")) for line in read_lines(path)), detokenize)
+    chunks = read_text(path) if detokenize is None else map(detokenize, read_lines(path))
     fragments: dict[str, Callable[[Iterable[str]], Iterator[Fragment]]]
     fragments = {"line": by_line, "paragraph": by_paragraph, "file": by_file}
     return cut(fragments[document](chunks), piece if document == "file" else PIECE)
-
-
-def lines(chunks: Iterable[str]) -> Iterator[str]:
-    """The lines of a text, each with its line break (the last may have none)."""
-    held: list[str] = []
-    for chunk in chunks:
-        *whole, rest = chunk.split("\n")
-        for line in whole:
-            yield "".join([*held, line, "\n"])
-            held = []
-        held.append(rest)
-    if last := "".join(held):
-        yield last
 
 
 def cut(fragments: Iterable[Fragment], size: int = PIECE) -> Iterator[Piece]:
@@ -178,91 +160,34 @@ def storable(text: str) -> str:
     return text
 
 
-@contextmanager
-def _opened(path: Path) -> Iterator[IO[bytes]]:
-    """The bytes of a file, unzipped if need be; what the disk or gzip complains about is the user's to know."""
-    try:
-        with gzip.open(path, "rb") if path.suffix.lower() == ".gz" else path.open("rb") as file:
-            yield cast(IO[bytes], file)
-    except (EOFError, gzip.BadGzipFile, zlib.error):
-        raise UserError(f"{path} is damaged: it is not a complete gzip file") from None
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {(error.strerror or str(error)).lower()}") from None
-
-
-def read_text(path: Path) -> Iterator[str]:
-    """The text of a UTF-8 file in chunks; line ends become newlines, a byte-order mark is dropped."""
-    decoder = codecs.getincrementaldecoder("utf-8")()
-    newlines = io.IncrementalNewlineDecoder(None, translate=True)
-    position = 0
-    with _opened(path) as file:
-        while True:
-            data = file.read(CHUNK)
-            pending = len(decoder.getstate()[0])
-            try:
-                text = decoder.decode(data, final=not data)
-            except UnicodeDecodeError as error:
-                raise _not_utf8(path, position - pending + error.start) from None
-            if position == 0:
-                text = text.removeprefix("\ufeff")
-            position += len(data)
-            if text := newlines.decode(text, final=not data):
-                yield text
-            if not data:
-                return
-
-
 def read_jsonl(path: Path, field: str, label: str | None = None) -> Iterator[FileEntry]:
     """The strings in one field of a JSON-lines file, with the labels in another."""
-    for where, row in jsonl_rows(path):
-        if (found := entry(row, field, label, where)) is not None:
-            yield found
-
-
-def jsonl_rows(path: Path) -> Iterator[tuple[str, Any]]:
-    """Every row of a JSON-lines file, with the words for where it is."""
-    position = 0
-    with _opened(path) as file:
-        for number, line in enumerate(file, 1):
-            try:
-                text = line.decode("utf-8-sig" if number == 1 else "utf-8")
-            except UnicodeDecodeError as error:
-                raise _not_utf8(path, position + error.start) from None
-            position += len(line)
-            if text.isspace() or not text:
-                continue
-            try:
-                row = json.loads(text)
-            except (ValueError, RecursionError):
-                raise UserError(f"line {number} of {path} is not JSON; every line must be an object") from None
-            yield f"line {number} of {path}", row
+    return entries(readers.jsonl_rows(path), field, label)
 
 
 def read_parquet(path: Path, field: str, label: str | None = None) -> Iterator[FileEntry]:
     """The strings in one column of a Parquet file, with the labels in another."""
-    for where, row in parquet_rows(path, field, label):
-        if (found := entry(row, field, label, where)) is not None:
-            yield found
+    return entries(parquet_rows(path, field, label), field, label)
 
 
-def parquet_rows(path: Path, field: str, label: str | None = None) -> Iterator[tuple[str, Any]]:
-    """Every row of a Parquet file, with the words for where it is; only these columns are read."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
+def parquet_rows(path: Path, field: str, label: str | None = None) -> Iterator[readers.Located]:
+    """Every row of a Parquet file, of which only these columns are read."""
+    return readers.parquet_rows(path, lambda names: checked_fields(field, label, names, str(path)))
 
-    try:
-        with pq.ParquetFile(path, memory_map=True) as file:
-            check_field(field, file.schema_arrow.names, str(path))
-            if label is not None:
-                check_field(label, file.schema_arrow.names, str(path), "data.label")
-            number = 0
-            for batch in file.iter_batches(batch_size=256, columns=[field, *([label] if label else [])]):
-                for row in batch.to_pylist():
-                    number += 1
-                    yield f"row {number} of {path}", row
-    except (pa.ArrowException, OSError) as error:
-        reason = str(error).splitlines()[0]
-        raise UserError(f"{path} cannot be read as a Parquet file: {reason}") from None
+
+def entries(rows: Iterable[readers.Located], field: str, label: str | None) -> Iterator[FileEntry]:
+    """Text and label of the rows that have text."""
+    for where, row in rows:
+        if (row_entry := entry(row, field, label, where)) is not None:
+            yield row_entry
+
+
+def checked_fields(field: str, label: str | None, known: Collection[str], where: str) -> list[str]:
+    """The columns of text and label, or one sentence when there is no such column."""
+    check_field(field, known, where)
+    if label is not None:
+        check_field(label, known, where, "data.label")
+    return [field] if label is None else [field, label]
 
 
 def check_field(field: str, known: Collection[str], where: str, setting: str = "data.field") -> None:
@@ -305,7 +230,3 @@ def label_value(row: dict[str, Any], label: str, where: str) -> str:
             "set data.label to a field of strings or whole numbers"
         )
     return storable(value) if isinstance(value, str) else json.dumps(value)
-
-
-def _not_utf8(path: Path, offset: int) -> UserError:
-    return UserError(f"{path} is not UTF-8 text: bad byte at offset {offset}; convert the file to UTF-8")

@@ -15,7 +15,7 @@ from .streams import Reader
 
 
 def load_place(place: Hub, where: str, missing: str, ways: str = "") -> Any:
-    """What `datasets` has of a place, or one sentence why there is nothing."""
+    """What `datasets` loads from a place, or one sentence why it cannot."""
     import datasets
 
     with hub() as online:
@@ -25,7 +25,9 @@ def load_place(place: Hub, where: str, missing: str, ways: str = "") -> Any:
         except (OSError, ValueError, RuntimeError, ImportError, datasets.exceptions.DatasetsError) as error:
             why = reason(error, 300)
             if _is_full(error):
-                raise UserError(f"no room on disk for {where}; set HF_HOME to a disk with more: {why}") from None
+                raise UserError(
+                    f"the disk is full: no space for {where}; set HF_HOME to a larger disk: {why}"
+                ) from None
             if not online:
                 way = f"; {ways}" if ways else ""
                 raise UserError(f"{missing}, and the Hugging Face Hub cannot be reached{way}") from None
@@ -36,25 +38,21 @@ def load_place(place: Hub, where: str, missing: str, ways: str = "") -> Any:
 
 
 def _is_full(error: BaseException) -> bool:
-    """Whether a disk had no room: the library hides the reason in the causes of its own error."""
-    found: BaseException | None = error
-    while found is not None:
-        if isinstance(found, OSError) and (found.errno == errno.ENOSPC or "disk space" in str(found)):
+    """Whether a disk was full: the library hides the reason in the causes of its error."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, OSError) and (cause.errno == errno.ENOSPC or "disk space" in str(cause)):
             return True
-        found = found.__cause__
+        cause = cause.__cause__
     return False
 
 
 def reader_of(rows: Any, field: str, label: str | None, where: str, detokenize: Detokenize | None) -> Reader:
     """Reads the pieces of a split; classes by their names."""
-    documents.check_field(field, rows.column_names, where)
-    wanted = [field]
-    if label is not None:
-        documents.check_field(label, rows.column_names, where, "data.label")
-        wanted.append(label)
+    wanted = documents.checked_fields(field, label, rows.column_names, where)
     names = getattr(rows.features.get(label), "names", None)  # of a ClassLabel, whose -1 is "not known"
 
-    def found() -> Iterator[FileEntry]:
+    def entries() -> Iterator[FileEntry]:
         number = 0
         for batch in rows.select_columns(wanted).iter(batch_size=256):
             for values in zip(*(batch[column] for column in wanted), strict=True):
@@ -62,7 +60,7 @@ def reader_of(rows: Any, field: str, label: str | None, where: str, detokenize: 
                 row = dict(zip(wanted, values, strict=True))
                 if label is not None and names is not None and isinstance(row[label], int):
                     row[label] = names[row[label]] if row[label] >= 0 else None
-                if (one := documents.entry(row, field, label, f"row {number} of {where}")) is not None:
-                    yield one
+                if (entry := documents.entry(row, field, label, f"row {number} of {where}")) is not None:
+                    yield entry
 
-    return lambda: documents.by_row(found(), detokenize)
+    return lambda: documents.by_row(entries(), detokenize)

@@ -1,4 +1,4 @@
-"""Labels: a column of the data, one label a document, as numbers for the network and as names for everybody else.
+"""Labels: a column of the data, one label per document, as numbers for the network and as names for everyone else.
 
 The cache knows the labels of a split in the order in which they were met (`pack`). What the network sees is the place
 of a label among the names of the train split, which are kept with every checkpoint in labels.json: so a model scores
@@ -13,11 +13,11 @@ from pathlib import Path
 
 import numpy as np
 
-from ..config import nearest
+from ..errors import nearest
 from ..files import read_json_or_none, write_json
 from ..types import UserError
 
-MOST = 10_000  # different labels; more of them is the wrong column
+MOST = 10_000  # different labels; more of them means the wrong column
 FILE = "labels.json"
 _NUMBER = re.compile(r"-?[0-9]{1,18}")
 
@@ -32,13 +32,13 @@ class Numbering:
     def number(self, name: str | None, document: str) -> int:
         """The number of a label; `document` is named if there are too many of them."""
         assert name is not None, "readers give every document a label"
-        found = self.ids.setdefault(name, len(self.ids))
-        if found >= MOST:
+        label_id = self.ids.setdefault(name, len(self.ids))
+        if label_id >= MOST:
             raise UserError(
-                f"{document} has label number {found + 1:,}, {name[:40]!r}, and at most {MOST:,} different labels "
+                f"{document} has label number {label_id + 1:,}, {name[:40]!r}, and at most {MOST:,} different labels "
                 f"are possible; data.label={self.column} looks like the wrong column"
             )
-        return found
+        return label_id
 
 
 def in_order(names: Iterable[str]) -> tuple[str, ...]:
@@ -50,17 +50,17 @@ def in_order(names: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted(names, key=place))
 
 
-def translate(found: Sequence[str], known: Sequence[str], where: str) -> np.ndarray:
-    """(len(found),) int64: the id of each label of a split among the known ones."""
+def translate(names: Sequence[str], known: Sequence[str], where: str) -> np.ndarray:
+    """(len(names),) int64: the id of each label of a split among the known ones."""
     ids = {name: i for i, name in enumerate(known)}
-    for name in found:
+    for name in names:
         if name not in ids:
             listed = ", ".join(known[:12]) + (", ..." if len(known) > 12 else "")
             raise UserError(
                 f"{where} has the label {name[:40]!r}{nearest(name, known)}, which the training data did not have "
                 f"(they have {listed}); leave its rows out, or train with some of them"
             )
-    return np.array([ids[name] for name in found], dtype=np.int64)
+    return np.array([ids[name] for name in names], dtype=np.int64)
 
 
 def save_labels(folder: str | Path, column: str, names: Sequence[str]) -> None:

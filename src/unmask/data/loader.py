@@ -25,8 +25,8 @@ def train_rows(total: int, seed: int, step: int, batch_size: int, slots: Iterabl
     epochs, places = samples // total, samples % total
     chosen = np.empty_like(samples)
     for epoch in np.unique(epochs):
-        here = epochs == epoch
-        chosen[here] = Keys(seed, int(epoch)).permute("data/order", places[here], total)
+        in_epoch = epochs == epoch
+        chosen[in_epoch] = Keys(seed, int(epoch)).permute("data/order", places[in_epoch], total)
     return chosen
 
 
@@ -39,7 +39,7 @@ def train_batch(rows: Rows, attend_pads: bool, seed: int, step: int, batch_size:
 
 
 def drop_labels(batch: Batch, chance: float, keys: Keys) -> Batch:
-    """The batch with labels hidden (-1) by chance, each slot for itself: a network that learns to do without them."""
+    """The batch with labels hidden (-1) at random, slot by slot, so that a network learns to do without them."""
     if batch.label is None or not chance:
         return batch
     kept = (keys.uniform("label", batch.index) >= chance).to(batch.label.device)
@@ -47,7 +47,7 @@ def drop_labels(batch: Batch, chance: float, keys: Keys) -> Batch:
 
 
 def flip_strands(batch: Batch, keys: Keys) -> Batch:
-    """The batch with each row of bases, by chance 1/2, as its reverse complement: depends on step and slot only.
+    """The batch with each row of bases, with chance 1/2, as its reverse complement: depends on step and slot only.
 
     Padding stays at the end; so does a beginning or an end of text.
     """
@@ -82,7 +82,7 @@ def _batch(rows: Rows, attend_pads: bool, chosen: np.ndarray, index: np.ndarray,
     labels = rows.labels(chosen)
     scored = None if counts is None else torch.from_numpy(counts)
     present = None if attend_pads else rows.present(tokens, counts)
-    given = rows.given(tokens)
+    never_hidden = rows.given(tokens)
     return Batch(
         tokens=torch.from_numpy(tokens),
         index=torch.from_numpy(index),
@@ -90,5 +90,5 @@ def _batch(rows: Rows, attend_pads: bool, chosen: np.ndarray, index: np.ndarray,
         scored=scored,
         present=None if present is None else torch.from_numpy(present),
         label=None if labels is None else torch.from_numpy(labels),
-        given=None if given is None else torch.from_numpy(given),
+        given=None if never_hidden is None else torch.from_numpy(never_hidden),
     )

@@ -41,11 +41,11 @@ def reason(error: BaseException, most: int = 200) -> str:
 
 @contextmanager
 def hub() -> Iterator[bool]:
-    """Gives whether the Hub can be reached; if not, its libraries look in their caches only."""
+    """Yields whether the Hub can be reached; if not, its libraries use only their caches."""
     from huggingface_hub import constants
 
     online = reachable()
-    loaded = sys.modules.get("datasets.config")  # has a switch of its own, if it is in use at all
+    loaded = sys.modules.get("datasets.config")  # has another switch, if it is imported at all
     modules: list[Any] = [] if online else [constants, *([loaded] if loaded else [])]
     before = [module.HF_HUB_OFFLINE for module in modules]
     for module in modules:

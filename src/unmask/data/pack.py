@@ -4,7 +4,7 @@ Two conventions, both of the paper. `wrap`: all documents in one stream, EOS aft
 blocks; with `data.block_ends` a row is BOS, L - 2 tokens of the stream, EOS. Only the last partial block of a split is
 dropped. `pad`: a row is one document, cut at L and padded; padding does not count in the likelihood.
 
-The cache (`splits`) has a folder named by a hash of the corpus' content, the tokenizer and every setting that changes
+The cache (`packed`) has a folder named by a hash of the corpus' content, the tokenizer and every setting that changes
 its bytes; the row length is not one of them.
 """
 
@@ -26,7 +26,7 @@ from .cache import cache_folder, content_key, writing
 from .corpora import Corpus, open_corpus
 from .labels import in_order, translate
 from .packed import FORMAT, clear, intact, map_file, write_splits
-from .rows import Rows
+from .rows import Rows, capacity, ends_of
 from .tokenization import BPE_SAMPLE, Tokenizer, make_tokenizer
 
 log = logging.getLogger(__name__)
@@ -67,11 +67,11 @@ def prepare(
 ) -> Prepared:
     """Tokenize the splits that the corpus has, or find them in the cache.
 
-    Any number of processes may call this at once: one of them does the work. `progress` is told bytes of text done and
+    Any number of processes may call this at once: one of them does the work. `progress` gets the bytes of text done and
     the size of the source (0 if unknown). `labels` are the names that a model knows, in the order of its ids; without
     them labels get their ids from the train split.
     """
-    from .genome.genome_corpus import prepare_genome  # it builds on this room
+    from .genome.genome_corpus import prepare_genome  # it imports this module
 
     if (genome := prepare_genome(spec, tokenizer, progress)) is not None:
         return genome
@@ -107,7 +107,7 @@ def _tokenizer(spec: DataConfig, corpus: Corpus, cache: Path) -> Tokenizer:
     with writing(cache):
         folder.mkdir(parents=True, exist_ok=True)
         with FileLock(folder / ".lock"):
-            with suppress(UserError):  # somebody else made it meanwhile
+            with suppress(UserError):  # another process made it meanwhile
                 return Tokenizer.load(folder)
             made = make_tokenizer(spec, lambda: (piece.text for piece in corpus.documents("train")))
             made.save(folder)
@@ -132,15 +132,15 @@ def cached(prepared: Prepared, split: str) -> dict[str, Any] | None:
 def preview(prepared: Prepared, split: str, n: int) -> Rows:
     """At least the first `n` rows of a split (fewer if it ends before), without tokenizing the rest of it."""
     spec, vocab = prepared.spec, prepared.tokenizer.vocab
-    pad, frame = spec.layout == "pad", _frame(prepared)
+    pad, block_ends = spec.layout == "pad", ends_of(spec, vocab)
     eos = np.array([vocab.eos] if spec.eos_between and not pad else [], dtype=np.uint32)
-    wanted = n * (spec.length if frame is None else spec.length - 2)
+    wanted = n * capacity(spec.length, block_ends)
     parts, tokens = [eos[:0]], 0
     ends: list[int] = []
     for piece in prepared.corpus.documents(split):
-        found = [*prepared.tokenizer.arrays([piece.text]), *([eos] if piece.ends else [])]
-        parts += found
-        tokens += sum(map(len, found))
+        arrays = [*prepared.tokenizer.arrays([piece.text]), *([eos] if piece.ends else [])]
+        parts += arrays
+        tokens += sum(map(len, arrays))
         if piece.ends and tokens > (ends[-1] if ends else 0):
             ends.append(tokens)
         if len(ends) >= n if pad else tokens >= wanted:
@@ -150,7 +150,7 @@ def preview(prepared: Prepared, split: str, n: int) -> Rows:
         ends=np.array(ends, dtype=np.uint64) if pad else None,
         facts={"documents": len(ends), "tokens": tokens},
         length=spec.length,
-        frame=frame,
+        block_ends=block_ends,
         pad=vocab.pad if vocab.pad is not None else vocab.eos,
     )
 
@@ -180,7 +180,7 @@ def _rows(prepared: Prepared, name: str, facts: dict[str, Any]) -> Rows:
         ends=ends,
         facts=about,
         length=spec.length,
-        frame=_frame(prepared),
+        block_ends=ends_of(spec, vocab),
         pad=vocab.pad if vocab.pad is not None else vocab.eos,
         **label,
     )
@@ -193,13 +193,6 @@ def _rows(prepared: Prepared, name: str, facts: dict[str, Any]) -> Rows:
             f"data.length={spec.length}; make data.length smaller or give more text"
         )
     return rows
-
-
-def _frame(prepared: Prepared) -> tuple[int, int] | None:
-    vocab = prepared.tokenizer.vocab
-    if not prepared.spec.block_ends or vocab.bos is None or vocab.eos is None:
-        return None
-    return vocab.bos, vocab.eos
 
 
 def _build(prepared: Prepared, splits: list[str], progress: Progress | None) -> None:

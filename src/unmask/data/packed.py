@@ -1,4 +1,4 @@
-"""One split on disk: tokens, ends and labels, there completely or not at all, and checked when it is read.
+"""One split on disk: tokens, ends and labels, complete or absent, and checked when it is read.
 
 SPLIT.bin are the tokens (uint16 or uint32), SPLIT.idx for `pad` where each document ends (uint64), SPLIT.lab for
 labelled data the label of each document (uint16), SPLIT.json counts, sizes, labels and checksums, written last.
@@ -10,7 +10,7 @@ import hashlib
 import os
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -40,16 +40,21 @@ def map_file(path: Path, dtype: np.dtype[Any]) -> np.ndarray:
 
 def intact(folder: Path, split: str) -> dict[str, Any] | None:
     """The facts of a cached split if its files are what they should be."""
-    facts = read_json_or_none(folder / f"{split}.json")
-    if facts is None:
+    return read_record(folder / f"{split}.json", FORMAT, _checksum)
+
+
+def read_record(path: Path, version: int, checksum: Callable[[Path], list[Any]]) -> dict[str, Any] | None:
+    """A record that was written last, if it has this format and the files that it lists are what they should be."""
+    record = read_json_or_none(path)
+    if record is None:
         return None
     try:
-        sound = facts["format"] == FORMAT and all(
-            _checksum(folder / name) == recorded for name, recorded in facts["files"].items()
+        sound = record["format"] == version and all(
+            checksum(path.parent / name) == recorded for name, recorded in record["files"].items()
         )
     except (KeyError, AttributeError, OSError):
         sound = False
-    return facts if sound else None
+    return record if sound else None
 
 
 def _checksum(path: Path) -> list[Any]:
@@ -82,7 +87,11 @@ def write_splits(prepared: Prepared, splits: list[str], progress: Progress | Non
             arrays = prepared.tokenizer.arrays([piece.text for _, piece in batch])
             for split, writer in writers.items():
                 done += writer.add(
-                    [(piece, ids) for (own, piece), ids in zip(batch, arrays, strict=True) if own == split]
+                    [
+                        (piece, ids)
+                        for (piece_split, piece), ids in zip(batch, arrays, strict=True)
+                        if piece_split == split
+                    ]
                 )
             if progress is not None:
                 progress(min(done, size) if size else done, size)
@@ -98,9 +107,9 @@ def write_splits(prepared: Prepared, splits: list[str], progress: Progress | Non
 def _batches(pieces: Iterable[tuple[str, Piece]]) -> Iterator[list[tuple[str, Piece]]]:
     batch: list[tuple[str, Piece]] = []
     size = 0
-    for found in pieces:
-        batch.append(found)
-        size += len(found[1].text) + 64  # very short documents have a cost of their own
+    for pair in pieces:
+        batch.append(pair)
+        size += len(pair[1].text) + 64  # very short documents have a fixed cost
         if size >= BATCH:
             yield batch
             batch, size = [], 0
@@ -134,13 +143,13 @@ class SplitWriter:
         os.close(handle)
         return Path(path).open("wb")
 
-    def add(self, found: list[tuple[Piece, np.ndarray]]) -> int:
+    def add(self, pieces: list[tuple[Piece, np.ndarray]]) -> int:
         """Append pieces with their tokens; gives their size in bytes."""
         between = np.array([] if self.eos is None else [self.eos], dtype=np.uint32)
         parts: list[np.ndarray] = [between[:0]]
         ends, labels = [], []
         size = 0
-        for piece, ids in found:
+        for piece, ids in pieces:
             parts.append(ids)
             size += len(piece.text) if piece.text.isascii() else len(piece.text.encode())
             self.tokens += len(ids)
@@ -163,7 +172,7 @@ class SplitWriter:
         return size
 
     def commit(self) -> None:
-        """Give the files their names; the record comes last, so that a split is there completely or not at all."""
+        """Give the files their names; the record comes last, so that a split is complete or absent."""
         checksums = {}
         (self.folder / f"{self.split}.json").unlink(missing_ok=True)
         for file, name in zip(self.files, self.names, strict=True):
@@ -177,7 +186,7 @@ class SplitWriter:
         write_json(self.folder / f"{self.split}.json", record)
 
     def close(self) -> None:
-        """Leave no temporary file behind, also where closing one means writing what the disk has no room for."""
+        """Leave no temporary file behind, also where closing one writes to a full disk."""
         for file in self.files:
             with suppress(OSError):
                 file.close()

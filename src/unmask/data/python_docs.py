@@ -31,7 +31,7 @@ _SKIPPED = frozenset({"test", "tests", "idlelib", "lib2to3", "site-packages", "d
 _RULER = re.compile(r"^\s*([=\-*~^#+.`_\"':|<>])\1{2,}[\s|+\-=]*$")
 _ITEM = re.compile(r"^\s*(?:[*\-•o]\s+|\(?\d{1,2}[.)]\s+|\(?[a-z]\)\s+)")
 _DEFINITION = re.compile(r"^\s*\S{1,40}(?:\s\S{1,20})?\s+--?\s")
-_PLAIN = str.maketrans({"’": "'", "‘": "'", "“": '"', "”": '"', "—": "-", "–": "-", "…": "...", "\xa0": " "})
+_ASCII = str.maketrans({"’": "'", "‘": "'", "“": '"', "”": '"', "—": "-", "–": "-", "…": "...", "\xa0": " "})
 _FUNCTION_WORDS = frozenset(
     re.findall(
         r"\w+",
@@ -50,17 +50,17 @@ def documents() -> tuple[str, ...]:
 @functools.lru_cache(maxsize=1)
 def _documents(_: str) -> tuple[str, ...]:
     seen: set[str] = set()
-    found = []
+    texts = []
     for raw in [*_sections(), *_docstrings()]:
         text = prose(raw, seen)
         if len(text) >= MINIMUM_DOCUMENT:
-            found.append(text)
-    if sum(map(len, found)) < MINIMUM_CORPUS:
+            texts.append(text)
+    if sum(map(len, texts)) < MINIMUM_CORPUS:
         raise UserError(
             "this Python was installed without its documentation and library sources, so the corpus 'python-docs' "
             "is too small to use; give data.source=FILE_OR_FOLDER instead"
         )
-    return tuple(found)
+    return tuple(texts)
 
 
 def fingerprint() -> str:
@@ -101,7 +101,7 @@ def _sections() -> Iterator[str]:
 
 
 def _docstrings() -> Iterator[str]:
-    """One text a class (its methods included) and one a module (its functions included), in source order."""
+    """One text per class (its methods included) and one per module (its functions included), in source order."""
     for path in _sources():
         try:
             tree = ast.parse(path.read_bytes())
@@ -124,9 +124,9 @@ def _collect(node: ast.AST, texts: list[list[str]], owner: list[str] | None) -> 
 
 
 def prose(text: str, seen: set[str] | None = None) -> str:
-    """The English of a hard-wrapped technical text: one line a paragraph, a blank line between paragraphs."""
+    """The English of a hard-wrapped technical text: one line per paragraph, a blank line between paragraphs."""
     kept: list[str] = []
-    for block in re.split(r"\n(?:[ \t]*\n)+", text.expandtabs().translate(_PLAIN)):
+    for block in re.split(r"\n(?:[ \t]*\n)+", text.expandtabs().translate(_ASCII)):
         for paragraph in _paragraphs(block.splitlines()):
             if not _is_prose(paragraph):
                 continue

@@ -1,9 +1,9 @@
 """The data sets of the paper, one record each: where they are, how they read, and the conventions they are used with.
 
-Everything here is data; `corpora` opens what a record describes and `layouts` finds the same set on disk. The names on
-the Hugging Face Hub load without code of the data set (`datasets` 4 and later run none): where the repository itself is
-a script, the Parquet branch that the Hub makes of it is named. Conventions are settings of `data.*`, ready to be given
-to `DataConfig` (appendix D.4 of the paper).
+Everything here is data; `corpora` opens what a record describes and `dataset_files` finds the same set on disk. The
+names on the Hugging Face Hub load without code of the data set (`datasets` 4 and later run none): where the repository
+itself is a script, the Parquet branch that the Hub makes of it is named. Conventions are settings of `data.*`, ready to
+be given to `DataConfig` (appendix D.4 of the paper).
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ from dataclasses import field as dataclass_field
 from types import MappingProxyType
 from typing import Any
 
-from ..config import nearest
-from ..errors import UserError
+from ..errors import UserError, nearest
 
 PARQUET = "refs/convert/parquet"  # the branch that the Hub makes of data sets with a loading script
 
@@ -35,7 +34,7 @@ class Hub:
 class Files:
     """One form in which a set is distributed: how a file is read, and for each split the names of its files.
 
-    Of several names for a split the first that is there is taken. `read` names a function of `layouts`.
+    Of several names for a split the first that exists is used. `read` names a reader of `dataset_files`.
     """
 
     read: str
@@ -52,10 +51,10 @@ class Record:
     field: str = "text"  # column of the text
     detokenizer: str = "none"
     plays: Mapping[str, str] = dataclass_field(default_factory=dict)  # a missing split -> the one that plays it
-    held_out: int = 0  # a set without splits: the last so many rows are the valid split
+    held_out: int = 0  # of a set without splits: how many of its last rows are the valid split
     labels: tuple[str, ...] = ()  # the names of the classes 0, 1, ... in the column `label`
     splits: tuple[str, ...] = ("train", "valid", "test")  # of the public set, after `plays` and `held_out`
-    folders: tuple[str, ...] = ()  # usual names of its folder (or file), for data.local=ROOT
+    folders: tuple[str, ...] = ()  # common names of its folder (or file), for data.local=ROOT
     layouts: tuple[Files, ...] = ()  # besides tables (.parquet, .jsonl, .csv, .arrow), which every set may come as
     settings: Mapping[str, Any] = dataclass_field(default_factory=lambda: ZERO_SHOT_SETTINGS)
     unread: str = ""  # what to do instead, for names that cannot be opened yet
@@ -69,18 +68,18 @@ class Record:
     def zero_shot(self) -> dict[str, Any]:
         """The paper's settings for evaluating another model on this set: wrapped to 1024, no EOS between documents.
 
-        Made to be laid over the config of that model. `tokenizer` and `block_ends` are not in it, for they stay as the
-        model was trained (the paper's OWT models have ends); so does `local`, which is about the machine.
+        Meant to be merged into the config of that model. `tokenizer` and `block_ends` are not in it, for they stay as
+        the model was trained (the paper's OWT models have ends); so does `local`, which depends on the machine.
         """
-        plain = {"subset": None, "field": "text", "label": None, "document": "auto", "attend_pads": False}
+        defaults = {"subset": None, "field": "text", "label": None, "document": "auto", "attend_pads": False}
         wrap = {"layout": "wrap", "length": 1024, "eos_between": False}
-        return {"source": self.name, "detokenizer": "auto", **plain, **wrap}
+        return {"source": self.name, "detokenizer": "auto", **defaults, **wrap}
 
 
 def _named(pattern: str) -> dict[str, tuple[str, ...]]:
-    """The same file name for every split, with {} for its usual names."""
+    """The same file name for every split, with {} for the name of the split."""
     words = {"train": ("train",), "valid": ("valid", "validation", "val"), "test": ("test",)}
-    return {split: tuple(pattern.format(word) for word in own) for split, own in words.items()}
+    return {split: tuple(pattern.format(word) for word in spellings) for split, spellings in words.items()}
 
 
 def _wikitext(size: str, about: str) -> Record:
@@ -129,13 +128,13 @@ ZERO_SHOT_SETTINGS: Mapping[str, Any] = MappingProxyType(
 )
 _SENTENCES = {"tokenizer": "bert-base-uncased", "length": 128, "layout": "pad", "block_ends": True}
 _DNA = {"tokenizer": "dna", "layout": "wrap", "eos_between": False}
-_SEQUENCES = "give data.source=FILE.txt with a sequence a line, data.document=line and data.tokenizer=dna"
+_SEQUENCES = "give data.source=FILE.txt with one sequence per line, data.document=line and data.tokenizer=dna"
 
 _RECORDS = (
     Record("python-docs", "the language reference and docstrings that come with CPython", settings={}),
     Record(
         "lm1b",
-        "One Billion Words: news, a sentence a row, in random order",
+        "One Billion Words: news, one sentence per row, in random order",
         Hub(
             "billion-word-benchmark/lm1b",
             revision=PARQUET,
@@ -199,7 +198,7 @@ _RECORDS = (
     _wikitext("103", "WikiText-103: 28,000 articles of Wikipedia"),
     Record(
         "ptb",
-        "Penn Treebank, Mikolov's version: lower case, <unk>, N for numbers; a sentence a row",
+        "Penn Treebank, Mikolov's version: lower case, <unk>, N for numbers; one sentence per row",
         Hub(
             "ptb-text-only/ptb_text_only",
             revision=PARQUET,
@@ -245,7 +244,7 @@ _RECORDS = (
     ),
 )
 
-CORPORA: dict[str, Record] = {one.name: one for one in _RECORDS}
+CORPORA: dict[str, Record] = {entry.name: entry for entry in _RECORDS}
 ALIASES = {"owt": "openwebtext", "wikitext-2": "wikitext2", "wikitext-103": "wikitext103"}
 
 # Title, record and split of the paper's seven sets. WikiText-2 and -103 have the same valid articles; LM1B, LAMBADA and
@@ -268,17 +267,17 @@ def find(name: str) -> Record | None:
 
 def record(name: str) -> Record:
     """The record of a data set; one sentence with the nearest name where there is none."""
-    found = find(name)
-    if found is None:
+    entry = find(name)
+    if entry is None:
         known = [*CORPORA, *ALIASES]
         raise UserError(f"unknown data set {name!r}{nearest(name, known)}; `unmask data list` shows all of them")
-    return found
+    return entry
 
 
 def close(name: str) -> str:
     """The name that was probably meant, or nothing."""
-    found = difflib.get_close_matches(name.lower().replace("-", "_"), _spellings(), n=1, cutoff=0.75)
-    return _spellings()[found[0]] if found else ""
+    matches = difflib.get_close_matches(name.lower().replace("-", "_"), _spellings(), n=1, cutoff=0.75)
+    return _spellings()[matches[0]] if matches else ""
 
 
 def _spellings() -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""A split as rows of tokens: a view on the memory-mapped stream that `pack` writes."""
+"""A split as rows of tokens: a view on the memory-mapped stream that `pack` writes; block ends and capacity of rows."""
 
 from __future__ import annotations
 
@@ -9,6 +9,23 @@ from typing import Any
 
 import numpy as np
 
+from ..config import DataConfig
+from ..types import Vocab
+
+Ends = tuple[int, int]  # BOS and EOS
+
+
+def ends_of(spec: DataConfig, vocab: Vocab) -> Ends | None:
+    """BOS and EOS, where `data.block_ends` puts them at the ends of every row."""
+    if not spec.block_ends or vocab.bos is None or vocab.eos is None:
+        return None
+    return vocab.bos, vocab.eos
+
+
+def capacity(length: int, ends: Ends | None) -> int:
+    """How many tokens of text fit into a row of `length` tokens."""
+    return length if ends is None else length - 2
+
 
 @dataclass(frozen=True, eq=False)
 class Rows:
@@ -18,15 +35,15 @@ class Rows:
     ends: np.ndarray | None = field(repr=False)  # pad: (documents,) uint64
     facts: dict[str, Any]  # counts and settings, for protocols
     length: int
-    frame: tuple[int, int] | None = None  # BOS and EOS at the ends of every row (block_ends)
+    block_ends: Ends | None = None  # BOS and EOS at the ends of every row (block_ends)
     pad: int | None = None  # what fills a row of the pad layout
     marks: np.ndarray | None = field(default=None, repr=False)  # (documents,) uint16: labels as the cache has them ...
     label_ids: np.ndarray | None = field(default=None, repr=False)  # ... and (labels,) int64: the id of each
 
     @property
-    def room(self) -> int:
+    def capacity(self) -> int:
         """Tokens of text in a row."""
-        return self.length if self.frame is None else self.length - 2
+        return capacity(self.length, self.block_ends)
 
     @property
     def tokens(self) -> int:
@@ -44,7 +61,7 @@ class Rows:
         return self.marks is not None
 
     def __len__(self) -> int:
-        return self.tokens // self.room if self.ends is None else int(self.ends.size)
+        return self.tokens // self.capacity if self.ends is None else int(self.ends.size)
 
     def rows(self, indices: np.ndarray | Iterable[int]) -> tuple[np.ndarray, np.ndarray | None]:
         """(n, L) int64 tokens, and (n, L) bool where they count (None = everywhere)."""
@@ -68,11 +85,11 @@ class Rows:
         return np.asarray(self.label_ids[self.marks[chosen]])
 
     def _wrapped(self, chosen: np.ndarray) -> tuple[np.ndarray, None]:
-        blocks = self.stream[: len(self) * self.room].reshape(len(self), self.room)
-        if self.frame is None:
+        blocks = self.stream[: len(self) * self.capacity].reshape(len(self), self.capacity)
+        if self.block_ends is None:
             return blocks[chosen].astype(np.int64), None
         tokens = np.empty((len(chosen), self.length), dtype=np.int64)
-        tokens[:, 0], tokens[:, -1] = self.frame
+        tokens[:, 0], tokens[:, -1] = self.block_ends
         tokens[:, 1:-1] = blocks[chosen]
         return tokens, None
 
@@ -82,8 +99,10 @@ class Rows:
         scored = np.zeros((len(chosen), self.length), dtype=bool)
         for row, i in enumerate(chosen):
             start = int(self.ends[i - 1]) if i else 0
-            text = self.stream[start : min(int(self.ends[i]), start + self.room)]
-            whole = text if self.frame is None else np.concatenate([self.frame[:1], text, self.frame[1:]])
+            text = self.stream[start : min(int(self.ends[i]), start + self.capacity)]
+            whole = (
+                text if self.block_ends is None else np.concatenate([self.block_ends[:1], text, self.block_ends[1:]])
+            )
             tokens[row, : len(whole)] = whole
             scored[row, : len(whole)] = True
         return tokens, scored
@@ -93,15 +112,15 @@ class Rows:
         """Bytes of source text for each token that counts (where documents are cut, at the average rate)."""
         rate = self.facts["bytes"] / self.tokens
         if self.ends is None:
-            return float(rate * self.room / self.length)
+            return float(rate * self.capacity / self.length)
         kept, scored, before = 0, 0, 0
         for at in range(0, len(self), 1 << 20):
             part = self.ends[at : at + (1 << 20)].astype(np.int64)
-            lengths = np.minimum(np.diff(part, prepend=before), self.room)
+            lengths = np.minimum(np.diff(part, prepend=before), self.capacity)
             kept, before = kept + int(lengths.sum()), int(part[-1])
-            scored += int(lengths.sum()) + (0 if self.frame is None else 2 * len(lengths))
+            scored += int(lengths.sum()) + (0 if self.block_ends is None else 2 * len(lengths))
         return float(rate * kept / scored)
 
     def describe(self) -> dict[str, Any]:
         """What a reported number should carry: the text, the tokens and the convention."""
-        return {**self.facts, "length": self.length, "block_ends": self.frame is not None, "rows": len(self)}
+        return {**self.facts, "length": self.length, "block_ends": self.block_ends is not None, "rows": len(self)}

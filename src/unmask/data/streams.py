@@ -8,7 +8,8 @@ from fractions import Fraction
 from itertools import chain
 from typing import Any
 
-from ..config import DataConfig, nearest
+from ..config import DataConfig
+from ..errors import nearest
 from ..process.keys import Keys
 from ..types import UserError
 from .cache import content_key
@@ -44,7 +45,7 @@ class Corpus:
                 yield from ((split, piece) for piece in self.parts[split]())
         elif wanted:
             stream = chain.from_iterable(read() for read in self.parts.values())
-            yield from (found for found in self.division.divide(stream) if found[0] in wanted)
+            yield from ((split, piece) for split, piece in self.division.divide(stream) if split in wanted)
 
     def documents(self, split: str) -> Iterator[Piece]:
         """The pieces of one split, streaming."""
@@ -54,10 +55,10 @@ class Corpus:
     def check(self, split: str) -> None:
         """One sentence when there is no such split."""
         if split not in self.splits:
-            own = "data.valid_fraction and data.test_fraction" if self.division else "the files of the source"
+            where = "data.valid_fraction and data.test_fraction" if self.division else "the files of the source"
             raise UserError(
                 f"corpus {self.name!r} has no split {split!r}{nearest(split, self.splits)}; "
-                f"it has {', '.join(self.splits)} (see {own})"
+                f"it has {', '.join(self.splits)} (see {where})"
             )
 
 
@@ -67,7 +68,8 @@ class Division:
 
     The stream is cut into runs of 1/fraction pieces (runs differ by one piece where that is not a whole number), and
     from each run one piece is chosen by (seed, number of the run) for the valid split; the pieces that are left are
-    divided in the same way for the test split. So splits are disjoint, spread over the whole stream, and need one pass.
+    divided in the same way for the test split. So splits are disjoint, evenly distributed over the whole stream, and
+    need one pass.
     """
 
     valid: float

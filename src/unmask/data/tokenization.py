@@ -5,8 +5,9 @@ All of them are one class around a `tokenizers.Tokenizer`, so a saved model alwa
 - The vocabulary includes [MASK]. A tokenizer that has a mask token keeps it (BERT: 103); otherwise one is added after
   the last id (GPT-2: 50257, size 50258). It never shares an id with PAD, BOS or EOS.
 - Text cannot contain special tokens: "[MASK]" or "<|endoftext|>" in a text are encoded as the characters they are.
-- Our own tokenizers end with [EOS], [PAD], [MASK]; [EOS] is also BOS, as GPT-2's <|endoftext|> is. Bytes have the ids
-  0-255. Bytes and BPE are lossless; a character that the corpus does not have becomes U+FFFD (id 0), the unknown token.
+- The built-in tokenizers end with [EOS], [PAD], [MASK]; [EOS] is also BOS, as GPT-2's <|endoftext|> is. Bytes have the
+  ids 0-255. Bytes and BPE are lossless; a character that the corpus does not have becomes U+FFFD (id 0), the unknown
+  token.
 """
 
 from __future__ import annotations
@@ -19,14 +20,15 @@ from pathlib import Path
 from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Backend
 
-from ..config import DataConfig, nearest
+from ..config import DataConfig
+from ..errors import nearest
 from ..types import UserError, Vocab
-from .adopted import USUAL, VOCAB_FILE, adopt, hub_tokenizer, read_tokenizer, read_vocab_file
+from .adopted import SPECIAL_NAMES, VOCAB_FILE, adopt, hub_tokenizer, read_tokenizer, read_vocab_file
 from .documents import storable
 from .tokenizer import BUILT_IN, CONFIG_FILE, JSON_FILE, MASK, Tokenizer, byte_characters, read_backend, size_of
 
 __all__ = [
-    "BPE_SAMPLE", "BUILT_IN", "CONFIG_FILE", "EOS", "JSON_FILE", "MASK", "OWN_SPECIALS", "PAD", "UNKNOWN", "USUAL",
+    "BPE_SAMPLE", "BUILT_IN", "CONFIG_FILE", "EOS", "JSON_FILE", "MASK", "PAD", "SPECIALS", "SPECIAL_NAMES", "UNKNOWN",
     "VOCAB_FILE", "Tokenizer", "adopt", "bpe_tokenizer", "bytes_tokenizer", "chars_tokenizer", "hub_tokenizer",
     "make_tokenizer", "on_shelf", "read_backend", "read_tokenizer", "read_vocab_file", "size_of",
 ]  # fmt: skip
@@ -34,7 +36,7 @@ __all__ = [
 BPE_SAMPLE = 100_000_000  # characters of the training split that a BPE is trained on, from its beginning
 UNKNOWN = "\ufffd"
 EOS, PAD = "[EOS]", "[PAD]"
-OWN_SPECIALS = (EOS, PAD, MASK)
+SPECIALS = (EOS, PAD, MASK)
 
 
 def make_tokenizer(spec: DataConfig, texts: Callable[[], Iterable[str]]) -> Tokenizer:
@@ -47,7 +49,7 @@ def make_tokenizer(spec: DataConfig, texts: Callable[[], Iterable[str]]) -> Toke
     if wanted == "bpe":
         return bpe_tokenizer(texts(), spec.vocab_size)
     if wanted == "dna":
-        from .genome.bases import dna_tokenizer  # it is made of what this room makes tokenizers of
+        from .genome.bases import dna_tokenizer  # it imports this module
 
         return dna_tokenizer()
     path = Path(wanted).expanduser()
@@ -66,7 +68,7 @@ def make_tokenizer(spec: DataConfig, texts: Callable[[], Iterable[str]]) -> Toke
 
 
 def on_shelf(name: str | Path) -> Path | None:
-    """The tokenizer of this name in the folder $UNMASK_TOKENIZERS, if it is there."""
+    """The tokenizer of this name in the folder $UNMASK_TOKENIZERS, if there is one."""
     shelf = os.environ.get("UNMASK_TOKENIZERS")
     place = Path(shelf or "").expanduser() / name
     return place if shelf and place.exists() else None
@@ -77,7 +79,7 @@ def bytes_tokenizer() -> Tokenizer:
     backend = Backend(models.BPE({character: byte for byte, character in enumerate(byte_characters())}, []))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = decoders.ByteLevel()
-    return _own(backend, "bytes")
+    return _with_specials(backend, "bytes")
 
 
 def chars_tokenizer(texts: Iterable[str]) -> Tokenizer:
@@ -90,25 +92,25 @@ def chars_tokenizer(texts: Iterable[str]) -> Tokenizer:
     backend = Backend(models.WordLevel(vocabulary, unk_token=UNKNOWN))
     backend.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
     backend.decoder = decoders.Fuse()
-    return _own(backend, "chars")
+    return _with_specials(backend, "chars")
 
 
 def bpe_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
     """Byte-level BPE trained on the first `BPE_SAMPLE` characters; a small corpus may give fewer than vocab_size."""
-    smallest = 256 + len(OWN_SPECIALS)
+    smallest = 256 + len(SPECIALS)
     if vocab_size < smallest:
         raise UserError(f"data.vocab_size={vocab_size} is too small for a byte-level BPE; give at least {smallest}")
     backend = Backend(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     backend.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size - len(OWN_SPECIALS),
+        vocab_size=vocab_size - len(SPECIALS),
         min_frequency=2,
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
     backend.train_from_iterator(_sample(texts, BPE_SAMPLE), trainer)
-    return _own(backend, "bpe")
+    return _with_specials(backend, "bpe")
 
 
 def _sample(texts: Iterable[str], characters: int) -> Iterator[str]:
@@ -119,7 +121,7 @@ def _sample(texts: Iterable[str], characters: int) -> Iterator[str]:
             return
 
 
-def _own(backend: Backend, kind: str) -> Tokenizer:
-    backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in OWN_SPECIALS])
-    eos, pad, mask = (backend.get_vocab()[token] for token in OWN_SPECIALS)
+def _with_specials(backend: Backend, kind: str) -> Tokenizer:
+    backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIALS])
+    eos, pad, mask = (backend.get_vocab()[token] for token in SPECIALS)
     return Tokenizer(backend, Vocab(size_of(backend), mask=mask, pad=pad, bos=eos, eos=eos), kind, kind)

@@ -50,8 +50,8 @@ class Tokenizer:
 
     def offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
         """The ids of a text, and the characters (from, to) that each of them stands for."""
-        found = self._backend.encode(storable(text), add_special_tokens=False)
-        return list(found.ids), list(found.offsets)
+        encoding = self._backend.encode(storable(text), add_special_tokens=False)
+        return list(encoding.ids), list(encoding.offsets)
 
     def encode_batch(self, texts: Iterable[str]) -> list[list[int]]:
         """The ids of several texts."""
@@ -69,8 +69,8 @@ class Tokenizer:
             return [np.frombuffer(text.encode(), dtype=np.uint8).astype(np.uint32) for text in texts]
         if self.kind in ("chars", "dna"):
             return [self._table[np.frombuffer(text.encode("utf-32-le"), dtype="<u4")] for text in texts]
-        found = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
-        arrays = (np.array(encoding.ids, dtype=np.uint32) for encoding in found)
+        encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
+        arrays = (np.array(encoding.ids, dtype=np.uint32) for encoding in encodings)
         mask = self.vocab.mask
         return [self._apart(text) if (ids == mask).any() else ids for text, ids in zip(texts, arrays, strict=True)]
 
@@ -78,8 +78,8 @@ class Tokenizer:
         """Some vocabularies hold the mask token as an ordinary word: take that word apart."""
         cuts = [match.start() + 1 for match in re.finditer(re.escape(self.piece(self.vocab.mask)), text)]
         parts = [text[a:b] for a, b in pairwise([0, *cuts, len(text)])] if cuts else list(text)
-        found = self._backend.encode_batch_fast(parts, add_special_tokens=False)
-        ids = np.array([token for encoding in found for token in encoding.ids], dtype=np.uint32)
+        encodings = self._backend.encode_batch_fast(parts, add_special_tokens=False)
+        ids = np.array([token for encoding in encodings for token in encoding.ids], dtype=np.uint32)
         return ids[ids != self.vocab.mask]
 
     @functools.cached_property
@@ -104,7 +104,7 @@ class Tokenizer:
         return self._backend.id_to_token(token) or ""
 
     def pieces(self, ids: Iterable[int]) -> list[str]:
-        """What to show for each token on its own; a part of a UTF-8 character is shown as its bytes (⟨e2 82⟩)."""
+        """What to show for each token alone; a part of a UTF-8 character is shown as its bytes (⟨e2 82⟩)."""
         return [self._display[int(token)] for token in ids]
 
     @functools.cached_property
@@ -194,10 +194,16 @@ def byte_characters() -> tuple[str, ...]:
     return tuple(chr(byte) if byte in visible else next(others) for byte in range(256))
 
 
+@functools.cache
+def _byte_of() -> dict[str, int]:
+    """The byte that each character of a byte-level vocabulary stands for."""
+    return {character: value for value, character in enumerate(byte_characters())}
+
+
 def _shown(piece: str, decoder: str) -> str:
     """A token of the vocabulary as a reader wants to see it."""
     if "ByteLevel" in decoder:
-        byte = {character: value for value, character in enumerate(byte_characters())}
+        byte = _byte_of()
         if not all(character in byte for character in piece):
             return piece
         text = bytes(byte[character] for character in piece).decode("utf-8", "surrogateescape")

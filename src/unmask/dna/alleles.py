@@ -1,8 +1,8 @@
 """From a variant and a genome to two windows of the same length: one with the reference, one with the alternative.
 
 Both have as many bases as the model reads, with the allele in the middle. A longer allele has shorter flanks: a model
-of rows of L bases is one distribution over all of these, and in it nobody is charged for being longer. At the end of a
-chromosome the window moves inwards.
+of rows of L bases is one distribution over all of these, and in it no allele is penalised for being longer. At the end
+of a chromosome the window moves inwards.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ class Pair:
     partner: np.ndarray  # (M,) the column of `ref` that is the same base of the genome, -1 = none
 
     @cached_property
-    def own(self) -> tuple[np.ndarray, np.ndarray]:
-        """(columns of ref, columns of alt) that the other window does not have."""
+    def differing(self) -> tuple[np.ndarray, np.ndarray]:
+        """(columns of ref, columns of alt) that differ: the other window does not have them."""
         shared = self.partner[self.partner != NONE]
         return np.setdiff1d(np.arange(len(self.ref)), shared), np.flatnonzero(self.partner == NONE)
 
     @cached_property
     def aligned(self) -> bool:
         """Whether nothing moved: a substitution."""
-        ref, alt = self.own
+        ref, alt = self.differing
         return len(self.ref) == len(self.alt) and np.array_equal(ref, alt)
 
 
@@ -53,17 +53,17 @@ def pair_of(record: VcfRecord, alt: str, genome: Genome, length: int) -> Pair | 
     if max(len(ref), len(alt)) > length:
         return f"the allele has {max(len(ref), len(alt))} bases, more than the window of {length}"
     size = genome.sizes[record.chrom]
-    before, after = start, size - start - len(ref)  # bases that there are on both sides
+    before, after = start, size - start - len(ref)  # bases on both sides
     flanks = [_flanks(length - len(allele), before, after) for allele in (ref, alt)]
     left, right = (max(sides) for sides in zip(*flanks, strict=True))
     near = genome.fetch(record.chrom, start - left, start + len(ref) + right).astype(np.int64)
     upstream, downstream = near[:left], near[left + len(ref) :]
     windows, places = [], []
-    for allele, (own_left, own_right) in zip((ref, alt), flanks, strict=True):
+    for allele, (left_flank, right_flank) in zip((ref, alt), flanks, strict=True):
         middle = np.array([IDS[base] for base in allele], dtype=np.int64)
-        windows.append(np.concatenate((upstream[left - own_left :], middle, downstream[:own_right])))
+        windows.append(np.concatenate((upstream[left - left_flank :], middle, downstream[:right_flank])))
         nowhere = np.full(len(allele), NONE)
-        coordinates = start - own_left + np.arange(own_left), start + len(ref) + np.arange(own_right)
+        coordinates = start - left_flank + np.arange(left_flank), start + len(ref) + np.arange(right_flank)
         places.append(np.concatenate((coordinates[0], nowhere, coordinates[1])))
     column = {int(place): i for i, place in enumerate(places[0]) if place != NONE}
     partner = np.array([column.get(int(place), NONE) for place in places[1]], dtype=np.int64)
@@ -78,11 +78,11 @@ def _misplaced(record: VcfRecord, genome: Genome) -> str | None:
     if record.pos < 1 or end > size:
         what = f"POS {record.pos}" if len(record.ref) == 1 else f"POS {record.pos} to {end}"
         return f"{what} is not within {record.chrom}, which has {size:,} bases"
-    there = genome.fetch(record.chrom, record.pos - 1, end)
-    if any(IDS[base] != own for base, own in zip(record.ref, there.tolist(), strict=True)):
-        shown = "".join(LETTERS[own] for own in there[:20].tolist()) + ("..." if len(there) > 20 else "")
+    reference = genome.fetch(record.chrom, record.pos - 1, end)
+    if any(IDS[base] != token for base, token in zip(record.ref, reference.tolist(), strict=True)):
+        shown = "".join(LETTERS[token] for token in reference[:20].tolist()) + ("..." if len(reference) > 20 else "")
         return f"REF is {record.ref[:20]}, but the genome has {shown} at {record.chrom}:{record.pos}"
-    return "the reference has an N" if N in there else None
+    return "the reference has an N" if N in reference else None
 
 
 def _trim(ref: str, alt: str, start: int) -> tuple[str, str, int]:
@@ -94,7 +94,7 @@ def _trim(ref: str, alt: str, start: int) -> tuple[str, str, int]:
     return ref, alt, start
 
 
-def _flanks(room: int, before: int, after: int) -> tuple[int, int]:
-    """How many bases to the left and to the right: half of the room each, more where the other side has ended."""
-    left = min(before, max(room // 2, room - after))
-    return left, min(after, room - left)
+def _flanks(total: int, before: int, after: int) -> tuple[int, int]:
+    """How many bases to the left and to the right: half of the total each, more where the other side has ended."""
+    left = min(before, max(total // 2, total - after))
+    return left, min(after, total - left)

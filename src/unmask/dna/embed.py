@@ -1,7 +1,7 @@
-"""Sequences to vectors: the hidden states of clean sequences, pooled or a vector a position (paper section 5.2).
+"""Sequences to vectors: the hidden states of clean sequences, pooled or one vector per position (paper section 5.2).
 
-What is read comes one sequence at a time and what is written goes to the disk as it comes, so the number of sequences
-does not matter for memory. A sequence longer than the model is cut into blocks, each seen without the others.
+Sequences are read one at a time and vectors written as they come, so memory does not depend on the number of
+sequences. A sequence longer than the model is cut into blocks, each seen without the others.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..data.rows import capacity
+from ..errors import UserError, at_least, choose
 from ..evaluation.likelihood import compute_dtype, evaluating
 from ..files import replacing
 from ..lm import LM
 from ..networks.conjoined import Conjoined, backwards
-from ..types import UserError
 from .strands import complement_of, equivariant, need_dna, side_by_side
 
 POOLS = ("mean", "none")
@@ -41,25 +42,22 @@ class Embedder:
     batch_size: int = 32
 
     def __post_init__(self) -> None:
-        if self.pool not in POOLS:
-            raise UserError(f"unknown pool {self.pool!r}; choose one of {', '.join(POOLS)}")
-        if self.batch_size < 1:
-            raise UserError(f"batch_size={self.batch_size} must be at least 1")
+        choose(self.pool, POOLS, "pool")
+        at_least("batch_size", self.batch_size)
         if not self.lm.model.reads_tokens:
             raise UserError(
                 "embeddings are the hidden states of a network that reads tokens, and this model's does not"
             )
         longest = self.lm.model.backbone.longest
-        if self.room < 1 or (longest is not None and self.room > longest):
+        if self.block_length < 1 or (longest is not None and self.block_length > longest):
             raise UserError(f"length={self.length} must be between 1 and {longest or self.lm.length}")
         if self.both_strands:
             need_dna(self.lm, "--both-strands")
 
     @property
-    def room(self) -> int:
+    def block_length(self) -> int:
         """Tokens of a block."""
-        ends = 0 if self.lm.painter.frame is None else 2
-        return (self.lm.length if self.length is None else self.length) - ends
+        return capacity(self.lm.length if self.length is None else self.length, self.lm.painter.block_ends)
 
     @property
     def dim(self) -> int:
@@ -75,7 +73,7 @@ class Embedder:
             "pool": self.pool,
             "dim": self.dim,
             "strands": "mean of both" if both else "as written",
-            "block_length": self.room,
+            "block_length": self.block_length,
             "dtype": compute_dtype(self.lm.model),
         }
 
@@ -86,9 +84,9 @@ class Embedder:
         except UserError as error:
             raise UserError(f"sequence {name!r}: {error}") from None
         if not ids:
-            raise UserError(f"sequence {name!r} is empty; remove it or fill it")
+            raise UserError(f"sequence {name!r} is empty; remove it or add bases")
         if self.pool == "none" and len(ids) > MOST_POSITIONS:
-            raise UserError(f"sequence {name!r} has {len(ids):,} positions; cut it, or use the pool mean")
+            raise UserError(f"sequence {name!r} has {len(ids):,} positions; cut it, or use --pool mean")
         return np.asarray(ids)
 
     def __call__(self, sequences: Iterable[tuple[str, str]]) -> Iterator[tuple[str, int, np.ndarray]]:
@@ -97,41 +95,41 @@ class Embedder:
         blocks: list[tuple[_Sequence, int]] = []
         with evaluating(self.lm.model), torch.no_grad():
             for name, text in sequences:
-                own = _Sequence(name, self.encode(name, text), self.room, self.pool)
-                waiting.append(own)
-                for start in range(0, len(own.ids), self.room):
-                    blocks.append((own, start))
+                sequence = _Sequence(name, self.encode(name, text), self.block_length, self.pool)
+                waiting.append(sequence)
+                for start in range(0, len(sequence.ids), self.block_length):
+                    blocks.append((sequence, start))
                     if len(blocks) >= BUFFER * self.batch_size:
                         self._read(blocks)
                         blocks = []
                 while waiting and waiting[0].complete:
                     yield waiting.pop(0).result()
             self._read(blocks)
-            yield from (own.result() for own in waiting)
+            yield from (sequence.result() for sequence in waiting)
 
     def _read(self, blocks: list[tuple[_Sequence, int]]) -> None:
         """Send blocks through the network, those of a length together."""
-        order = sorted(blocks, key=lambda block: min(self.room, len(block[0].ids) - block[1]))
+        order = sorted(blocks, key=lambda block: min(self.block_length, len(block[0].ids) - block[1]))
         for i in range(0, len(order), self.batch_size):
             part = order[i : i + self.batch_size]
-            states = self.states([own.ids[start : start + self.room] for own, start in part])
-            for (own, start), found in zip(part, states, strict=True):
-                own.take(start, found)
+            states = self.states([sequence.ids[start : start + self.block_length] for sequence, start in part])
+            for (sequence, start), block_states in zip(part, states, strict=True):
+                sequence.add_states(start, block_states)
 
     def states(self, rows: list[np.ndarray]) -> list[np.ndarray]:
         """The states (n, dim) float32 of rows of ids."""
         z, present = side_by_side(self.lm, rows)
-        found = self._states(z, present)
-        first = 0 if self.lm.painter.frame is None else 1
-        return [own[first : first + len(row)].numpy() for own, row in zip(found, rows, strict=True)]
+        states = self._states(z, present)
+        first = 0 if self.lm.painter.block_ends is None else 1
+        return [row_states[first : first + len(row)].numpy() for row_states, row in zip(states, rows, strict=True)]
 
     def _states(self, z: Tensor, present: Tensor | None) -> Tensor:
         """(B, L, dim) on the CPU, of both strands where that is wanted."""
         backbone = self.lm.model.backbone
         hidden = self._hidden(z, present)
         if equivariant(backbone):
-            own, other = hidden.chunk(2, dim=-1)
-            return (own + (other if isinstance(backbone, Conjoined) else other.flip(-1))) / 2
+            strand, other = hidden.chunk(2, dim=-1)
+            return (strand + (other if isinstance(backbone, Conjoined) else other.flip(-1))) / 2
         if self.both_strands:
             turn = backwards(z, present)
             other = self._hidden(complement_of(self.lm)[z].gather(1, turn), present)
@@ -148,9 +146,9 @@ class Embedder:
 class _Sequence:
     """A sequence of which some blocks were read."""
 
-    def __init__(self, name: str, ids: np.ndarray, room: int, pool: str) -> None:
+    def __init__(self, name: str, ids: np.ndarray, block_length: int, pool: str) -> None:
         self.name, self.ids, self.pool = name, ids, pool
-        self.left = -(-len(ids) // room)
+        self.left = -(-len(ids) // block_length)
         self.sum: np.ndarray | float = 0.0
         self.parts: dict[int, np.ndarray] = {}
 
@@ -159,7 +157,7 @@ class _Sequence:
         """Whether all blocks were read."""
         return not self.left
 
-    def take(self, start: int, states: np.ndarray) -> None:
+    def add_states(self, start: int, states: np.ndarray) -> None:
         """The states of the block that begins at `start`."""
         self.left -= 1
         if self.pool == "mean":
@@ -186,7 +184,7 @@ class EmbeddingWriter(Protocol):
 
 @contextmanager
 def open_writer(path: str | Path, embedder: Embedder, facts: dict[str, Any]) -> Iterator[EmbeddingWriter]:
-    """A writer by the ending of a file's name; the file is there when everything went well, and not before."""
+    """A writer by the ending of a file's name; the file exists only when everything went well."""
     place = Path(path)
     with ExitStack() as stack:
         temporary = stack.enter_context(replacing(place))
@@ -234,7 +232,7 @@ class _Npy:
 
 
 def _parquet(path: Path, embedder: Embedder, facts: dict[str, Any]) -> Iterator[EmbeddingWriter]:
-    """Columns name, length and embedding (a list of fixed size, or one such list a position)."""
+    """Columns name, length and embedding (a list of fixed size, or one such list per position)."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -267,7 +265,7 @@ class _Parquet:
             return
         names, lengths, vectors = zip(*self.held, strict=True)
         kind = self.schema.field("embedding").type
-        flat = pa.array(np.concatenate([own.reshape(-1) for own in vectors]))
+        flat = pa.array(np.concatenate([vector.reshape(-1) for vector in vectors]))
         if self.pooled:
             column = pa.FixedSizeListArray.from_arrays(flat, type=kind)
         else:

@@ -1,19 +1,19 @@
-"""log p(alternative) - log p(reference) of two windows, from looks that are paired (paper section 3.4 on two rows).
+"""log p(alternative) - log p(reference) of two windows, from paired predictions (paper section 3.4 on two rows).
 
 The bound of a row is E[sum over hidden tokens of their nats], over times and masks. Of two windows that differ in a few
 bases only a difference is wanted. Three things make its noise small.
 
-1. Both windows are looked at with the same times and the same masks: a base of the genome has one uniform number,
-   wherever it stands. Most terms cancel.
+1. Both windows have the same times and the same masks: a base of the genome has one uniform number, whatever its
+   column. Most terms cancel.
 2. The term of the differing bases themselves is rare and large: a base is hidden with chance p and then weighs 1/p. So
-   it has looks of its own, in which one of the k differing bases, drawn evenly, is hidden for certain. A mask comes up
+   it has separate rows, in which one of the k differing bases, drawn evenly, is certainly hidden. A mask comes up
    in them with chance (hidden ones among the k) / (k p) times its own, so their nats weigh k p / (hidden ones).
-3. The term of all other bases is nothing where the differing ones are hidden: both windows look the same then. So in
-   its looks one of the k stays visible for certain, with the weight k (1 - p) / (visible ones). That needs alleles of
-   one length; others take plain masks.
+3. The term of all other bases is nothing where the differing ones are hidden: both windows are the same then. So in
+   its rows one of the k certainly stays visible, with the weight k (1 - p) / (visible ones). That needs alleles of
+   one length; others have ordinary masks.
 
 Times are in strata over the draws of a variant. The error is from neighbouring strata, two at a time; as their means
-may differ it is rather too large than too small.
+may differ it is too large rather than too small.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ import torch
 from torch import Tensor
 
 from ..data.genome.bases import A, N
+from ..errors import UserError, choose
 from ..evaluation.exact import pseudo_nats, time_of
 from ..lm import LM
 from ..models.language_model import LanguageModel
@@ -35,8 +36,9 @@ from ..models.masked import as_masked
 from ..networks.conjoined import backwards
 from ..process import bounds
 from ..process.keys import Keys
+from ..process.masking import at_tokens
 from ..process.schedule import Draw
-from ..types import Batch, UserError
+from ..types import Batch
 from .alleles import NONE, Pair
 from .strands import complement_of, equivariant, side_by_side
 
@@ -47,15 +49,14 @@ METHODS = {
 }
 
 
-def usual_law(model: LanguageModel, method: str) -> str:
+def law_of(model: LanguageModel, method: str) -> str:
     """The law of a score, for protocols."""
     return "exact log-likelihoods of both windows" if model.exact and method == "bound" else METHODS[method]
 
 
 def check_method(model: LanguageModel, method: str) -> None:
-    """Raise what cannot be asked of a model."""
-    if method not in METHODS:
-        raise UserError(f"unknown method {method!r}; choose one of {', '.join(METHODS)}")
+    """Raise if a model does not support a method."""
+    choose(method, METHODS, "method")
     if not model.likelihood:
         raise UserError("this model has no likelihood, so it cannot score variants; give another one")
     if method == "masked" and not model.fills_masks:
@@ -82,7 +83,7 @@ class PairedPredictions:
         self.weight.append(np.full(len(columns), weight))
         self.answer.append(np.full(len(columns), answer))
 
-    def look(self, z: np.ndarray, clock: int) -> int:
+    def add_row(self, z: np.ndarray, clock: int) -> int:
         """One more row; its number."""
         self.rows.append(z)
         self.clock.append(clock)
@@ -102,7 +103,7 @@ class PairedScorer:
 
     @property
     def strands(self) -> tuple[bool, ...]:
-        """Which strands are asked about (True = the other one); an equivariant network says the same of both."""
+        """Which strands are read (True = the other one); an equivariant network predicts the same for both."""
         both = self.both_strands and not equivariant(self.lm.model.backbone)
         return (False, True) if both else (False,)
 
@@ -141,7 +142,7 @@ class PairedScorer:
     @property
     def _first(self) -> int:
         """The column of the first base of a row."""
-        return 0 if self.lm.painter.frame is None else 1
+        return 0 if self.lm.painter.block_ends is None else 1
 
     def _batch(self, pairs: Sequence[Pair], turned: bool) -> Batch:
         """Windows with the reference, then those with the alternative; a pair shares its random streams."""
@@ -153,12 +154,12 @@ class PairedScorer:
     # -- the methods -------------------------------------------------------------------------------------------------
 
     def _whole(self, pairs: Sequence[Pair], turned: bool, draw: int) -> np.ndarray:
-        """Nats of whole windows as the model itself draws them, for methods that hide nothing or copy nothing."""
+        """Nats of whole windows as the model itself draws them, for methods that hide nothing or carry nothing over."""
         batch, nats = self._batch(pairs, turned), []
         for start in range(0, len(batch), self.batch_size):
             part = batch.rows(torch.arange(start, min(start + self.batch_size, len(batch))))
-            found = self.lm.model.nats(part.to(self.lm.model.device), self.keys.at(draw)).nats
-            nats.append(found.double().sum(-1).cpu())
+            value = self.lm.model.nats(part.to(self.lm.model.device), self.keys.at(draw)).nats
+            nats.append(value.double().sum(-1).cpu())
         ref, alt = torch.cat(nats).chunk(2)
         return (ref - alt).numpy()
 
@@ -168,55 +169,56 @@ class PairedScorer:
         return (ref - alt).numpy()
 
     def _masked(self, pairs: Sequence[Pair]) -> np.ndarray:
-        """Of substitutions: the differing bases hidden, everything else visible; one look a pair."""
-        looks = PairedPredictions()
+        """Of substitutions: the differing bases hidden, everything else visible; one row per pair."""
+        questions = PairedPredictions()
         shares = []
         for i, pair in enumerate(pairs):
-            own = pair.own[0]
+            differing = pair.differing[0]
             z = pair.ref.copy()
-            z[own] = self.lm.tokenizer.vocab.mask
-            row = looks.look(z, i)
-            looks.ask(row, own, pair.ref[own], 1.0, i)
-            looks.ask(row, own, pair.alt[own], -1.0, i)
-            shares.append(len(own) / len(z))
+            z[differing] = self.lm.tokenizer.vocab.mask
+            row = questions.add_row(z, i)
+            questions.ask(row, differing, pair.ref[differing], 1.0, i)
+            questions.ask(row, differing, pair.alt[differing], -1.0, i)
+            shares.append(len(differing) / len(z))
         model = as_masked(self.lm.model)
         assert model is not None
         t = time_of(model.schedule, torch.tensor(shares, dtype=torch.float64))
-        return self._answers(looks, t, None, len(pairs))
+        return self._answers(questions, t, None, len(pairs))
 
     def _bound(self, pairs: Sequence[Pair]) -> np.ndarray:
         """(n, draws) differences of the bound."""
         model = as_masked(self.lm.model)
         assert model is not None
-        looks, times = PairedPredictions(), []
+        questions, times = PairedPredictions(), []
         for i, pair in enumerate(pairs):
             random = self.keys.stream(pair.name)
             times.append((np.arange(self.draws) + random.random(self.draws)) / self.draws)
             uniform = random.random((self.draws, len(pair.ref) + len(pair.alt) + 1))
             keep = model.law.draw(torch.from_numpy(times[-1]), model.schedule).keep.numpy()
             for d in range(self.draws):
-                _look_at(looks, pair, uniform[d], 1 - keep[d], i * self.draws + d, self.lm.tokenizer.vocab.mask)
+                _ask_draw(questions, pair, uniform[d], 1 - keep[d], i * self.draws + d, self.lm.tokenizer.vocab.mask)
         draw = model.law.draw(torch.from_numpy(np.concatenate(times)), model.schedule)
-        return self._answers(looks, draw.t, draw, len(pairs) * self.draws).reshape(len(pairs), self.draws)
+        return self._answers(questions, draw.t, draw, len(pairs) * self.draws).reshape(len(pairs), self.draws)
 
-    def _answers(self, looks: PairedPredictions, t: Tensor, draw: Draw | None, count: int) -> np.ndarray:
+    def _answers(self, questions: PairedPredictions, t: Tensor, draw: Draw | None, count: int) -> np.ndarray:
         """(count,) sums of weighted nats, mean over strands. Without a draw nats are -log x̂, scaled to 1."""
-        asked = [np.concatenate(part) for part in (looks.row, looks.column, looks.token, looks.weight, looks.answer)]
-        row, column, token, weight, answer = (torch.from_numpy(part) for part in asked)
-        clock, out = torch.tensor(looks.clock), torch.zeros(count, dtype=torch.float64)
+        names = ("row", "column", "token", "weight", "answer")
+        asked = [np.concatenate(getattr(questions, name)) for name in names]
+        row, column, token, weight, answer = (torch.from_numpy(values) for values in asked)
+        clock, out = torch.tensor(questions.clock), torch.zeros(count, dtype=torch.float64)
         order = torch.argsort(row, stable=True)
-        ends = torch.searchsorted(row[order], torch.arange(len(looks.rows) + 1))
-        for start in range(0, len(looks.rows), self.batch_size):
-            stop = min(start + self.batch_size, len(looks.rows))
-            here = order[int(ends[start]) : int(ends[stop])]
+        ends = torch.searchsorted(row[order], torch.arange(len(questions.rows) + 1))
+        for start in range(0, len(questions.rows), self.batch_size):
+            stop = min(start + self.batch_size, len(questions.rows))
+            part = order[int(ends[start]) : int(ends[stop])]
             when = clock[start:stop]
             for turned in self.strands:
-                z, present, turn = self._dress(looks.rows[start:stop], turned)
-                which, place, target = row[here] - start, column[here] + self._first, token[here]
+                z, present, turn = self._dress(questions.rows[start:stop], turned)
+                which, place, target = row[part] - start, column[part] + self._first, token[part]
                 if turn is not None:
                     place, target = turn[which, place], complement_of(self.lm)[target]
                 nats = self._nats(z, present, t[when], which, place, target, draw, when)
-                out.index_add_(0, answer[here], nats * weight[here] / len(self.strands))
+                out.index_add_(0, answer[part], nats * weight[part] / len(self.strands))
         return out.numpy()
 
     def _nats(
@@ -238,45 +240,47 @@ class PairedScorer:
         tokens = target.to(device)
         if draw is None:
             log_x = torch.log_softmax(model.log_x(hidden), -1)
-            return -log_x.gather(-1, tokens[:, None]).squeeze(-1).double().cpu()
-        own = draw.rows(when[which])
+            return -at_tokens(log_x, tokens).double().cpu()
+        position_draw = draw.rows(when[which])
         nll, mass = model.parameterization.target(
-            model.backbone.head(hidden), tokens, own.keep.float().to(device), model.vocab.mask
+            model.backbone.head(hidden), tokens, position_draw.keep.float().to(device), model.vocab.mask
         )
-        return bounds.nats(own, nll.cpu(), mass.cpu(), model.parameterization.is_measure).double()
+        return bounds.nats(position_draw, nll.cpu(), mass.cpu(), model.parameterization.is_measure).double()
 
 
-def _look_at(looks: PairedPredictions, pair: Pair, uniform: np.ndarray, p: float, answer: int, mask: int) -> None:
-    """The looks of one draw: hidden with chance p, by one uniform number for each base of the genome."""
-    ref_own, alt_own = pair.own
+def _ask_draw(questions: PairedPredictions, pair: Pair, uniform: np.ndarray, p: float, answer: int, mask: int) -> None:
+    """The rows of one draw: hidden with chance p, by one uniform number for each base of the genome."""
+    ref_differing, alt_differing = pair.differing
     ref_uniform, fresh = uniform[: len(pair.ref)], uniform[len(pair.ref) : -1]
     alt_uniform = np.where(pair.partner == NONE, fresh, ref_uniform[pair.partner])
-    both = min(len(ref_own), len(alt_own))
-    alt_uniform[alt_own[:both]] = ref_uniform[ref_own[:both]]
-    first: int | None = None  # the look at the own bases of the reference, which may serve for the alternative too
-    for sign, window, own, numbers in ((1, pair.ref, ref_own, ref_uniform), (-1, pair.alt, alt_own, alt_uniform)):
+    both = min(len(ref_differing), len(alt_differing))
+    alt_uniform[alt_differing[:both]] = ref_uniform[ref_differing[:both]]
+    first: int | None = None  # the row of the reference's differing bases, which may serve for the alternative too
+    sides = ((1, pair.ref, ref_differing, ref_uniform), (-1, pair.alt, alt_differing, alt_uniform))
+    for sign, window, differing, numbers in sides:
         hidden = (numbers < p) & (window != N)
-        own = own[window[own] != N]
-        k = len(own)
+        differing = differing[window[differing] != N]
+        k = len(differing)
         if k:
-            forced = own[int(uniform[-1] * k)]
+            forced = differing[int(uniform[-1] * k)]
             seen = hidden.copy()
             seen[forced] = True
-            asked = own[seen[own]]
+            asked = differing[seen[differing]]
             shared = sign < 0 and first is not None and pair.aligned and len(asked) == k
-            row = first if shared else looks.look(np.where(seen, mask, window), answer)
+            row = first if shared else questions.add_row(np.where(seen, mask, window), answer)
             assert row is not None
             first = row if sign > 0 else None
-            looks.ask(row, asked, window[asked], sign * k * p / len(asked), answer)
+            questions.ask(row, asked, window[asked], sign * k * p / len(asked), answer)
         others = np.ones(len(window), dtype=bool)
-        others[own] = False
+        others[differing] = False
         scale = 1.0
         if pair.aligned and k:
-            hidden[own[int(uniform[-1] * k)]] = False
-            scale = k * (1 - p) / (k - int(hidden[own].sum()))
+            hidden[differing[int(uniform[-1] * k)]] = False
+            scale = k * (1 - p) / (k - int(hidden[differing].sum()))
         asked = np.flatnonzero(hidden & others)
         if len(asked) and scale:
-            looks.ask(looks.look(np.where(hidden, mask, window), answer), asked, window[asked], sign * scale, answer)
+            row = questions.add_row(np.where(hidden, mask, window), answer)
+            questions.ask(row, asked, window[asked], sign * scale, answer)
 
 
 def summarise(values: np.ndarray, stratified: bool) -> tuple[np.ndarray, np.ndarray | None]:

@@ -1,4 +1,4 @@
-"""The two strands of DNA, for models that are in use: complement tables, and a model that asks about both."""
+"""The two strands of DNA, for models in use: complement tables, and a model that reads both."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LINE = 60  # bases of a line of FASTA
 
 
 def need_dna(lm: LM, what: str) -> None:
-    """One sentence for a model that reads something else than bases."""
+    """Raise for a model that does not read bases."""
     if lm.tokenizer.kind != "dna":
         raise UserError(
             f"{what} needs a model of DNA (data.tokenizer=dna), and this one reads {lm.tokenizer.name!r}; "
@@ -32,35 +32,35 @@ def need_dna(lm: LM, what: str) -> None:
 
 
 def complement_of(lm: LM) -> Tensor:
-    """(V,) id to id. Where rows have BOS and EOS at their ends, these change places: the other strand begins too."""
+    """(V,) id to id. BOS and EOS at the ends of rows are swapped: the other strand has a beginning too."""
     table = torch.from_numpy(COMPLEMENT)[: lm.tokenizer.vocab.size].clone()
-    if lm.painter.frame is not None:
-        first, last = lm.painter.frame
+    if lm.painter.block_ends is not None:
+        first, last = lm.painter.block_ends
         table[first], table[last] = last, first
     return table
 
 
 def side_by_side(lm: LM, rows: Sequence[np.ndarray]) -> tuple[Tensor, Tensor | None]:
     """(B, L) rows of ids with the block ends of the training, padded, and which columns exist (None = all)."""
-    own = [torch.from_numpy(np.asarray(row, dtype=np.int64)) for row in rows]
-    if (frame := lm.painter.frame) is not None:
-        first, last = torch.tensor(frame).split(1)
-        own = [torch.cat((first, row, last)) for row in own]
-    return stack(own, lm.tokenizer.vocab)
+    tensors = [torch.from_numpy(np.asarray(row, dtype=np.int64)) for row in rows]
+    if (block_ends := lm.painter.block_ends) is not None:
+        first, last = torch.tensor(block_ends).split(1)
+        tensors = [torch.cat((first, row, last)) for row in tensors]
+    return stack(tensors, lm.tokenizer.vocab)
 
 
 def equivariant(backbone: Network) -> bool:
-    """Whether a network says the same of both strands by its weights (Caduceus-PS), or as it asks about both."""
+    """Whether a network predicts the same for both strands, by its weights (Caduceus-PS) or by reading both."""
     return isinstance(backbone, Conjoined) or getattr(backbone, "strands", None) == "ps"
 
 
 def conjoined(lm: LM) -> LM:
-    """The same model, asked about both strands (`backbones.strands`); unchanged where its weights see to that."""
+    """The same model, reading both strands (`networks.conjoined`); unchanged where its weights are equivariant."""
     need_dna(lm, "both strands")
     model = as_masked(lm.model)
     if model is None:
         raise UserError(
-            "both strands need a masked diffusion model, which looks both ways, and this model is none; "
+            "both strands need a masked diffusion model, which reads in both directions, and this model is not one; "
             "leave out --both-strands"
         )
     if equivariant(model.backbone):
@@ -70,7 +70,7 @@ def conjoined(lm: LM) -> LM:
 
 
 def write_fasta(path: str | Path, samples: Sequence[Sample], model: str) -> None:
-    """Samples as records: each is named by its number, and says its seed and model."""
+    """Samples as records: each is named by its number, and its header has seed and model."""
     with replacing(path) as temporary, temporary.open("w", encoding="utf-8") as file:
         for sample in samples:
             file.write(f">sample_{sample.index} seed={sample.seed} model={model}\n")

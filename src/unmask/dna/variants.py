@@ -1,4 +1,4 @@
-"""Which allele does a model expect? Scores of the variants of a VCF file, in its order, a chunk at a time."""
+"""Which allele does a model expect? Scores of the variants of a VCF file, in its order, in chunks."""
 
 from __future__ import annotations
 
@@ -8,16 +8,17 @@ from pathlib import Path
 from typing import Any
 
 from ..data.genome.store import Genome
+from ..errors import UserError, at_least
 from ..evaluation.likelihood import compute_dtype, eval_keys, evaluating
 from ..lm import LM
-from ..types import Progress, UserError
+from ..types import Progress
 from .alleles import Pair, pair_of
-from .paired import PairedScorer, check_method, usual_law
+from .paired import PairedScorer, check_method, law_of
 from .strands import equivariant, need_dna
 from .vcf import BadVariant, VcfRecord, read_vcf
 
 WAITING = 4096  # results that are held back at most, so that they come in the order of the file
-LOOKS_AT_ONCE = 16  # times batch_size: looks that are laid out before the network is asked
+ROWS_AT_ONCE = 16  # times batch_size: rows that are prepared before the network runs
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,7 @@ class Effect:
 
     line: int
     chrom: str
-    pos: int | str  # as written, where it is no number
+    pos: int | str  # as written, where it is not a number
     id: str
     ref: str
     alt: str
@@ -59,17 +60,16 @@ class VariantRequest:
     seed: int = 0
 
     def check(self, lm: LM) -> int:
-        """The length of a window; raises what cannot be done before anything is read."""
+        """The length of a window; raises for what is not possible before anything is read."""
         need_dna(lm, "scoring variants")
         check_method(lm.model, self.method)
-        for name, value in (("draws", self.draws), ("batch_size", self.batch_size)):
-            if value < 1:
-                raise UserError(f"{name}={value} must be at least 1")
-        room = lm.length - (0 if lm.painter.frame is None else 2)
-        window = room if self.window is None else self.window
+        at_least("draws", self.draws)
+        at_least("batch_size", self.batch_size)
+        capacity = lm.painter.capacity
+        window = capacity if self.window is None else self.window
         longest = lm.model.backbone.longest
         if window < 1 or (longest is not None and window > longest):
-            raise UserError(f"window={window} must be between 1 and {longest or room}")
+            raise UserError(f"window={window} must be between 1 and {longest or capacity}")
         return window
 
     def protocol(self, lm: LM) -> dict[str, Any]:
@@ -79,7 +79,7 @@ class VariantRequest:
         return {
             "score": "log p(alternative window) - log p(reference window), in nats",
             "method": self.method,
-            "law": usual_law(lm.model, self.method),
+            "law": law_of(lm.model, self.method),
             **lm.model.describe(),
             "window": self.check(lm),
             "strands": "both, by the network" if by_itself else "both, mean" if self.both_strands else "as written",
@@ -92,7 +92,7 @@ class VariantRequest:
 def score_variants(
     lm: LM, path: str | Path, genome: Genome, request: VariantRequest, progress: Progress | None = None, total: int = 0
 ) -> Iterator[Effect]:
-    """Every alternative of every line, in the order of the file; what cannot be scored says why.
+    """Every alternative of every line, in the order of the file; what cannot be scored has a reason.
 
     Memory does not grow with the file. A score depends on the variant, the model and the request, and not on the
     other lines.
@@ -101,7 +101,7 @@ def score_variants(
     scorer = PairedScorer(
         lm, eval_keys(request.seed), request.method, request.draws, request.batch_size, request.both_strands
     )
-    at_once = max(1, LOOKS_AT_ONCE * request.batch_size // (4 * request.draws))
+    at_once = max(1, ROWS_AT_ONCE * request.batch_size // (4 * request.draws))
     waiting: list[tuple[Effect, Pair | None]] = []
     pairs = done = 0
     with evaluating(lm.model):
@@ -119,20 +119,20 @@ def score_variants(
 
 def _alleles(path: str | Path, genome: Genome, window: int, method: str) -> Iterator[tuple[Effect, Pair | None]]:
     """Every alternative with its windows, or with the reason why it has none."""
-    for found in read_vcf(path):
-        if isinstance(found, BadVariant):
-            yield Effect(**vars(found)), None
+    for variant in read_vcf(path):
+        if isinstance(variant, BadVariant):
+            yield Effect(**vars(variant)), None
             continue
-        for alt in found.alts:
-            pair = pair_of(found, alt, genome, window)
+        for alt in variant.alts:
+            pair = pair_of(variant, alt, genome, window)
             if isinstance(pair, Pair) and method == "masked" and not pair.aligned:
                 pair = "method 'masked' compares alleles of one length; use method 'bound'"
             reason = pair if isinstance(pair, str) else None
-            yield _effect(found, alt, reason=reason), None if isinstance(pair, str) else pair
+            yield _effect(variant, alt, reason=reason), None if isinstance(pair, str) else pair
 
 
-def _effect(record: VcfRecord, alt: str, **found: Any) -> Effect:
-    return Effect(record.line, record.chrom, record.pos, record.id, record.ref, alt, **found)
+def _effect(record: VcfRecord, alt: str, **scores: Any) -> Effect:
+    return Effect(record.line, record.chrom, record.pos, record.id, record.ref, alt, **scores)
 
 
 def _scored(scorer: PairedScorer, waiting: list[tuple[Effect, Pair | None]]) -> Iterator[Effect]:
@@ -143,6 +143,6 @@ def _scored(scorer: PairedScorer, waiting: list[tuple[Effect, Pair | None]]) -> 
         if pair is None:
             yield effect
             continue
-        found = {"score": float(scores[i]), "stderr": None if errors is None else float(errors[i])}
-        yield Effect(**{**vars(effect), **found})
+        figures = {"score": float(scores[i]), "stderr": None if errors is None else float(errors[i])}
+        yield Effect(**{**vars(effect), **figures})
         i += 1

@@ -1,7 +1,7 @@
-"""Reading VCF files, plain or compressed, a line at a time.
+"""Reading VCF files, plain or compressed, line by line.
 
-A line that cannot be used is reported with its number and a reason, and the others still count. Only a file that is no
-VCF at all, holds no variant or is cut short is refused.
+A line that cannot be used is reported with its number and a reason, and the others still count. Only a file that is not
+a VCF at all, holds no variant or is cut short is refused.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..types import UserError
-from .sequence_files import read_lines
+from ..data.readers import numbered_lines
+from ..errors import UserError
 
 COLUMNS = "#CHROM, POS, ID, REF, ALT"
 BASES = frozenset("ACGTN")
@@ -19,19 +19,19 @@ BASES = frozenset("ACGTN")
 
 @dataclass(frozen=True)
 class VcfRecord:
-    """One line: a place of the genome, and what may stand there. `pos` counts from 1."""
+    """One line: a place of the genome, and the alleles that may be there. `pos` counts from 1."""
 
     line: int
     chrom: str
     pos: int
     id: str
     ref: str  # upper case
-    alts: tuple[str, ...]  # upper case, or as written where it is no sequence
+    alts: tuple[str, ...]  # upper case, or as written where it is not a sequence
 
 
 @dataclass(frozen=True)
 class BadVariant:
-    """A line that is no variant."""
+    """A line that is not a variant."""
 
     line: int
     chrom: str
@@ -48,26 +48,26 @@ class Survey:
 
     lines: int  # of variants
     alleles: int  # alternatives on them; a line without any counts as one
-    unsorted: int | None  # the first line that stands before the one above it
+    unsorted: int | None  # the first line that belongs before the line above it
 
 
 def read_vcf(path: str | Path) -> Iterator[VcfRecord | BadVariant]:
     """The variants of a file, in its order."""
     seen = False  # a header, or a line that looks like a variant
-    for number, line in read_lines(path, "VCF (bcftools view makes one of a BCF)"):
+    for number, line in numbered_lines(path, "VCF (bcftools view makes one of a BCF)"):
         if line.startswith("#"):
             seen = seen or line.startswith(("##fileformat=VCF", "#CHROM\t"))
             continue
         if not line.strip():
             continue
-        found = _record(number, line)
-        if not seen and isinstance(found, BadVariant):
+        variant = _record(number, line)
+        if not seen and isinstance(variant, BadVariant):
             raise UserError(
-                f"{path} is not a VCF: line {number} is neither a header nor a variant ({found.reason}); "
+                f"{path} is not a VCF: line {number} is neither a header nor a variant ({variant.reason}); "
                 f"its columns are {COLUMNS}, with tabs between"
             )
         seen = True
-        yield found
+        yield variant
     if not seen:
         raise UserError(f"{path} is not a VCF: it is empty; its columns are {COLUMNS}, with tabs between")
 
@@ -93,7 +93,7 @@ def _allele(alt: str) -> str:
 
 
 def no_sequence(alt: str) -> str | None:
-    """Why an alternative is nothing that could be put into the sequence; None where it can."""
+    """Why an alternative cannot be put into the sequence; None where it can."""
     if alt in ("", "."):
         return "there is no alternative allele"
     if alt == "*" or alt == "<*>":
@@ -112,21 +112,21 @@ def _short(text: str) -> str:
 
 
 def survey(path: str | Path) -> Survey:
-    """Read a file once from end to end: what is wrong with it as a whole is said before minutes of work."""
+    """Read a file once from end to end: what is wrong with it as a whole is reported before minutes of work."""
     count = alleles = 0
     unsorted: int | None = None
     done: set[str] = set()  # chromosomes that ended
     chrom, pos = "", 0
-    for found in read_vcf(path):
+    for variant in read_vcf(path):
         count += 1
-        alleles += len(found.alts) if isinstance(found, VcfRecord) else 1
-        if isinstance(found, BadVariant):
+        alleles += len(variant.alts) if isinstance(variant, VcfRecord) else 1
+        if isinstance(variant, BadVariant):
             continue
-        if unsorted is None and (found.chrom in done or (found.chrom == chrom and found.pos < pos)):
-            unsorted = found.line
-        if found.chrom != chrom:
+        if unsorted is None and (variant.chrom in done or (variant.chrom == chrom and variant.pos < pos)):
+            unsorted = variant.line
+        if variant.chrom != chrom:
             done.add(chrom)
-        chrom, pos = found.chrom, found.pos
+        chrom, pos = variant.chrom, variant.pos
     if not count:
         raise UserError(f"{path} has no variants, only a header; give a file with at least one line")
     return Survey(count, alleles, unsorted)

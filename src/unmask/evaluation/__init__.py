@@ -1,4 +1,4 @@
-"""How likely is this text, or this span of it? Bounds, exact laws, and what is neither (DESIGN 5).
+"""How likely is this text, or this span of it? Bounds, exact laws, and pseudo-likelihoods.
 
 `score` is the way in. Every figure names its law: on an enumerable space the sum over all texts of exp(-nats) is at
 most 1 for a bound, exactly 1 for an exact law, and anything for a pseudo-likelihood.
@@ -6,7 +6,7 @@ most 1 for a bound, exactly 1 for an exact law, and anything for a pseudo-likeli
 
 from .estimators import ESTIMATORS, STRATA, TIMES, count_weights, strata_nats, times_nats
 from .exact import MOST_TOKENS, exact_nats, pseudo_nats
-from .scoring import METHODS, score, usual_method
+from .scoring import METHODS, default_method, score
 from .show import score_lines, token_lines
 from .spans import Span, marked, read_texts
 from .trajectories import iw_bound, plan_nats
@@ -19,6 +19,7 @@ __all__ = [
     "TIMES",
     "Span",
     "count_weights",
+    "default_method",
     "exact_nats",
     "iw_bound",
     "marked",
@@ -30,5 +31,4 @@ __all__ = [
     "strata_nats",
     "times_nats",
     "token_lines",
-    "usual_method",
 ]

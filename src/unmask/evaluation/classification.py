@@ -1,4 +1,4 @@
-"""A classifier of a task (models/classifier.py) in use: what it says of examples, and a saved one as an object."""
+"""A classifier of a task (models/classifier.py) in use: its predictions, and a saved one as an object."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from ..data import tasks
 from ..data.tasks import Encoded, Example, Task
 from ..data.tokenization import Tokenizer
 from ..distributed import World
+from ..errors import UserError, at_least
 from ..models.classifier import Classifier
-from ..types import UserError
 from .likelihood import evaluating
 
 
 @dataclass(frozen=True)
 class Predicted:
-    """What a classifier says of some examples."""
+    """The predictions of a classifier."""
 
     answers: list[str] | list[float]  # names of labels, or scores
     probabilities: np.ndarray | None  # (N, labels); None of a regression
@@ -39,18 +39,17 @@ class TaskModel:
         """Labels and their probabilities, or scores, of texts or of pairs of texts."""
         if isinstance(texts, str):
             raise UserError("predict takes a list; for one text give [text]")
-        if batch_size < 1:
-            raise UserError(f"batch_size={batch_size} must be at least 1")
+        at_least("batch_size", batch_size)
         examples = [self._example(i, text) for i, text in enumerate(texts)]
         if not examples:
             return Predicted([], None if self.task.regression else np.empty((0, self.task.n_outputs)))
         spec = self.config.task
         data = encoded(self.task, examples, self.tokenizer, spec.length)
-        found = outputs(self.model, data, batch_size, both=spec.strands == "conjoin")
-        choice = decided(self.task, found)
+        logits = outputs(self.model, data, batch_size, both=spec.strands == "conjoin")
+        choice = decided(self.task, logits)
         if self.task.regression:
             return Predicted([float(score) for score in choice], None)
-        return Predicted([self.task.labels[int(i)] for i in choice], probabilities(found))
+        return Predicted([self.task.labels[int(i)] for i in choice], probabilities(logits))
 
     def _example(self, index: int, text: str | tuple[str, str]) -> Example:
         pair = tuple(text) if isinstance(text, tuple | list) else (text,)
@@ -75,32 +74,32 @@ def outputs(
     """
     world = world or World(0, 1, model.device)
     by_size = np.argsort(np.diff(data.ends, prepend=0), kind="stable")  # little padding, and equal shares
-    mine, found = by_size[world.rank :: world.size], torch.zeros(len(data), model.n_outputs, dtype=torch.float64)
+    mine, result = by_size[world.rank :: world.size], torch.zeros(len(data), model.n_outputs, dtype=torch.float64)
     with evaluating(model), torch.no_grad():
         for start in range(0, len(mine), batch_size):
             part = mine[start : start + batch_size]
             strands = [None, np.ones(len(part), dtype=bool)] if both else [None]
             batches = [data.batch(part, part, len(data), other).to(model.device) for other in strands]
-            found[part] = torch.stack([model.outputs(batch).double().cpu() for batch in batches]).mean(0)
-    return world.sum(found).cpu().numpy()
+            result[part] = torch.stack([model.outputs(batch).double().cpu() for batch in batches]).mean(0)
+    return world.sum(result).cpu().numpy()
 
 
-def decided(task: Task, found: np.ndarray) -> np.ndarray:
+def decided(task: Task, logits: np.ndarray) -> np.ndarray:
     """(N,): the id of the likeliest label, or the score."""
-    return found[:, 0] if task.regression else found.argmax(1)
+    return logits[:, 0] if task.regression else logits.argmax(1)
 
 
-def probabilities(found: np.ndarray) -> np.ndarray:
+def probabilities(logits: np.ndarray) -> np.ndarray:
     """(N, labels): softmax."""
-    weight = np.exp(found - found.max(1, keepdims=True))
+    weight = np.exp(logits - logits.max(1, keepdims=True))
     return weight / weight.sum(1, keepdims=True)
 
 
-def table(task: Task, found: np.ndarray, labels: np.ndarray) -> str:
-    """Predictions as tab-separated values: index, prediction, label, and one probability a label."""
+def table(task: Task, logits: np.ndarray, labels: np.ndarray) -> str:
+    """Predictions as tab-separated values: index, prediction, label, and one probability per label."""
     lines = ["\t".join(["index", "prediction", "label", *(f"p({name})" for name in task.labels)])]
-    chances = np.empty((len(found), 0)) if task.regression else probabilities(found)
-    for index, (choice, label) in enumerate(zip(decided(task, found), labels, strict=True)):
+    chances = np.empty((len(logits), 0)) if task.regression else probabilities(logits)
+    for index, (choice, label) in enumerate(zip(decided(task, logits), labels, strict=True)):
         named = [f"{value:.6g}" if task.regression else task.labels[int(value)] for value in (choice, label)]
         lines.append("\t".join([str(index), *named, *(f"{p:.6f}" for p in chances[index])]))
     return "\n".join(lines) + "\n"

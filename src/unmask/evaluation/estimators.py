@@ -1,6 +1,6 @@
 """Two ways to draw the same bound: by time, as in the paper, and by the number of masked tokens.
 
-A network that is not told the time sees only *which* positions are hidden. With M positions that may be hidden, the
+A network without time conditioning sees only *which* positions are hidden. With M positions that may be hidden, the
 bound is then a sum over the number n of hidden ones,
 
     NELBO = sum over n of c_n g(n),      g(n) = E[mean nll of the hidden tokens], over all sets of n positions alike
@@ -14,8 +14,8 @@ and T steps with reveal chances u_i at mask rates p_i make it c_n = n * sum over
 
 `strata_nats` draws n instead of a time. What the paper's estimator owes to the number of masks being random is gone,
 and so is most of the rest: n comes from strata of a proposal q, in antithetic pairs, and the sets of one row's calls
-are chosen to cover its positions evenly. The spread of a mean over n tokens falls as 1/sqrt(n), so q is c_n / sqrt(n):
-calls go where the noise is. Both are unbiased draws of one number, the bound of `model.nats`.
+are chosen to cover its positions evenly. The standard deviation of a mean over n tokens falls as 1/sqrt(n), so q is c_n
+/ sqrt(n): calls go where the noise is. Both are unbiased draws of one number, the bound of `model.nats`.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from .predictions import diffusion, free_positions, token_nll
 
 __all__ = ["ESTIMATORS", "STRATA", "TIMES", "count_weights", "strata_nats", "times_nats"]
 
-FEW = 4  # with fewer strata than this the proposal is c_n itself: no stratum may have a spread of weights in it
+FEW = 4  # with fewer strata than this the proposal is c_n itself: no stratum may contain different weights
 
 
 def times_nats(model: LanguageModel, batch: Batch, keys: Keys, free: Tensor | None = None) -> TokenNats:
-    """One time and one mask a row, as `model.nats`, but only `free` positions (B, L) are ever hidden.
+    """One time and one mask per row, as `model.nats`, but only `free` positions (B, L) are ever hidden.
 
     That is a bound on -log p(scored tokens | everything that is not free).
     """
@@ -103,9 +103,9 @@ def strata_nats(
     free: Tensor | None = None,
     batch_size: int | None = None,
 ) -> TokenNats:
-    """The mean of `calls` looks at each row, each with its own number of hidden positions.
+    """The mean of `calls` network calls for each row, each with another number of hidden positions.
 
-    Strata of n are over the calls of a row and over the rows of the global batch together, so one call a row of a
+    Strata of n are over the calls of a row and over the rows of the global batch together, so one call per row of a
     large data set is stratified too. Like `model.nats` it depends on (index, total) of a row, not on the batch.
     """
     net = diffusion(model, "strata", timeless=True)
@@ -114,16 +114,16 @@ def strata_nats(
     order = keys.uniform("mask", batch.index, batch.tokens.shape[1])
     masked = np.zeros((len(batch), calls, batch.tokens.shape[1]), dtype=bool)
     for i, positions in enumerate(hideable.numpy()):
-        own = np.flatnonzero(positions)
-        own = own[np.argsort(order[i].numpy()[own], kind="stable")]
-        masked[i][:, own] = _cover(counts[i], weights[i], len(own))
+        positions_in_order = np.flatnonzero(positions)
+        positions_in_order = positions_in_order[np.argsort(order[i].numpy()[positions_in_order], kind="stable")]
+        masked[i][:, positions_in_order] = _cover(counts[i], weights[i], len(positions_in_order))
     hidden = torch.from_numpy(masked).flatten(0, 1)  # (B · calls, L)
     row = torch.arange(len(batch)).repeat_interleave(calls)
     wanted = hidden & batch.weight().cpu()[row]
-    t = torch.ones(len(row), dtype=torch.float64)  # nobody listens
+    t = torch.ones(len(row), dtype=torch.float64)  # not used
     nll = token_nll(net, batch, row, hidden, wanted, t, batch_size or len(batch))
-    per_look = torch.from_numpy(weights).flatten()[:, None] * nll / calls
-    return _token_nats(batch, per_look.unflatten(0, (len(batch), calls)).sum(1))
+    per_call = torch.from_numpy(weights).flatten()[:, None] * nll / calls
+    return _token_nats(batch, per_call.unflatten(0, (len(batch), calls)).sum(1))
 
 
 def _counts(
@@ -151,7 +151,7 @@ def _counts(
 def _cover(counts: np.ndarray, weights: np.ndarray, total: int) -> np.ndarray:
     """(calls, total) bool: sets of these sizes that give every position nearly the same total weight.
 
-    Each call takes the positions that have had the least so far. The rule knows nothing of the text, and `total`
+    Each call hides the positions with the least weight so far. The rule does not depend on the text, and `total`
     stands for positions in random order, so each set alone is still a uniform one.
     """
     chosen = np.zeros((len(counts), total), dtype=bool)

@@ -1,8 +1,8 @@
-"""The exact law of writing one token at a time in random order, and the pseudo-likelihood (which is no law).
+"""The exact law of writing one token at a time in random order, and the pseudo-likelihood (which is not a law).
 
-A network that is not told the time, sampled with infinitely many steps, reveals one position after the other in
-uniformly random order. So p(x) is the mean over all m! orders of the product of p(x_i | what stands already). What
-stands is a set, and there are only 2^m sets: the chance of passing through a set is a sum over its last members.
+A network without time conditioning, sampled with infinitely many steps, reveals one position after the other in
+uniformly random order. So p(x) is the mean over all m! orders of the product of p(x_i | the tokens revealed before).
+These are a set, and there are only 2^m sets: the chance of passing through a set is a sum over its last members.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ..process.schedule import Schedule
 from ..types import Batch, Progress, UserError
 from .predictions import diffusion, token_nll
 
-MOST_TOKENS = 14  # 2^14 looks
+MOST_TOKENS = 14  # 2^14 network calls
 
 
 def exact_nats(
@@ -31,14 +31,14 @@ def exact_nats(
     most = int(free.sum(1).max())
     if most > MOST_TOKENS:
         raise UserError(
-            f"{most} tokens have 2^{most} sets of masks, and method 'exact' looks at each; it takes at most "
+            f"{most} tokens have 2^{most} sets of masks, and method 'exact' evaluates each; it allows at most "
             f"{MOST_TOKENS} tokens: name a shorter span, or use method 'orders'"
         )
     todo, done = int((2 ** free.sum(1)).sum()), 0
 
-    def seen(looks: int) -> None:
+    def seen(calls: int) -> None:
         nonlocal done
-        done += looks
+        done += calls
         if progress:
             progress(done, todo)
 
@@ -55,19 +55,19 @@ def _all_sets(
     reached = np.full(2**m, -np.inf)  # log chance of passing through a set with the tokens of x in it
     reached[0] = 0.0
     for size in range(m):
-        here = sets[known.sum(1) == size]
-        masked = torch.zeros(len(here), len(free), dtype=torch.bool)
-        masked[:, positions] = torch.from_numpy(~known[here])
-        rows = torch.full((len(here),), row)
-        ones = torch.ones(len(here), dtype=torch.float64)
+        of_size = sets[known.sum(1) == size]
+        masked = torch.zeros(len(of_size), len(free), dtype=torch.bool)
+        masked[:, positions] = torch.from_numpy(~known[of_size])
+        rows = torch.full((len(of_size),), row)
+        ones = torch.ones(len(of_size), dtype=torch.float64)
         nll = token_nll(net, batch, rows, masked, masked, ones, batch_size)[:, positions].numpy()
         for i in range(m):
-            still = ~known[here, i]
-            before, after = here[still], here[still] | (1 << i)
+            still = ~known[of_size, i]
+            before, after = of_size[still], of_size[still] | (1 << i)
             step = reached[before] - nll[still, i] - math.log(m - size)
             reached[after] = np.logaddexp(reached[after], step)
-        seen(len(here))
-    seen(1)  # the set of all, which needs no look
+        seen(len(of_size))
+    seen(1)  # the set of all, which needs no call
     return -float(reached[-1])
 
 

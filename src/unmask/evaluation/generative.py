@@ -14,9 +14,10 @@ import torch
 
 from ..data.canvas import Canvas
 from ..data.pack import prepare
+from ..errors import UserError, at_least
 from ..progress import progress_bar
 from ..sampling.params import SamplingParams
-from ..types import Sample, State, UserError
+from ..types import Sample, State
 from .judge import JudgedText, Judgement, Scorer, judge, open_scorer
 from .judge.judgement import mauve_parts
 from .likelihood import compute_dtype, pick_rows
@@ -56,14 +57,14 @@ class BoundScorer:
 
     def nats(self, texts: Sequence[str]) -> list[JudgedText]:
         """The bound of each text; one that has nothing to score has no tokens."""
-        given = self.lm.model.given if self.lm.painter.frame is None else 0
-        full = [i for i, text in enumerate(texts) if len(self.lm.encode(text)) > given]
-        found = [JudgedText(0.0, 0)] * len(texts)
+        unscored = self.lm.model.given if self.lm.painter.block_ends is None else 0
+        full = [i for i, text in enumerate(texts) if len(self.lm.encode(text)) > unscored]
+        judged = [JudgedText(0.0, 0)] * len(texts)
         if full:
             scored = self.lm.score([texts[i] for i in full], draws=self.draws, seed=self.seed).texts
-            for i, one in zip(full, scored, strict=True):
-                found[i] = JudgedText(one.nats, one.tokens)
-        return found
+            for i, likelihood in zip(full, scored, strict=True):
+                judged[i] = JudgedText(likelihood.nats, likelihood.tokens)
+        return judged
 
     def describe(self) -> dict[str, Any]:
         """The protocol of the scores."""
@@ -88,13 +89,13 @@ def judge_model(
     batch_size: int = 32,
     **how: Any,
 ) -> GenerativeReport:
-    """Draw `n` samples of a saved model and judge them; `how` are the fields of `writing.Options`."""
+    """Draw `n` samples of a saved model and judge them; `how` are the fields of `SamplingParams`."""
     _check(n, rows, reference, scorer, with_mauve, batch_size)
     from .. import load
 
     lm = load(path, which=which, weights=weights, device=device)
     options = SamplingParams(**how).settle(lm.model)
-    steps = getattr(options.plan(lm.painter), "steps", None)  # what was asked for, or what the sampler is used with
+    steps = getattr(options.plan(lm.painter), "steps", None)  # as asked for, or the default of the sampler
     length = len(lm.prompt_canvas("", length, windowed=options.stride is not None).ids)
     by = None if scorer is None else open_judge(scorer, lm.model.device, device)
     if with_mauve:
@@ -132,7 +133,7 @@ def judge_model(
 
 
 def _draw(lm: LM, n: int, length: int, batch_size: int, how: dict[str, Any]) -> tuple[list[Sample], float]:
-    """The samples, all of them: none is rejected or drawn anew. And the seconds they took."""
+    """All samples (none is rejected or drawn again), and the seconds they took."""
     done: set[int] = set()
     with progress_bar("sampling") as progress:
 
@@ -147,10 +148,9 @@ def _draw(lm: LM, n: int, length: int, batch_size: int, how: dict[str, Any]) -> 
 
 
 def _check(n: int, rows: int | None, reference: str, scorer: str | None, with_mauve: bool, batch_size: int) -> None:
-    if batch_size < 1:
-        raise UserError(f"batch_size={batch_size} must be at least 1")
+    at_least("batch_size", batch_size)
     if n < 2:
-        raise UserError(f"-n {n} is too few; figures with errors need at least 2 samples, better 64")
+        raise UserError(f"-n {n} is too few; standard errors need at least 2 samples, better 64")
     if rows is not None and rows < 2:
         raise UserError(f"--rows {rows} is too few; real text needs at least 2 rows")
     if with_mauve and (scorer is None or reference == "none"):
@@ -186,7 +186,7 @@ def real_rows(lm: LM, reference: str, length: int, n: int) -> tuple[list[str], l
     split = reference
     if reference not in SPLITS:
         if not Path(reference).expanduser().exists():
-            raise UserError(f"--reference {reference} is no file; give one, or train, valid, test or none")
+            raise UserError(f"--reference {reference} is not a file; give one, or train, valid, test or none")
         changes |= {
             "source": reference,
             "subset": None,

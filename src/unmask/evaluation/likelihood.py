@@ -1,6 +1,6 @@
 """Likelihood with error bars (paper appendix D.1): everything that says perplexity.
 
-Each (row, draw) has its own time stratum and mask, keyed by row index and draw, so the result for a seed does not
+Each (row, draw) has a time stratum and a mask, keyed by row index and draw, so the result for a seed does not
 depend on batch size or number of processes. Two errors are kept apart: the Monte Carlo error of the bound, from
 independent draws over the whole set, and the error over texts, with the Monte Carlo part taken out.
 """
@@ -20,14 +20,15 @@ from torch import nn
 from ..data.loader import eval_batch
 from ..data.pack import Rows
 from ..distributed import World
+from ..errors import UserError, at_least
 from ..models.language_model import LanguageModel
 from ..process.keys import Keys, check_seed
-from ..types import Batch, Likelihood, Progress, TokenNats, UserError
+from ..types import Batch, Likelihood, Progress, TokenNats
 
 
 @dataclass(frozen=True)
 class Estimator:
-    """How one draw of the bound is taken: what the protocol says of it, and the nats of a batch for given keys."""
+    """How one draw of the bound is taken: its name in the protocol, and the nats of a batch for given keys."""
 
     name: str
     nats: Callable[[LanguageModel, Batch, Keys], TokenNats]
@@ -59,7 +60,7 @@ def eval_keys(seed: int) -> Keys:
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """No dropout for a while."""
+    """Without dropout, inside the context."""
     was_training = model.training
     model.eval()
     try:
@@ -75,11 +76,10 @@ def need_likelihood(model: LanguageModel) -> None:
 
 
 def check_request(model: LanguageModel, **counts: int | None) -> None:
-    """Raise, before anything is read or computed, what cannot be evaluated."""
+    """Raise, before anything is read or computed, if something cannot be evaluated."""
     need_likelihood(model)
     for name, value in counts.items():
-        if value is not None and value < 1:
-            raise UserError(f"{name}={value} must be at least 1")
+        at_least(name, value)
 
 
 def row_nats(
@@ -138,12 +138,12 @@ def evaluate(
         **({"labels": "given" if rows.labelled else "none"} if model.backbone.n_labels else {}),
         **(protocol or {}),
     }
-    found = summarise(nats, tokens, rows.bytes_per_token, facts)
-    return replace(found, stderr_nats=0.0) if model.exact else found
+    likelihood = summarise(nats, tokens, rows.bytes_per_token, facts)
+    return replace(likelihood, stderr_nats=0.0) if model.exact else likelihood
 
 
 def compute_dtype(model: LanguageModel) -> str:
-    """What the network computes in right now: its own type, or that of an autocast around us."""
+    """The type in which the network computes now: that of its weights, or of the surrounding autocast."""
     kind = model.device.type
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else next(model.parameters()).dtype
     return str(dtype).removeprefix("torch.")
@@ -159,7 +159,7 @@ def pick_rows(available: int, limit: int | None) -> np.ndarray:
 def summarise(
     nats: np.ndarray, tokens: np.ndarray, bytes_per_token: float | None, protocol: dict[str, Any]
 ) -> Likelihood:
-    """From nats a (row, draw) and tokens a row to a likelihood with its errors per token."""
+    """From nats per (row, draw) and tokens per row to a likelihood with its errors per token."""
     n, draws = nats.shape
     total = tokens.sum()
     mean = nats.mean(1)
@@ -167,10 +167,12 @@ def summarise(
     monte_carlo = nats.sum(0).std(ddof=1) / math.sqrt(draws) / total if draws > 1 else None
     over_texts = None
     if n > 1:
-        spread = ((mean - rate * tokens) ** 2).sum() * n / (n - 1)
-        if draws > 1:  # what the spread owes to the draws, not to the texts
-            spread -= nats.var(1, ddof=1).sum() / draws
-        over_texts = math.sqrt(spread) / total if spread > 0 else None  # None: drowned in the Monte Carlo error
+        variance = ((mean - rate * tokens) ** 2).sum() * n / (n - 1)
+        if draws > 1:  # the part of the variance that comes from the draws, not the texts
+            variance -= nats.var(1, ddof=1).sum() / draws
+        over_texts = (
+            math.sqrt(variance) / total if variance > 0 else None
+        )  # None: not measurable beside the Monte Carlo error
     return Likelihood(
         nats=float(mean.sum()),
         tokens=int(total),

@@ -1,4 +1,4 @@
-"""One look: some positions of a row are hidden, and the network says what it thinks of the tokens that stood there."""
+"""One prediction: some positions of a row are hidden, and the network gives the log-probability of their tokens."""
 
 from __future__ import annotations
 
@@ -8,21 +8,23 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..models.language_model import LOGITS_AT_ONCE, LanguageModel
+from ..models.language_model import LanguageModel
 from ..models.masked import MaskedDiffusion, as_masked
+from ..process.chunks import in_chunks
+from ..process.masking import at_tokens
 from ..types import Batch, UserError
 
 
 @dataclass(frozen=True)
 class RowNats:
-    """-log p of rows: a column a draw, and where it makes sense the share of each token."""
+    """-log p of rows: one column per draw, and where it makes sense the share of each token."""
 
     nats: np.ndarray  # (B, draws)
     tokens: np.ndarray | None  # (B, L), mean over draws
     error: np.ndarray | None  # (B,) standard error of a row's nats; None = what the draws say
 
 
-OTHERWISE = {  # method: what a user calls it, and what to do where a model cannot be asked that way
+OTHERWISE = {  # method: its name in a sentence, and what to do where a model does not support it
     "span": ("a span given its context", "score whole texts"),
     "strata": ("method 'strata'", "use 'bound' on whole texts (unmask eval: --estimator times)"),
     "ranged gaps": ("a gap of unknown length", "say how long it is, for example {{3}} for three tokens"),
@@ -30,7 +32,7 @@ OTHERWISE = {  # method: what a user calls it, and what to do where a model cann
 
 
 def diffusion(model: LanguageModel, method: str, *, timeless: bool = False) -> MaskedDiffusion:
-    """The model, if it is one that a method can ask: its x̂ sums to 1 over the tokens that are not [MASK]."""
+    """The model, if it supports a method: its x̂ sums to 1 over the tokens that are not [MASK]."""
     net = as_masked(model)
     if net is None or not net.normalised:
         what, instead = OTHERWISE.get(method, (f"method {method!r}", "use 'bound' on whole texts"))
@@ -40,8 +42,8 @@ def diffusion(model: LanguageModel, method: str, *, timeless: bool = False) -> M
         )
     if timeless and net.time_conditioned:
         raise UserError(
-            f"method {method!r} is for networks that are not told the time, and this one is: "
-            "there the result is an integral over times; use 'bound' or 'orders' (unmask eval: --estimator times)"
+            f"method {method!r} is for networks without time conditioning, and this one has it: "
+            "its result is an integral over times; use 'bound' or 'orders' (unmask eval: --estimator times)"
         )
     return net
 
@@ -63,24 +65,24 @@ def token_nll(
 ) -> Tensor:
     """(N, L) float64 on the CPU: -log x̂(token) where `wanted`, 0 elsewhere.
 
-    Look i is at row `row[i]` of the batch at time `t[i]`, with the positions `masked[i]` hidden; (N,), (N, L) each.
+    Prediction i is for row `row[i]` of the batch at time `t[i]`, with the positions `masked[i]` hidden; (N,), (N, L)
+    each.
     """
     out = torch.zeros(wanted.shape, dtype=torch.float64)
-    at_once = max(1, LOGITS_AT_ONCE // model.vocab.size)
+
+    def log_probs(hidden: Tensor, tokens: Tensor) -> tuple[Tensor]:
+        return (at_tokens(model.log_x(hidden), tokens),)
+
     for start in range(0, len(row), batch_size):
         part = slice(start, start + batch_size)
-        here = row[part]
-        tokens = batch.tokens[here.to(batch.tokens.device)].to(model.device)
-        present = None if batch.present is None else batch.present[here.to(batch.present.device)]
-        label = None if batch.label is None else batch.label[here.to(batch.label.device)]
+        chosen = row[part]
+        tokens = batch.tokens[chosen.to(batch.tokens.device)].to(model.device)
+        present = None if batch.present is None else batch.present[chosen.to(batch.present.device)]
+        label = None if batch.label is None else batch.label[chosen.to(batch.label.device)]
         z = torch.where(masked[part].to(model.device), model.vocab.mask, tokens)
         which, place = torch.nonzero(wanted[part].to(model.device), as_tuple=True)
         hidden = model.hidden(z, t[part], present, label)[which, place]  # (n, hidden)
-        target = tokens[which, place]
-        found = [
-            model.log_x(rows).gather(-1, own[:, None]).squeeze(-1)
-            for rows, own in zip(hidden.split(at_once), target.split(at_once), strict=True)
-        ]
-        if found:
-            out[start + which.cpu(), place.cpu()] = -torch.cat(found).double().cpu()
+        if len(hidden):
+            (values,) = in_chunks(log_probs, model.vocab.size, hidden, tokens[which, place])
+            out[start + which.cpu(), place.cpu()] = -values.double().cpu()
     return out

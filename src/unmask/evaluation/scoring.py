@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 
 from ..data.canvas import PromptBuilder
+from ..errors import UserError, at_least, choose
 from ..models.language_model import LanguageModel
 from ..models.masked import as_masked
 from ..process.keys import Keys
 from ..sampling import FirstHitting, LeftToRight, Sampler
-from ..types import Batch, Likelihood, Progress, UserError
+from ..types import Batch, Likelihood, Progress
 from .estimators import strata_nats, times_nats
 from .exact import exact_nats, pseudo_nats
 from .likelihood import compute_dtype, eval_keys, evaluating, need_likelihood, summarise
@@ -41,12 +42,12 @@ class ScoreRequest:
 
 @dataclass(frozen=True)
 class Method:
-    """Nats of rows, of (batch, positions that may be hidden), and what the protocol says of them."""
+    """Nats of rows, of (batch, positions that may be hidden), and what the protocol says about them."""
 
     run: Callable[[ScoreRequest, Batch, Tensor], RowNats]
     law: str
-    usual: dict[str, int]  # the numbers that it takes, with their defaults
-    is_bound: bool = False  # whether the model's own law (steps, cut-off) is in it
+    defaults: dict[str, int]  # the numbers that it takes, with their defaults
+    is_bound: bool = False  # whether it depends on the law of the model (steps, cut-off)
 
 
 def _drawn(per_draw: list[Tensor]) -> RowNats:
@@ -59,8 +60,8 @@ def _bound(ask: ScoreRequest, batch: Batch, free: Tensor) -> RowNats:
     hidden = None if torch.equal(free, free_positions(batch)) else free  # None: any method can do it
     batch = batch.to(ask.model.device)
     with torch.no_grad():
-        found = _drawn([times_nats(ask.model, batch, ask.keys.at(d), hidden).nats for d in range(ask.draws)])
-    return replace(found, error=np.zeros(len(batch))) if ask.model.exact else found
+        result = _drawn([times_nats(ask.model, batch, ask.keys.at(d), hidden).nats for d in range(ask.draws)])
+    return replace(result, error=np.zeros(len(batch))) if ask.model.exact else result
 
 
 def _strata(ask: ScoreRequest, batch: Batch, free: Tensor) -> RowNats:
@@ -104,7 +105,7 @@ METHODS: dict[str, Method] = {
 }
 
 
-def usual_method(model: LanguageModel) -> str:
+def default_method(model: LanguageModel) -> str:
     """The bound with the least noise that the model allows."""
     net = as_masked(model)
     known = net is not None and net.normalised and not net.time_conditioned
@@ -113,7 +114,7 @@ def usual_method(model: LanguageModel) -> str:
 
 def score(
     model: LanguageModel,
-    painter: PromptBuilder,
+    builder: PromptBuilder,
     texts: str | Sequence[str],
     *,
     method: str = "bound",
@@ -142,48 +143,45 @@ def score(
     ask = ScoreRequest(model, eval_keys(seed), _plan_for(method, plan), batch_size, progress=progress, **numbers)
     spans = each_span(span, texts)
     texts = [texts] if isinstance(texts, str) else list(texts)
-    given = model.given if painter.frame is None else 0  # BOS is given then, and never scored
-    passages, scored = read_passages(painter, texts, spans, given)
-    found: list[RowNats] = []
+    unscored = model.given if builder.block_ends is None else 0  # else BOS is given, and never scored
+    passages, scored = read_passages(builder, texts, spans, unscored)
+    rows: list[RowNats] = []
     with evaluating(model):
         for start in range(0, len(passages), batch_size):
             part = passages[start : start + batch_size]
-            batch, free = lay_out(painter, part, start, len(passages))
+            batch, free = lay_out(builder, part, start, len(passages))
             if label is not None:
                 batch = replace(batch, label=torch.full((len(part),), label))
-            rows = METHODS[method].run(ask, batch, free)
-            found += [_row(rows, i, batch.weight()[i].numpy()) for i in range(len(part))]
-            if progress and method != "exact":  # which tells how many sets it has seen
+            result = METHODS[method].run(ask, batch, free)
+            rows += [_row(result, i, batch.weight()[i].numpy()) for i in range(len(part))]
+            if progress and method != "exact":  # which reports how many sets it has evaluated
                 progress(start + len(part), len(passages))
-    protocol = _protocol(method, ask, painter, any(spans)) | numbers | {"seed": seed}
-    return _together(found, passages, scored, protocol)
+    protocol = _protocol(method, ask, builder, any(spans)) | numbers | {"seed": seed}
+    return _together(rows, passages, scored, protocol)
 
 
-def _protocol(method: str, ask: ScoreRequest, painter: PromptBuilder, spans: bool) -> dict[str, Any]:
+def _protocol(method: str, ask: ScoreRequest, builder: PromptBuilder, spans: bool) -> dict[str, Any]:
     """The law of the figures and what else they depend on."""
-    own = METHODS[method]
+    how = METHODS[method]
     facts = ask.model.describe()
-    if not own.is_bound and not ask.model.exact:
+    if not how.is_bound and not ask.model.exact:
         facts = {name: facts[name] for name in ("schedule", "parameterization") if name in facts}
-    room = painter.spec.length - (0 if painter.frame is None else 2)
     what = "spans, given the rest of their texts" if spans else "whole texts"
     plan = {} if ask.plan is None else ask.plan.describe()
-    block = {"block_length": room, "dtype": compute_dtype(ask.model)}
-    law = "exact" if ask.model.exact else own.law
+    block = {"block_length": builder.capacity, "dtype": compute_dtype(ask.model)}
+    law = "exact" if ask.model.exact else how.law
     return {"method": method, "law": law, "scored": what, **plan, **facts, **block}
 
 
-def _numbers(method: str, batch_size: int, given: dict[str, int | None]) -> dict[str, int]:
-    """How many of what: as the user says, else the method's own numbers."""
-    if method not in METHODS:
-        raise UserError(f"unknown method {method!r}; choose one of {', '.join(METHODS)}")
-    asked = {name: value for name, value in given.items() if value is not None}
+def _numbers(method: str, batch_size: int, numbers: dict[str, int | None]) -> dict[str, int]:
+    """The numbers that the user gave, else the defaults of the method."""
+    choose(method, METHODS, "method")
+    asked = {name: value for name, value in numbers.items() if value is not None}
     for name, value in {**asked, "batch_size": batch_size}.items():
-        if value < 1:
-            raise UserError(f"{name}={value} must be at least 1")
-        if name != "batch_size" and name not in METHODS[method].usual:
-            raise UserError(f"method {method!r} has no use for {name}; leave it out")
-    return {**METHODS[method].usual, **asked}
+        at_least(name, value)
+        if name != "batch_size" and name not in METHODS[method].defaults:
+            raise UserError(f"method {method!r} does not take {name}; leave it out")
+    return {**METHODS[method].defaults, **asked}
 
 
 def _plan_for(method: str, plan: Sampler | None) -> Sampler | None:
@@ -208,37 +206,37 @@ def _row(rows: RowNats, i: int, scored: np.ndarray) -> RowNats:
 
 
 def _together(
-    found: list[RowNats], passages: list[Passage], scored: list[ScoredPassage], protocol: dict[str, Any]
+    rows: list[RowNats], passages: list[Passage], scored: list[ScoredPassage], protocol: dict[str, Any]
 ) -> Likelihood:
     """Rows to texts, texts to the whole."""
     texts = []
     for number, what in enumerate(scored):
-        own = [row for row, passage in zip(found, passages, strict=True) if passage.text == number]
-        nats = np.sum([row.nats for row in own], axis=0)  # (draws,)
-        parts = [row.tokens for row in own if row.tokens is not None]
+        text_rows = [row for row, passage in zip(rows, passages, strict=True) if passage.text == number]
+        nats = np.sum([row.nats for row in text_rows], axis=0)  # (draws,)
+        parts = [row.tokens for row in text_rows if row.tokens is not None]
         texts.append(
             Likelihood(
                 float(nats.mean()),
                 len(what.pieces),
                 what.size,
-                _error(own, nats, len(what.pieces)),
+                _error(text_rows, nats, len(what.pieces)),
                 None,
                 protocol,
                 what.pieces,
                 np.concatenate(parts).tolist() if parts else None,
             )
         )
-    counts = np.array([len(p.ids) - p.given if p.asked is None else len(p.asked) for p in passages], dtype=float)
-    totals = np.stack([row.nats for row in found])  # (rows, draws)
+    counts = np.array([len(p.ids) - p.unscored if p.asked is None else len(p.asked) for p in passages], dtype=float)
+    totals = np.stack([row.nats for row in rows])  # (rows, draws)
     whole = summarise(totals, counts, None, protocol)
-    error = _error(found, totals.sum(0), int(counts.sum()))
+    error = _error(rows, totals.sum(0), int(counts.sum()))
     sizes = [what.size for what in scored if what.size is not None]
     size = sum(sizes) if len(sizes) == len(scored) else None
     return Likelihood(whole.nats, whole.tokens, size, error, whole.stderr_data, protocol, texts=texts)
 
 
 def _error(rows: Sequence[RowNats], nats: np.ndarray, tokens: int) -> float | None:
-    """The Monte Carlo error per token: what the rows say of themselves, else from the draws of their sum."""
+    """The Monte Carlo error per token: from the errors of the rows, else from the draws of their sum."""
     known = [row.error for row in rows if row.error is not None]
     if len(known) == len(rows):
         return math.sqrt(sum(float(error) ** 2 for error in known)) / tokens

@@ -11,8 +11,11 @@ HEAD = ("text", "tokens", "nats", "±", "per token", "perplexity", "bits/byte")
 
 
 def score_lines(whole: Likelihood, texts: Sequence[str]) -> list[str]:
-    """A line a text, and one for all of them together; of a text with a span, the tokens that were scored."""
-    rows = [HEAD, *(_cells(one, _name(one, text)) for one, text in zip(whole.texts, texts, strict=True))]
+    """One line per text, and one for all of them together; of a text with a span, the tokens that were scored."""
+    rows = [
+        HEAD,
+        *(_cells(likelihood, _name(likelihood, text)) for likelihood, text in zip(whole.texts, texts, strict=True)),
+    ]
     if len(whole.texts) > 1:
         rows.append(_cells(whole, "together"))
     widths = [max(len(row[i]) for row in rows) for i in range(len(HEAD))]
@@ -22,36 +25,36 @@ def score_lines(whole: Likelihood, texts: Sequence[str]) -> list[str]:
     ]
 
 
-def _cells(one: Likelihood, name: str) -> tuple[str, ...]:
-    figures, error = one.as_dict(), one.stderr_nats
+def _cells(likelihood: Likelihood, name: str) -> tuple[str, ...]:
+    figures, error = likelihood.as_dict(), likelihood.stderr_nats
     per_byte, perplexity = figures["bits_per_byte"], figures["perplexity"]
     return (
         name,
-        f"{one.tokens:,}",
-        f"{one.nats:.3f}",
-        "?" if error is None else "0" if error == 0 else f"{error * one.tokens:.3f}",
-        f"{one.nats_per_token:.3f}",
+        f"{likelihood.tokens:,}",
+        f"{likelihood.nats:.3f}",
+        "?" if error is None else "0" if error == 0 else f"{error * likelihood.tokens:.3f}",
+        f"{likelihood.nats_per_token:.3f}",
         f"{perplexity:.2f}" if perplexity < 1e6 else f"{perplexity:.2e}",
         "" if per_byte is None else f"{per_byte:.3f}",
     )
 
 
-def _name(one: Likelihood, text: str, most: int = 40) -> str:
+def _name(likelihood: Likelihood, text: str, most: int = 40) -> str:
     """The beginning of what was scored, on one line."""
-    whole = one.bytes == len(text.encode())
-    shown = text if whole else f"[[{''.join(one.pieces or [])}]]"
+    whole = likelihood.bytes == len(text.encode())
+    shown = text if whole else f"[[{''.join(likelihood.pieces or [])}]]"
     shown = repr(shown)[1:-1]
     return shown if len(shown) <= most else shown[: most - 1] + "…"
 
 
-def token_lines(one: Likelihood, width: int = 24) -> list[str]:
-    """A line a token: its nats, as a number and as a bar."""
-    if one.token_nats is None or one.pieces is None:
+def token_lines(likelihood: Likelihood, width: int = 24) -> list[str]:
+    """One line per token: its nats, as a number and as a bar."""
+    if likelihood.token_nats is None or likelihood.pieces is None:
         return []
-    top = max([*one.token_nats, math.log(2)])
-    shown = [repr(piece)[1:-1] for piece in one.pieces]
+    top = max([*likelihood.token_nats, math.log(2)])
+    shown = [repr(piece)[1:-1] for piece in likelihood.pieces]
     longest = max(map(len, shown))
     return [
         f"{nats:8.3f}  {piece.ljust(longest)}  {'█' * round(width * max(nats, 0.0) / top)}".rstrip()
-        for piece, nats in zip(shown, one.token_nats, strict=True)
+        for piece, nats in zip(shown, likelihood.token_nats, strict=True)
     ]

@@ -6,12 +6,12 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from ..data.canvas import PromptBuilder
+from ..data.readers import line_of, numbered_lines
 from ..data.tokenization import Tokenizer
 from ..types import Batch, UserError
 
@@ -26,7 +26,7 @@ class Passage:
     text: int  # which text
     ids: list[int]
     asked: list[int] | None  # places in `ids`; None = all of them, as one block of a text
-    given: int = 0  # tokens at its start that the model does not score
+    unscored: int = 0  # tokens at its start that the model does not score
 
 
 @dataclass(frozen=True)
@@ -42,13 +42,9 @@ def read_texts(path: str) -> list[tuple[str, object]]:
 
     A line of a .jsonl file is a string, or an object with a "text" and, if only a part of it counts, a "span".
     """
-    try:
-        lines = Path(path).read_bytes().decode().splitlines()
-    except UnicodeDecodeError:
-        raise UserError(f"{path} is not UTF-8; convert it first") from None
-    rows = [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
+    rows = [(number, line) for number, line in numbered_lines(path) if line.strip()]
     if not rows:
-        raise UserError(f"{path} has no text in it; write one a line")
+        raise UserError(f"{path} has no text in it; write one text per line")
     if not path.endswith((".jsonl", ".ndjson")):
         return [(line, None) for _, line in rows]
     return [_line(path, number, line) for number, line in rows]
@@ -61,20 +57,20 @@ def _line(path: str, number: int, line: str) -> tuple[str, object]:
         row = None
     row = {"text": row} if isinstance(row, str) else row
     if not isinstance(row, dict) or not isinstance(row.get("text"), str):
-        raise UserError(f'line {number} of {path} is no text; write {{"text": "...", "span": [0, 5]}} or a string')
+        raise UserError(f'{line_of(path, number)} is not a text; write {{"text": "...", "span": [0, 5]}} or a string')
     return row["text"], row.get("span")
 
 
 def marked(text: str) -> tuple[str, list[Span]]:
     """("the cat", [(4, 7)]) from "the [[cat]]": a text without its marks, and what they enclose."""
-    plain, spans = "", []
+    bare, spans = "", []
     for i, part in enumerate(MARKED.split(text)):
         if i % 2:
-            spans.append((len(plain), len(plain) + len(part)))
-        plain += part
+            spans.append((len(bare), len(bare) + len(part)))
+        bare += part
     if not spans:
         raise UserError("there is no span in the text; mark what is to be scored as [[...]]")
-    return plain, spans
+    return bare, spans
 
 
 def each_span(span: object, texts: str | Sequence[str]) -> list[list[Span] | None]:
@@ -93,7 +89,7 @@ def _spans(entry: object) -> list[Span]:
     several = [entry] if _is_span(entry) else entry
     if not isinstance(several, Sequence) or isinstance(several, str) or not several or not all(map(_is_span, several)):
         raise UserError(f"{entry!r} is not a span; give (start, end) in characters, or a list of such pairs")
-    return [(one[0], one[1]) for one in several]
+    return [(pair[0], pair[1]) for pair in several]
 
 
 def _is_span(entry: object) -> bool:
@@ -102,49 +98,51 @@ def _is_span(entry: object) -> bool:
 
 
 def read_passages(
-    painter: PromptBuilder, texts: Sequence[str], spans: Sequence[list[Span] | None], given: int = 0
+    builder: PromptBuilder, texts: Sequence[str], spans: Sequence[list[Span] | None], unscored: int = 0
 ) -> tuple[list[Passage], list[ScoredPassage]]:
     """The rows of all texts, and what is scored of each.
 
     A whole text longer than the model is cut into blocks. A text with a span has to fit, for its context to be seen.
-    The first `given` tokens of a row are not scored.
+    The first `unscored` tokens of a row are not scored.
     """
-    room = painter.spec.length - (0 if painter.frame is None else 2)
+    capacity = builder.capacity
     passages, scored = [], []
-    for number, (text, own) in enumerate(zip(texts, spans, strict=True)):
-        ids = painter.encode(text)
+    for number, (text, text_spans) in enumerate(zip(texts, spans, strict=True)):
+        ids = builder.encode(text)
         if not ids:
             raise UserError(f"text {number + 1} to score is empty; give it at least one token")
-        if own is None:
-            if len(ids) <= given:
-                raise UserError(f"text {number + 1} is only what this model is given and does not score; give it more")
-            passages += [Passage(number, ids[i : i + room], None, given) for i in range(0, len(ids), room)]
-            pieces = [piece for i, piece in enumerate(painter.tokenizer.pieces(ids)) if i % room >= given]
-            scored.append(ScoredPassage(pieces, None if given else len(text.encode())))
+        if text_spans is None:
+            if len(ids) <= unscored:
+                raise UserError(
+                    f"text {number + 1} has only tokens that this model is given and does not score; make it longer"
+                )
+            passages += [Passage(number, ids[i : i + capacity], None, unscored) for i in range(0, len(ids), capacity)]
+            pieces = [piece for i, piece in enumerate(builder.tokenizer.pieces(ids)) if i % capacity >= unscored]
+            scored.append(ScoredPassage(pieces, None if unscored else len(text.encode())))
             continue
-        if len(ids) > room:
+        if len(ids) > capacity:
             raise UserError(
-                f"text {number + 1} has {len(ids)} tokens, more than the {room} that the model can see at once; "
+                f"text {number + 1} has {len(ids)} tokens, more than the {capacity} that the model can see at once; "
                 "shorten the context of the span"
             )
-        asked, size = span_tokens(painter.tokenizer, text, ids, own)
+        asked, size = span_tokens(builder.tokenizer, text, ids, text_spans)
         passages.append(Passage(number, ids, asked))
-        scored.append(ScoredPassage(painter.tokenizer.pieces([ids[i] for i in asked]), size))
+        scored.append(ScoredPassage(builder.tokenizer.pieces([ids[i] for i in asked]), size))
     return passages, scored
 
 
 def span_tokens(tokenizer: Tokenizer, text: str, ids: list[int], spans: Sequence[Span]) -> tuple[list[int], int]:
     """The tokens that spans touch, and the bytes of text that these stand for.
 
-    A token is whole or not at all: a span that cuts one is widened to it (" cat" for "cat", with most tokenizers).
+    A token is scored as a whole: a span that cuts one is widened to it (" cat" for "cat", with most tokenizers).
     """
     for start, end in spans:
         if not 0 <= start < end <= len(text):
             raise UserError(
                 f"the span {start}:{end} does not lie in a text of {len(text)} characters; give 0 <= start < end"
             )
-    found, offsets = tokenizer.offsets(text)
-    if found != ids:  # a vocabulary with [MASK] as an ordinary word, which we take apart
+    encoded, offsets = tokenizer.offsets(text)
+    if encoded != ids:  # a vocabulary with [MASK] as an ordinary word, which we take apart
         raise UserError("the text holds the mask token of this tokenizer as a word; take it out to score a span")
     asked = [i for i, (a, b) in enumerate(offsets) if any(a < end and start < b for start, end in spans)]
     if not asked:
@@ -153,22 +151,22 @@ def span_tokens(tokenizer: Tokenizer, text: str, ids: list[int], spans: Sequence
     return asked, sum(len(text[place].encode()) for place in covered)
 
 
-def lay_out(painter: PromptBuilder, passages: Sequence[Passage], first: int, total: int) -> tuple[Batch, Tensor]:
+def lay_out(builder: PromptBuilder, passages: Sequence[Passage], first: int, total: int) -> tuple[Batch, Tensor]:
     """Rows as in training (block ends, padding), and (B, L) bool: the positions that the process may hide.
 
     Of a whole text these are all positions that exist, as in training, block ends included; the block ends are hidden
-    now and then, but do not count. Of a span they are its own tokens alone.
+    now and then, but do not count. Of a span they are its tokens alone.
     """
-    vocab, spec = painter.vocab, painter.spec
+    vocab, spec = builder.vocab, builder.spec
     filler = next(token for token in (vocab.pad, vocab.eos, vocab.mask) if token is not None)
-    before, after = ([], []) if painter.frame is None else ([painter.frame[0]], [painter.frame[1]])
+    before, after = ([], []) if builder.block_ends is None else ([builder.block_ends[0]], [builder.block_ends[1]])
     longest = max(len(p.ids) for p in passages) + len(before) + len(after)
     width = spec.length if spec.attend_pads else longest
     tokens = torch.full((len(passages), width), filler)
     scored, free, present = (torch.zeros(len(passages), width, dtype=torch.bool) for _ in range(3))
     for i, passage in enumerate(passages):
         row = torch.tensor([*before, *passage.ids, *after])
-        every = torch.arange(passage.given, len(passage.ids))
+        every = torch.arange(passage.unscored, len(passage.ids))
         places = every if passage.asked is None else torch.tensor(passage.asked)
         tokens[i, : len(row)] = row
         scored[i, places + len(before)] = True

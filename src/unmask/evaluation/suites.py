@@ -1,7 +1,7 @@
 """One model on several sets (paper, table zeroshot-ppl): the conventions, the sets, and which of them are in-domain.
 
-Every set is wrapped to the model's own length without EOS between its documents, with the ends that the model's rows
-have. Sets that the model was trained on are evaluated too, and marked.
+Every set is wrapped to the length of the model without EOS between its documents, with the block ends of the model's
+rows. Sets that the model was trained on are evaluated too, and marked.
 """
 
 from __future__ import annotations
@@ -10,13 +10,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from ..config import DataConfig, nearest
+from ..config import DataConfig
 from ..data.pack import Rows, prepare
 from ..data.records import ALIASES, ZERO_SHOT, record
 from ..data.tokenization import Tokenizer
 from ..distributed import World
+from ..errors import UserError, choose, nearest
 from ..progress import progress_bar
-from ..types import Likelihood, UserError
+from ..types import Likelihood
 from .likelihood import Estimator, check_request, evaluate
 
 if TYPE_CHECKING:
@@ -34,44 +35,42 @@ class Member:
 
 KIN = {**ALIASES, "wikitext-2": "wikitext2", "wikitext-103": "wikitext2", "wikitext103": "wikitext2"}  # 103 holds 2
 
-SUITES: dict[str, tuple[Member, ...]] = {"zero-shot": tuple(Member(*found) for found in ZERO_SHOT)}
+SUITES: dict[str, tuple[Member, ...]] = {"zero-shot": tuple(Member(*row) for row in ZERO_SHOT)}
 
 
 def suite(name: str, sets: Sequence[str] | None = None) -> tuple[Member, ...]:
     """The sets of a suite, or those of them that are named."""
-    if name not in SUITES:
-        raise UserError(f"unknown suite {name!r}{nearest(name, SUITES)}; choose one of {', '.join(SUITES)}")
-    members = {member.corpus: member for member in SUITES[name]}
+    members = {member.corpus: member for member in SUITES[choose(name, SUITES, "suite")]}
     if sets is None:
         return tuple(members.values())
     chosen: dict[str, Member] = {}
-    for own in sets:
-        corpus = {"wikitext": "wikitext2", **ALIASES}.get(own, own)
+    for wanted in sets:
+        corpus = {"wikitext": "wikitext2", **ALIASES}.get(wanted, wanted)
         if corpus not in members:
             listed = ", ".join(members)
-            raise UserError(f"the suite {name} has no set {own!r}{nearest(own, members)}; choose from {listed}")
+            raise UserError(f"the suite {name} has no set {wanted!r}{nearest(wanted, members)}; choose from {listed}")
         chosen[corpus] = members[corpus]
     if not chosen:
         raise UserError(f"no set of the suite {name} is named; choose from {', '.join(members)}")
     return tuple(chosen.values())
 
 
-def in_domain(own: DataConfig, member: Member) -> bool:
+def in_domain(data: DataConfig, member: Member) -> bool:
     """Whether a model with this data was trained on the set; `a+b` is the source of a model that learned from both."""
-    return member.corpus in {KIN.get(name, name) for name in own.source.split("+")}
+    return member.corpus in {KIN.get(name, name) for name in data.source.split("+")}
 
 
-def member_data(own: DataConfig, member: Member, local: str | None = None) -> DataConfig:
-    """How a model with these data reads a set: its own tokenizer, length and ends, the set's text and detokenizer."""
-    kept = {"length": own.length, "local": local}
-    return DataConfig.model_validate({**own.model_dump(), **record(member.corpus).zero_shot, **kept})
+def member_data(data: DataConfig, member: Member, local: str | None = None) -> DataConfig:
+    """How a model reads a set: its tokenizer, length and block ends, the text and detokenizer of the set."""
+    kept = {"length": data.length, "local": local}
+    return DataConfig.model_validate({**data.model_dump(), **record(member.corpus).zero_shot, **kept})
 
 
 def member_rows(
-    own: DataConfig, tokenizer: Tokenizer, member: Member, local: str | None = None, quiet: bool = False
+    data: DataConfig, tokenizer: Tokenizer, member: Member, local: str | None = None, quiet: bool = False
 ) -> Rows:
     """The rows of a set as a model with these data and this tokenizer reads them."""
-    spec = member_data(own, member, local)
+    spec = member_data(data, member, local)
     with progress_bar(f"tokenizing {member.corpus}", quiet) as progress:
         return prepare(spec, tokenizer, splits=(member.split,), progress=progress).split(member.split)
 
@@ -86,8 +85,8 @@ class SuiteResult:
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
-        own = {"set": self.member.title, "corpus": self.member.corpus, "split": self.member.split}
-        return {**own, "in_domain": self.in_domain, **self.likelihood.as_dict()}
+        facts = {"set": self.member.title, "corpus": self.member.corpus, "split": self.member.split}
+        return {**facts, "in_domain": self.in_domain, **self.likelihood.as_dict()}
 
 
 def evaluate_suite(
@@ -109,13 +108,13 @@ def evaluate_suite(
     quiet = quiet or not world.main
     check_request(lm.model, draws=draws, rows=rows, batch_size=batch_size)
     with world.first():
-        found = [member_rows(lm.config.data, lm.tokenizer, member, local, quiet) for member in members]
+        all_rows = [member_rows(lm.config.data, lm.tokenizer, member, local, quiet) for member in members]
     results = []
-    for member, own in zip(members, found, strict=True):
+    for member, split in zip(members, all_rows, strict=True):
         with progress_bar(f"evaluating {member.corpus}", quiet) as progress:
             likelihood = evaluate(
                 lm.model,
-                own,
+                split,
                 draws=draws,
                 seed=seed,
                 limit=rows,
@@ -134,18 +133,21 @@ def evaluate_suite(
 def table_lines(results: Sequence[SuiteResult]) -> list[str]:
     """The results as aligned text, with what they share of their protocol below."""
     lines: list[tuple[str, ...]] = [("set", "perplexity", "± draws", "± texts", "bits/byte", "tokens", "")]
-    for one in results:
-        own = one.likelihood
-        errors = [None if error is None else own.perplexity * error for error in (own.stderr_nats, own.stderr_data)]
-        bits = own.as_dict()["bits_per_byte"]
+    for result in results:
+        likelihood = result.likelihood
+        errors = [
+            None if error is None else likelihood.perplexity * error
+            for error in (likelihood.stderr_nats, likelihood.stderr_data)
+        ]
+        bits = likelihood.as_dict()["bits_per_byte"]
         lines.append(
             (
-                one.member.title,
-                f"{own.perplexity:.2f}",
+                result.member.title,
+                f"{likelihood.perplexity:.2f}",
                 *("-" if e is None else f"{e:.2f}" for e in errors),
                 "-" if bits is None else f"{bits:.3f}",
-                f"{own.tokens:,}",
-                "in-domain" if one.in_domain else "",
+                f"{likelihood.tokens:,}",
+                "in-domain" if result.in_domain else "",
             )
         )
     widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
@@ -153,14 +155,14 @@ def table_lines(results: Sequence[SuiteResult]) -> list[str]:
         line[0].ljust(widths[0]) + "".join(f"  {cell.rjust(w)}" for cell, w in zip(line[1:], widths[1:], strict=True))
         for line in lines
     ]
-    same = shared([one.likelihood.protocol for one in results])
+    same = shared([result.likelihood.protocol for result in results])
     if "detokenizer" not in same:
-        each = [f"{one.likelihood.protocol.get('detokenizer')} ({one.member.title})" for one in results]
+        each = [f"{result.likelihood.protocol.get('detokenizer')} ({result.member.title})" for result in results]
         same["detokenizer"] = ", ".join(each)
     return [*(line.rstrip() for line in shown), *(f"  {key}: {value}" for key, value in same.items())]
 
 
 def shared(protocols: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What all protocols say, and say alike."""
+    """The entries that all protocols share."""
     first = protocols[0] if protocols else {}
-    return {key: value for key, value in first.items() if all(own.get(key, ...) == value for own in protocols)}
+    return {key: value for key, value in first.items() if all(p.get(key, ...) == value for p in protocols)}

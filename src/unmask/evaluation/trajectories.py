@@ -1,7 +1,7 @@
-"""The likelihood of a plan: follow it, but write the text (`samplers.replay`).
+"""The likelihood of a plan: follow it, but write the text (`sampling.replay`).
 
-Where the plan's order depends on nothing but what the network says, there is one order for a text, and the product of
-what the network gives its tokens is the exact likelihood. Where the order is random, p(x) is a mean over orders, and K
+Where the plan's order depends on nothing but the network's predictions, there is one order for a text, and the product
+of the probabilities of its tokens is the exact likelihood. Where the order is random, p(x) is a mean over orders, and K
 of them give the importance-weighted bound
 
     IW_K = -log( mean over k of p(x | order k) )
@@ -48,7 +48,7 @@ def plan_nats(
         for index in batch.index
         for k in range(many)
     ]
-    found = replay(
+    log_probs = replay(
         net,
         [c for c in canvases for _ in range(many)],
         [t for t in targets for _ in range(many)],
@@ -59,10 +59,10 @@ def plan_nats(
     )
     if plan.deterministic:
         tokens = torch.zeros(batch.tokens.shape, dtype=torch.float64)
-        for i, log_p in enumerate(found):
+        for i, log_p in enumerate(log_probs):
             tokens[i, : len(log_p)] = -log_p
         return RowNats(tokens.sum(1, keepdim=True).numpy(), tokens.numpy(), np.zeros(len(batch)))
-    sums = np.array([float(log_p.sum()) for log_p in found]).reshape(len(batch), draws, orders)
+    sums = np.array([float(log_p.sum()) for log_p in log_probs]).reshape(len(batch), draws, orders)
     nats, error = iw_bound(sums)
     return RowNats(nats, None, error if draws == 1 else None)
 
@@ -82,5 +82,5 @@ def iw_bound(log_p: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
         return nats, None
     left_out = [np.delete(log_p, k, axis=-1) for k in range(orders)]
     without = np.stack([np.logaddexp.reduce(rest, axis=-1) for rest in left_out], axis=-1) - np.log(orders - 1)
-    spread = ((without - without.mean(-1, keepdims=True)) ** 2).sum(-1) * (orders - 1) / orders
-    return nats, np.sqrt(spread.mean(-1))
+    variance = ((without - without.mean(-1, keepdims=True)) ** 2).sum(-1) * (orders - 1) / orders
+    return nats, np.sqrt(variance.mean(-1))

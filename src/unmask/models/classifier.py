@@ -1,10 +1,10 @@
 """A backbone with a label or a score for each row: what GLUE and Genomic Benchmarks train (paper sections 5.1 and 5.2).
 
-pooling="first": pooler and classifier are BERT's (SYSTEMS 3.5): one hidden state, a dense layer with tanh, dropout, a
+pooling="first": pooler and classifier are BERT's: one hidden state, a dense layer with tanh, dropout, a
 linear layer. The state is that of the first token; a causal network's first token sees only itself, so there it is the
 last real token (the paper does not say what it took).
 
-pooling="mean": the mean of the hidden states, and a linear layer (SYSTEMS 3.15). Padding is not among them; the code of
+pooling="mean": the mean of the hidden states, and a linear layer. Padding is not among them; the code of
 Caduceus takes the mean over padding too, so that there a short sequence looks different in a batch with a long one. Of
 a network with two strands (Caduceus PS) the layer looks at each strand and its two answers are averaged, so that the
 reverse complement of a sequence has the same answer. (The layer is linear: that is its answer to the mean of the two.)

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from ..networks.interface import Network
+from ..process.chunks import in_chunks as in_chunks
 from ..process.keys import Keys
 from ..process.schedule import Law, Schedule
 from ..sampling import Batcher, Denoiser, Request
 from ..types import Batch, State, TokenNats, UserError, Vocab
-
-LOGITS_AT_ONCE = 2**28  # float32 logits held at a time (1 GiB); beyond it the head runs in recomputed chunks
 
 
 class LanguageModel(nn.Module, ABC):
@@ -101,14 +99,3 @@ class LanguageModel(nn.Module, ABC):
     @abstractmethod
     def describe(self) -> dict[str, Any]:
         """The law of its likelihood, for protocols."""
-
-
-def in_chunks(head: Callable[..., tuple[Tensor, ...]], vocab_size: int, *rows: Tensor) -> tuple[Tensor, ...]:
-    """`head` on rows (N, ...) whose logits are (N, V); where those are large, in chunks that backward recomputes."""
-    at_once = max(1, LOGITS_AT_ONCE // vocab_size)
-    if len(rows[0]) <= at_once:
-        return head(*rows)
-    parts = [
-        checkpoint(head, *chunk, use_reentrant=False) for chunk in zip(*(r.split(at_once) for r in rows), strict=True)
-    ]
-    return tuple(torch.cat(values) for values in zip(*parts, strict=True))

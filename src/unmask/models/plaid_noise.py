@@ -1,4 +1,4 @@
-"""The learned noise of Plaid (Gulrajani and Hashimoto 2023, after Variational Diffusion Models; SYSTEMS 3.9).
+"""The learned noise of Plaid (Gulrajani and Hashimoto 2023, after Variational Diffusion Models).
 
 gamma(t) = gamma_0 + (gamma_1 - gamma_0) gamma~(t) is the logarithm of the noise-to-signal ratio at time t. gamma~ is a
 small network that can only grow, scaled to run from 0 to 1. All of it is in float64 (float32 where a device has no

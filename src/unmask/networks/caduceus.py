@@ -1,4 +1,4 @@
-"""Caduceus (Schiff et al. 2024; paper section 5.2, SYSTEMS 3.7): Mamba in both directions, on both strands of DNA.
+"""Caduceus (Schiff et al. 2024; paper section 5.2): Mamba in both directions, on both strands of DNA.
 
 BiMamba: out = M_f(x) + flip(M_r(flip x)), where M_r has the projections of M_f, so that each is computed once.
 

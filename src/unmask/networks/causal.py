@@ -1,4 +1,4 @@
-"""The autoregressive transformer of the paper's tables (SYSTEMS 3.1): the blocks of the DiT without adaLN.
+"""The autoregressive transformer of the paper's tables: the blocks of the DiT without adaLN.
 
 A column sees itself and what stands before it, so what was computed for a prefix stays right whatever follows: the
 keys and values of every block are the cache. Parameter names are those of the published checkpoints.

@@ -1,4 +1,4 @@
-"""The diffusion transformer of the paper (appendix D.4; SYSTEMS 3.2): rotary positions, adaLN, untied output.
+"""The diffusion transformer of the paper (appendix D.4): rotary positions, adaLN, untied output.
 
 Parameter names are those of the published checkpoints. The network without time conditioning still has the adaLN
 layers and is told sigma = 0, as the published one is. A network for labelled data has one more parameter, an embedding

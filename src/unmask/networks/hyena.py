@@ -1,4 +1,4 @@
-"""HyenaDNA (paper 5.2 and D.7; SYSTEMS 3.8): long convolutions between gates instead of attention, causal.
+"""HyenaDNA (paper 5.2 and D.7): long convolutions between gates instead of attention, causal.
 
 Each block is a pre-norm residual block around the Hyena operator of order 2 and an MLP. The operator gates, convolves
 with a filter as long as the row, and gates again; the filter is what a small network with sines says of each position,

@@ -1,4 +1,4 @@
-"""Mamba (Gu and Dao 2023; paper section 5.2, SYSTEMS 3.6): a causal network whose memory is a state of fixed size.
+"""Mamba (Gu and Dao 2023; paper section 5.2): a causal network whose memory is a state of fixed size.
 
 Parameter names are those of the published checkpoints (`layers.0.mixer.A_log`). The embedding is padded to a multiple
 of 8 and tied to the head; the padding is never predicted. Its cache is a state: the last columns before the short

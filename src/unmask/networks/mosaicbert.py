@@ -1,4 +1,4 @@
-"""MosaicBERT (paper 5.1 and D.6; SYSTEMS 3.5): BERT with ALiBi instead of positions and GEGLU instead of the MLP.
+"""MosaicBERT (paper 5.1 and D.6): BERT with ALiBi instead of positions and GEGLU instead of the MLP.
 
 Norms stand after the residual sum, the MLM head is tied to the embedding, and the vocabulary is padded to a multiple of
 8; the logits of the padding are cut off, so that it is never predicted. Parameter names are those of the published

@@ -1,6 +1,6 @@
-"""Nats: what one look at the process says about -log p(x) (paper sections 3.3 and 3.4, appendices A.2 and B).
+"""Nats: the bound on -log p(x) from one draw of time and masks (paper sections 3.3 and 3.4, appendices A.2 and B).
 
-All take nll = -log x̃(x) and mass = sum of x̃ of masked positions (DESIGN: x̃ is x̂ with the mass on [MASK] folded away).
+All take nll = -log x̃(x) and mass = sum of x̃ of masked positions (x̃ is x̂ with the mass on [MASK] folded away).
 For SUBS mass = 1 and every bound is a weighted cross-entropy; the general forms also hold for D3PM.
 """
 
@@ -34,7 +34,7 @@ def log_mass(mass: Tensor) -> Tensor:
 
 
 def nats(draw: Draw, nll: Tensor, mass: Tensor, is_measure: bool = False) -> Tensor:
-    """The bound's value for masked positions; `draw` is looked up a position (`Draw.rows`).
+    """The bound's value for masked positions; `draw` has one entry per position (`Draw.rows`).
 
     Where x̃ is a measure of any size, the last step (the only finite one then) writes tokens in proportion to it.
     """

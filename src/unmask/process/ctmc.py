@@ -1,12 +1,15 @@
 """The same process as a continuous-time Markov chain, and its relation to SEDD (paper appendix C).
 
+An executable appendix: nothing in the package calls it. It states the paper's equivalences as code, and the tests hold
+the samplers and the bound of SEDD against it.
+
 Convention: *rows*. `rate[i, j]` is the rate of jumps from i to j, rows sum to 0, a law is a row vector and obeys
 dq/dt = q R_t with R_t = sigma'(t) R, so q(z_t|z_s) = z_s exp((sigma_t - sigma_s) R). (The paper prints the transpose.)
 
-A score s(z)_y = q_t(y)/q_t(z) belongs to the state z that it looks from. Functions on token ids take rows: log_score
+A score s(z)_y = q_t(y)/q_t(z) belongs to the state z that the chain is in. Functions on token ids take rows: log_score
 (..., V), z (...) and sigma broadcastable to z. They want the *true* sigma = -log alpha, positive and finite, also where
-the network itself is told none; all in float64. Where sigma is large the published formulas subtract numbers of size
-e^sigma; here such factors are only ever added as logarithms (relative error about sigma · 1e-16).
+the network is not conditioned on it; all in float64. Where sigma is large the published formulas subtract numbers of
+size e^sigma; here such factors are only ever added as logarithms (relative error about sigma · 1e-16).
 """
 
 from __future__ import annotations
@@ -18,13 +21,14 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from ..errors import UserError
-from .masking import marginal
+from .masking import at_tokens, fold, marginal
+from .schedule import reveal_chance
 
 # -- any prior: x, z and prior are (..., V) probability vectors ------------------------------------------------------
 
 
 def rate_matrix(prior: Tensor) -> Tensor:
-    """R = 1 prior' - I (V, V), a unit of sigma: jumps at rate 1 to a draw from the prior; rows are "from"."""
+    """R = 1 prior' - I (V, V), per unit of sigma: jumps at rate 1 to a draw from the prior; rows are "from"."""
     size = len(prior)
     return prior.expand(size, size) - torch.eye(size, dtype=prior.dtype, device=prior.device)
 
@@ -92,15 +96,25 @@ def score_entropy(log_score: Tensor, x: Tensor, sigma: Tensor, dsigma: Tensor, m
     """
     log_r = -log_expm1(_true(sigma))
     total = torch.exp(log_score.masked_fill(_is_mask(log_score, mask), -math.inf)).sum(-1)
-    at_x = log_score.gather(-1, x.unsqueeze(-1)).squeeze(-1)
+    at_x = at_tokens(log_score, x)
     return dsigma * (total + torch.exp(log_r) * (log_r - at_x - 1))  # one bracket: the large logs cancel first
 
 
 # -- steps: p(z_s|z_t) as rows (..., V) ------------------------------------------------------------------------------
 
 
+def reverse_step(log_x: Tensor, alpha_s: Tensor, alpha_t: Tensor, mask: int) -> Tensor:
+    """p(z_s|z_t = m) for rows of log x̂ (N, V) (eq. 7 with the mass on [MASK] folded away)."""
+    u = reveal_chance(alpha_s, alpha_t)
+    log_total = torch.logsumexp(log_x, -1, keepdim=True)
+    log_folded, mass = fold(log_x, log_x[..., mask : mask + 1], log_total, alpha_t)
+    probs = u * torch.exp(log_folded)
+    probs[..., mask : mask + 1] = 1 - u * mass
+    return probs
+
+
 def analytic_step(log_score: Tensor, z: Tensor, sigma_s: Tensor, sigma_t: Tensor, mask: int) -> Tensor:
-    """Tau-leaping with Tweedie's formula: [s exp(-Δσ R)](y) · q(z_t|z_s = y), Δσ = sigma_t - sigma_s.
+    """Tau-leaping with Tweedie's formula: `[s exp(-Δσ R)](y) · q(z_t|z_s = y)`, Δσ = sigma_t - sigma_s.
 
     At z = m that is (e^Δσ - 1) s(y), and what is missing to 1 for staying; below 0 for a score that is too large.
     """
@@ -145,6 +159,6 @@ def _true(sigma: Tensor) -> Tensor:
     if not bool(((sigma > 0) & torch.isfinite(sigma)).all()):
         raise UserError(
             "A score needs the true noise level, positive and finite: pass sigma = -log alpha(t) of a time after 0, "
-            "not the zero that a network without time conditioning is told, and cut the schedule (eps > 0)."
+            "not the zero that a network without time conditioning gets, and cut the schedule (eps > 0)."
         )
     return sigma

@@ -9,8 +9,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .schedule import reveal_chance
-
 # -- any prior: x, z and prior are (..., V) probability vectors ------------------------------------------------------
 
 
@@ -63,21 +61,16 @@ def fold(log_x: Tensor, log_x_mask: Tensor, log_total: Tensor | float, alpha_t: 
     return log_x - scale, total * torch.exp(-scale)
 
 
-def reverse_step(log_x: Tensor, alpha_s: Tensor, alpha_t: Tensor, mask: int) -> Tensor:
-    """p(z_s|z_t = m) for rows of log x̂ (N, V) (eq. 7 with the mass on [MASK] folded away)."""
-    u = reveal_chance(alpha_s, alpha_t)
-    log_total = torch.logsumexp(log_x, -1, keepdim=True)
-    log_folded, mass = fold(log_x, log_x[..., mask : mask + 1], log_total, alpha_t)
-    probs = u * torch.exp(log_folded)
-    probs[..., mask : mask + 1] = 1 - u * mass
-    return probs
+def at_tokens(log_x: Tensor, tokens: Tensor) -> Tensor:
+    """Log x̂ (...) of one token per row, from rows of log x̂ (..., V)."""
+    return log_x.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
 
 
 def categorical(log_probs: Tensor, uniform: Tensor) -> Tensor:
-    """One token a row by inverting the cumulative sum, in float64.
+    """One token per row by inverting the cumulative sum, in float64.
 
-    One uniform a row instead of V Gumbels, and a token of chance 1e-6 keeps it: float32 noise would cut it
-    (PITFALLS P1). Rows need not be normalised.
+    One uniform per row instead of V Gumbels, and a token of chance 1e-6 keeps that chance, where float32 noise would
+    cut it off. Rows need not be normalised.
     """
     total = torch.softmax(log_probs.double(), dim=-1).cumsum(-1)  # (N, V)
     target = uniform.to(total.device).unsqueeze(-1) * total[..., -1:]

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
-from .masking import fold
+from .masking import at_tokens, fold
 
 
 class Parameterization(ABC):
@@ -35,21 +36,21 @@ class Mean(Parameterization):
     zero_mask: bool = True
     carry_over: bool = True
 
+    @override
     def log_x(self, logits: Tensor, mask: int) -> Tensor:
-        """Log x̂ (N, V) in float32 from logits of masked positions."""
         logits = logits.float()
         if self.zero_mask:
             column = torch.tensor([mask], device=logits.device)
             logits = logits.index_fill(-1, column, float("-inf"))
         return torch.log_softmax(logits, dim=-1)
 
+    @override
     def target(self, logits: Tensor, tokens: Tensor, alpha_t: Tensor, mask: int) -> tuple[Tensor, Tensor]:
-        """(-log x̃(token), sum of x̃) for each row."""
         log_x = self.log_x(logits, mask)
-        at_token = log_x.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
+        log_token = at_tokens(log_x, tokens)
         if self.zero_mask:
-            return -at_token, torch.ones_like(at_token)
-        folded, mass = fold(at_token, log_x[..., mask], 0.0, alpha_t)
+            return -log_token, torch.ones_like(log_token)
+        folded, mass = fold(log_token, log_x[..., mask], 0.0, alpha_t)
         return -folded, mass
 
 
@@ -58,7 +59,7 @@ class Score(Parameterization):
     """SEDD: the logits are those of a concrete score s(y) = x̂(y) alpha/(1 - alpha), log x̂ = logits - log(V - 1).
 
     Its published output layer has a scale log(e^sigma - 1), which is that of alpha/(1 - alpha): it cancels in x̂
-    (`ctmc.sedd_log_score` has it), so nothing here depends on sigma, and a network need not be told it.
+    (`ctmc.sedd_log_score` has it), so nothing here depends on sigma, and a network need not be conditioned on it.
     """
 
     zero_mask = False
@@ -73,4 +74,4 @@ class Score(Parameterization):
     def target(self, logits: Tensor, tokens: Tensor, alpha_t: Tensor, mask: int) -> tuple[Tensor, Tensor]:
         """(-log x̂(token), sum of x̂) for each row."""
         log_x = self.log_x(logits, mask)
-        return -log_x.gather(-1, tokens.unsqueeze(-1)).squeeze(-1), torch.logsumexp(log_x, -1).exp()
+        return -at_tokens(log_x, tokens), torch.logsumexp(log_x, -1).exp()

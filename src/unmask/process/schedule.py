@@ -1,7 +1,7 @@
 """Noise schedules alpha(t), and the draw of times for the two bounds (paper sections 3.1 and 3.5, appendix E.1).
 
 `alpha` is always the signal kept: q(z_t|x) = Cat(alpha_t x + (1 - alpha_t) prior), from about 1 at t = 0 to about 0 at
-t = 1. Times and alphas are float64: they are a handful of numbers a row, and 1 - alpha must not lose its digits.
+t = 1. Times and alphas are float64: there are only a few of them per row, and 1 - alpha must not lose its digits.
 
 Schedules may be cut: alpha(1) > 0 keeps sigma = -log alpha finite, alpha(0) < 1 comes with the geometric one. The
 process that is trained, scored and sampled always starts from all masks and ends with none, so a position is still
@@ -18,6 +18,7 @@ from dataclasses import dataclass, fields, replace
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from ..errors import UserError
 from .keys import Keys
@@ -39,7 +40,7 @@ class Schedule(ABC):
         """The time at which alpha is reached."""
 
     def sigma(self, t: Tensor) -> Tensor:
-        """Total noise -log alpha: what a time-conditioned network is told."""
+        """Total noise -log alpha: what a time-conditioned network is conditioned on."""
         return -torch.log(self.alpha(t))
 
     def rate(self, t: Tensor) -> Tensor:
@@ -59,16 +60,16 @@ class Polynomial(Schedule):
     power: float = 1.0
     eps: float = 1e-3
 
+    @override
     def alpha(self, t: Tensor) -> Tensor:
-        """Signal kept at time t."""
         return 1 - (1 - self.eps) * t**self.power
 
+    @override
     def dalpha(self, t: Tensor) -> Tensor:
-        """D alpha / d t."""
         return -(1 - self.eps) * self.power * t ** (self.power - 1)
 
+    @override
     def inverse(self, alpha: Tensor) -> Tensor:
-        """The time at which alpha is reached."""
         return ((1 - alpha) / (1 - self.eps)) ** (1 / self.power)
 
 
@@ -79,18 +80,18 @@ class Cosine(Schedule):
     power: int = 1
     eps: float = 1e-3
 
+    @override
     def alpha(self, t: Tensor) -> Tensor:
-        """Signal kept at time t."""
         return self.eps + (1 - self.eps) * torch.cos(math.pi / 2 * t) ** self.power
 
+    @override
     def dalpha(self, t: Tensor) -> Tensor:
-        """D alpha / d t."""
         angle = math.pi / 2 * t
         slope = self.power * torch.cos(angle) ** (self.power - 1) * torch.sin(angle)
         return -(1 - self.eps) * math.pi / 2 * slope
 
+    @override
     def inverse(self, alpha: Tensor) -> Tensor:
-        """The time at which alpha is reached."""
         cosine = ((alpha - self.eps) / (1 - self.eps)).clamp(0, 1) ** (1 / self.power)
         return torch.acos(cosine) * 2 / math.pi
 
@@ -106,12 +107,12 @@ class SigmaSchedule(Schedule):
     def dsigma(self, t: Tensor) -> Tensor:
         """D sigma / d t."""
 
+    @override
     def alpha(self, t: Tensor) -> Tensor:
-        """Signal kept at time t."""
         return torch.exp(-self.sigma(t))
 
+    @override
     def dalpha(self, t: Tensor) -> Tensor:
-        """D alpha / d t."""
         return -self.dsigma(t) * torch.exp(-self.sigma(t))
 
     def rate(self, t: Tensor) -> Tensor:
@@ -125,16 +126,16 @@ class Linear(SigmaSchedule):
 
     sigma_max: float = 20.0
 
+    @override
     def sigma(self, t: Tensor) -> Tensor:
-        """Total noise -log alpha."""
         return self.sigma_max * t
 
+    @override
     def dsigma(self, t: Tensor) -> Tensor:
-        """D sigma / d t."""
         return torch.full_like(t, self.sigma_max)
 
+    @override
     def inverse(self, alpha: Tensor) -> Tensor:
-        """The time at which alpha is reached."""
         return -torch.log(alpha) / self.sigma_max
 
 
@@ -145,16 +146,16 @@ class Geometric(SigmaSchedule):
     sigma_min: float = 1e-3
     sigma_max: float = 20.0
 
+    @override
     def sigma(self, t: Tensor) -> Tensor:
-        """Total noise -log alpha."""
         return self.sigma_min ** (1 - t) * self.sigma_max**t
 
+    @override
     def dsigma(self, t: Tensor) -> Tensor:
-        """D sigma / d t."""
         return math.log(self.sigma_max / self.sigma_min) * self.sigma(t)
 
+    @override
     def inverse(self, alpha: Tensor) -> Tensor:
-        """The time at which alpha is reached."""
         return torch.log(-torch.log(alpha) / self.sigma_min) / math.log(self.sigma_max / self.sigma_min)
 
 
@@ -168,16 +169,16 @@ class LogUniform(Schedule):
     low: float = 1e-3
     eps: float = 1e-3
 
+    @override
     def alpha(self, t: Tensor) -> Tensor:
-        """Signal kept at time t."""
         return 1 - (1 - self.eps) * self.low ** (1 - t)
 
+    @override
     def dalpha(self, t: Tensor) -> Tensor:
-        """D alpha / d t."""
         return (1 - self.eps) * math.log(self.low) * self.low ** (1 - t)
 
+    @override
     def inverse(self, alpha: Tensor) -> Tensor:
-        """The time at which alpha is reached."""
         return 1 - torch.log((1 - alpha) / (1 - self.eps)) / math.log(self.low)
 
 
@@ -187,15 +188,15 @@ def reveal_chance(alpha_s: Tensor, alpha_t: Tensor) -> Tensor:
 
 
 def independent(index: Tensor, total: int, keys: Keys) -> Tensor:
-    """One uniform a row, each for itself: what `strata` is measured against."""
+    """One independent uniform per row: what `strata` is measured against."""
     return keys.uniform("time", index)
 
 
 def strata(index: Tensor, total: int, keys: Keys) -> Tensor:
-    """One uniform a row, one row a stratum of the *global* batch or data set, independent jitter (appendix D.3).
+    """One uniform per row, one row per stratum of the *global* batch or data set, independent jitter (appendix D.3).
 
     Which row gets which stratum is drawn anew for every step or draw: otherwise the first rows of a data set would
-    only ever be seen at small times.
+    only ever be drawn at small times.
     """
     place = torch.from_numpy(keys.permute("strata", index, total)).double()
     return (place + keys.uniform("time", index)) / total  # (B,) float64
@@ -203,7 +204,7 @@ def strata(index: Tensor, total: int, keys: Keys) -> Tensor:
 
 @dataclass(frozen=True)
 class Draw:
-    """Where the process is looked at and what that says about the whole bound: one value per row or per position."""
+    """The times that were drawn, and their weight in the whole bound: one value per row or per position."""
 
     t: Tensor  # (B,) or (B, L): the time of z
     keep: Tensor  # chance that a position of z is unmasked
@@ -246,7 +247,7 @@ class Law(ABC):
         """The chance with which `draw` takes the last step, which ends at t = 0."""
 
     def split(self, uniform: Tensor, schedule: Schedule) -> tuple[Draw, Draw]:
-        """(a step that is not the last, the last one): apart, as the last may cost a forward pass of its own."""
+        """(a step that is not the last, the last one): separately, as the last may need another forward pass."""
         chance = self.last(schedule)
         beyond = math.nextafter(chance, 1)  # T · (1/T) may come out below 1, which would be the last step again
         inner = self.draw((beyond + (1 - chance) * uniform).clamp(max=1), schedule)
@@ -271,7 +272,7 @@ class ContinuousTime(Law):
     proposal: Schedule | None = None  # times are drawn evenly in the time of this schedule; the bound does not change
 
     def draw(self, uniform: Tensor, schedule: Schedule) -> Draw:
-        """Times on [t_low, 1] in proportion to 1 - p, and the last step with chance p, its own mask rate."""
+        """Times on [t_low, 1] in proportion to 1 - p, and the last step with chance p, its mask rate."""
         if self.proposal is not None:
             return self._proposed(uniform, schedule, self.proposal)
         t_low = self._low(schedule)
@@ -283,35 +284,35 @@ class ContinuousTime(Law):
 
     def _proposed(self, uniform: Tensor, schedule: Schedule, proposal: Schedule) -> Draw:
         """The bound is an integral over the mask rate alone (paper section 3.4): only the name of each time changes."""
-        own = self._own(schedule)
+        law = self._without_proposal(schedule)
         begin = float(1 - proposal.keep(torch.zeros((), dtype=torch.float64)))
-        if begin > own.cutoff * (1 + 1e-6):
+        if begin > law.cutoff * (1 + 1e-6):
             raise UserError(
                 f"the proposal {proposal!r} has no times below mask rate {begin:.3g}, and the bound needs them from "
-                f"{own.cutoff:.3g} on; raise objective.cutoff, or lower schedule.low or schedule.sigma_min"
+                f"{law.cutoff:.3g} on; raise objective.cutoff, or lower schedule.low or schedule.sigma_min"
             )
-        drawn = own.draw(uniform, proposal)
+        drawn = law.draw(uniform, proposal)
         end = schedule.alpha(torch.ones((), dtype=torch.float64))
         return replace(drawn, t=schedule.inverse(end + drawn.keep * (1 - end)).clamp(0, 1))
 
-    def _own(self, schedule: Schedule) -> ContinuousTime:
+    def _without_proposal(self, schedule: Schedule) -> ContinuousTime:
         """The law without a proposal, with the last step where it is under this schedule."""
         return ContinuousTime(float(1 - schedule.keep(self._low(schedule))))
 
     def _low(self, schedule: Schedule) -> Tensor:
         """The time from which on all that is masked is revealed at once."""
-        one = torch.ones((), dtype=torch.float64)
-        alpha_low = 1 - self.cutoff * (1 - schedule.alpha(one))  # where 1 - keep = cutoff
-        return schedule.inverse(torch.minimum(alpha_low, schedule.alpha(0 * one)))
+        end = torch.ones((), dtype=torch.float64)
+        alpha_low = 1 - self.cutoff * (1 - schedule.alpha(end))  # where 1 - keep = cutoff
+        return schedule.inverse(torch.minimum(alpha_low, schedule.alpha(0 * end)))
 
     def last(self, schedule: Schedule) -> float:
         """The mask rate at which the last step begins."""
         if self.proposal is not None:
-            return self._own(schedule).last(self.proposal)
+            return self._without_proposal(schedule).last(self.proposal)
         return float(1 - schedule.keep(self._low(schedule)))
 
+    @override
     def describe(self) -> dict[str, object]:
-        """For the protocol of a reported number."""
         proposal = {} if self.proposal is None else {"proposal": repr(self.proposal)}
         return {"bound": "continuous", "cutoff_mask_rate": self.cutoff, **proposal}
 
@@ -339,8 +340,8 @@ class ClippedTime(Law):
         """There is none."""
         return 0.0
 
+    @override
     def describe(self) -> dict[str, object]:
-        """For the protocol of a reported number."""
         return {"bound": f"none: mask rates {self.low} to {self.high} only"}
 
 
@@ -363,6 +364,6 @@ class DiscreteTime(Law):
         """One of T."""
         return 1 / self.steps
 
+    @override
     def describe(self) -> dict[str, object]:
-        """For the protocol of a reported number."""
         return {"bound": "discrete", "steps": self.steps}

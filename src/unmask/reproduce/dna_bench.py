@@ -295,7 +295,9 @@ class GenomeBench(Bench):
                 try:
                     spec = TaskConfig(name=name, local=self.place(name), split=split)
                     tasks.splits(tasks.task(name), spec, 0)
-                except tasks.NotHere as error:  # a file that is there and damaged is no reason to go on without it
+                except (
+                    tasks.MissingTaskData
+                ) as error:  # a file that is there and damaged is no reason to go on without it
                     first = first or str(error)
                 else:
                     found[name] = split

@@ -94,7 +94,7 @@ class SamplingParams:
         """The plan, in windows if a stride is given."""
         if self.stride is None:
             return self._plan()
-        return Windows(self._plan(), painter.spec.length, self.stride, painter.frame)
+        return Windows(self._plan(), painter.spec.length, self.stride, painter.block_ends)
 
     def _plan(self) -> Sampler:
         return make_sampler(

@@ -1,1 +1,1 @@
-"""Training: the step, the loop around it, and what is trained: a language model, a classifier, a model that goes on."""
+"""Training: the step, the loop around it, and what is trained: language models (new or fine-tuned) and classifiers."""

@@ -1,7 +1,7 @@
-"""Fine-tuning of a saved model (paper section 5.1): it goes on as a language model, or becomes a classifier.
+"""Fine-tuning of a saved model (paper section 5.1): it is trained further as a language model, or becomes a classifier.
 
-unmask finetune MODEL mdlm --data TEXT      a BERT learns to write; the bound before and after (sedd, d3pm, plaid: too)
-unmask finetune MODEL glue/sst2             a task with labels, once a seed
+unmask finetune MODEL mdlm --data TEXT      a BERT learns to write; the bound before and after (also sedd, d3pm, plaid)
+unmask finetune MODEL glue/sst2             a task with labels, one run per seed
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ from typing import Any
 
 import torch
 
-from ..config import Config, differences, nearest
+from ..config import Config, differences
 from ..data import tasks
 from ..data.pack import prepare
 from ..distributed import world as join_world
+from ..errors import UserError, choose, nearest
 from ..evaluation.likelihood import evaluate
 from ..files import read_json, write_text
 from ..hub import checkpoint
@@ -28,12 +29,12 @@ from ..lm import LM
 from ..models import registry
 from ..progress import progress_bar
 from ..recipes import dna_finetuning, genomics_finetuning, glue_finetuning, mdlm_finetuning
-from ..types import Likelihood, UserError
+from ..types import Likelihood
 from .finetune import TaskResult, finetune
 from .loop import open_folder
 from .text import TrainResult, check, train
 
-KINDS = {  # method and loss of a model that goes on as a language model
+KINDS = {  # method and loss of a model that is trained further as a language model
     "mdlm": ("mdlm", "bound"), "mlm": ("mdlm", "mlm"), "sedd": ("sedd", "bound"), "d3pm": ("d3pm", "bound"),
     "plaid": ("plaid", "bound"), "ar": ("ar", "bound"),
 }  # fmt: skip
@@ -44,9 +45,9 @@ BEFORE = "before.json"  # in the folder of the run
 
 @dataclass(frozen=True)
 class Adapted:
-    """A language model that was trained on: its bound before, and how the training ended."""
+    """A language model that was trained further: its bound before, and how the training ended."""
 
-    before: dict[str, Any] | None  # the figures of a likelihood; None where the run was begun without
+    before: dict[str, Any] | None  # the figures of a likelihood; None where the run was started without it
     result: TrainResult
 
 
@@ -55,13 +56,9 @@ def is_language(kind: str) -> bool:
     if kind in KINDS:
         return True
     if kind not in tasks.TASKS and nearest(kind, KINDS) and "/" not in kind:
-        raise UserError(f"unknown task {kind!r}{nearest(kind, KINDS)}; choose one of {', '.join(_kinds())}")
+        choose(kind, [*KINDS, *tasks.TASKS], "task")
     tasks.task(kind)
     return False
-
-
-def _kinds() -> list[str]:
-    return [*KINDS, *tasks.TASKS]
 
 
 def language_config(
@@ -72,7 +69,7 @@ def language_config(
     local: str | None = None,
     overrides: Sequence[str] = (),
 ) -> Config:
-    """The settings of a language model that goes on: the paper's fine-tuning, on the data that were asked for."""
+    """The settings of a language model that is trained further: the paper's fine-tuning, on the data asked for."""
     method, loss = KINDS[kind]
     _check_start(lm, name, kind)
     if lm.config.data.tokenizer == "dna":
@@ -86,12 +83,12 @@ def language_config(
     elif local is not None:
         config = _with(config, "data", local=local)
     if data is None and not any(text.startswith("data.source=") for text in overrides):
-        raise UserError(f"say on which text {name} is to go on: --data NAME_OR_PATH")
+        raise UserError(f"name the text on which {name} is to be trained: --data NAME_OR_PATH")
     return _overridden(config, overrides)
 
 
 def _check_start(lm: LM, name: str, kind: str) -> None:
-    """Raise if a model cannot go on in this way."""
+    """Raise if a model cannot be trained further in this way."""
     method, causal = lm.config.model.method, lm.model.backbone.causal
     if kind == "ar" and not causal:
         raise UserError(
@@ -123,11 +120,11 @@ def _overridden(config: Config, overrides: Sequence[str]) -> Config:
     changed = config.override(overrides)
     for key, old, new in differences(config, changed):
         if key in ("train.start", "task.name"):
-            raise UserError(f"{key} is said by the arguments: {old}; leave out {key}={new}")
+            raise UserError(f"{key} is set by the arguments: {old}; leave out {key}={new}")
         if key != "model.dropout" and (key.startswith("model.") or key in ("data.tokenizer", "data.vocab_size")):
             raise UserError(f"{key}={old} belongs to the weights of {config.train.start}; leave out {key}={new}")
         if config.task.name is not None and key in INSTEAD:
-            raise UserError(f"{key} changes nothing for a task; set {INSTEAD[key]} instead of {key}={new}")
+            raise UserError(f"{key} has no effect on a task; set {INSTEAD[key]} instead of {key}={new}")
     return changed
 
 
@@ -136,10 +133,10 @@ def _with(config: Config, section: str, **changes: Any) -> Config:
     return config.model_copy(update={section: part})
 
 
-def go_on(lm: LM, config: Config, out: str | Path, *, quiet: bool = False) -> Adapted:
-    """Train a language model on, or continue that; its bound is measured before the first step, as it is after."""
+def continue_training(lm: LM, config: Config, out: str | Path, *, quiet: bool = False) -> Adapted:
+    """Train a language model further, or resume that; its bound is measured before the first step, as it is after."""
     out = Path(out)
-    folder = open_folder(config, out)  # what cannot be is refused before anything is measured
+    folder = open_folder(config, out)  # impossible settings are refused before anything is measured
     check(config, lm, folder)
     before = _before(lm, config, out, quiet, folder is not None)
     return Adapted(before, train(config, out, quiet=quiet, start=lm))
@@ -147,14 +144,14 @@ def go_on(lm: LM, config: Config, out: str | Path, *, quiet: bool = False) -> Ad
 
 def _before(lm: LM, config: Config, out: Path, quiet: bool, begun: bool) -> dict[str, Any] | None:
     path = out / BEFORE
-    if begun:  # without a checkpoint the file may be of another model, or of other text
+    if begun:  # without a checkpoint the file may belong to another model or other text
         return read_json(path, "cannot read the bound before the fine-tuning") if path.is_file() else None
     with join_world(config.train.device) as world:
-        found = bound(lm, config, world, quiet or not world.main).as_dict()
+        figures = bound(lm, config, world, quiet or not world.main).as_dict()
         if world.main:
-            write_text(path, json.dumps(found, indent=1) + "\n")
+            write_text(path, json.dumps(figures, indent=1) + "\n")
         world.barrier()
-    return found
+    return figures
 
 
 def bound(lm: LM, config: Config, world: Any, quiet: bool) -> Likelihood:
@@ -185,12 +182,12 @@ def bound(lm: LM, config: Config, world: Any, quiet: bool) -> Likelihood:
 
 
 def classify(lm: LM, config: Config, out: str | Path, seeds: Sequence[int], *, quiet: bool = False) -> list[TaskResult]:
-    """Train a classifier once a seed; with several seeds each has a folder of its own."""
+    """Train a classifier once per seed; with several seeds each has its folder."""
     out = Path(out)
     results = []
     for seed in seeds:
-        own = config.model_copy(update={"seed": seed})
-        results.append(finetune(lm, own, out if len(seeds) == 1 else out / f"seed-{seed}", quiet=quiet))
+        seeded = config.model_copy(update={"seed": seed})
+        results.append(finetune(lm, seeded, out if len(seeds) == 1 else out / f"seed-{seed}", quiet=quiet))
         if not results[-1].finished:
             break
     return results
@@ -198,20 +195,20 @@ def classify(lm: LM, config: Config, out: str | Path, seeds: Sequence[int], *, q
 
 def summary(results: Sequence[TaskResult], metric: str, which: str = "last") -> dict[str, dict[str, Any]]:
     """By dev split: the metric of every seed, their mean, and their standard deviation (None of one)."""
-    found: dict[str, dict[str, Any]] = {}
+    by_split: dict[str, dict[str, Any]] = {}
     for split in getattr(results[0], which):
         values = [getattr(result, which)[split][metric] for result in results]
-        found[split] = {
+        by_split[split] = {
             "values": values,
             "mean": mean(values),
             "sd": stdev(values) if len(values) > 1 else None,
             "stderr_data": getattr(results[0], which)[split].get(f"{metric}_stderr"),
         }
-    return found
+    return by_split
 
 
 def begun(out: str | Path) -> LM | None:
-    """The model of a run that is under way in `out`, if there is one."""
+    """The model of a run that was started in `out`, if there is one."""
     return load(out) if checkpoint.steps(Path(out)) else None
 
 

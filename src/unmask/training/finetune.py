@@ -1,6 +1,6 @@
 """Fine-tuning on a task with labels (paper sections 5.1 and 5.2): a classifier on the backbone of a model.
 
-It runs in the loop of all training (`loop`), so it goes on bit for bit after a stop. Every checkpoint with an
+It runs in the loop of all training (`loop`), so it resumes bit for bit after a stop. Every checkpoint with an
 evaluation holds its predictions and metrics; those of the best one are copied into the folder of the run at the end.
 Where a task is tested (Genomic Benchmarks, GUE), the best checkpoint is judged on the test split then, and only then.
 """
@@ -38,7 +38,7 @@ from ..process.keys import Keys
 from ..types import Batch, UserError
 from .loop import Evaluated, Loop, Outcome, TrainingJob, open_folder, stop_signals
 from .step import Trainer
-from .text import fill
+from .text import load_weights
 
 __all__ = ["Predicted", "TaskJob", "TaskModel", "TaskResult", "finetune", "load_classifier", "with_steps"]
 
@@ -79,11 +79,11 @@ def finetune(lm: LM, config: Config, out: str | Path, *, quiet: bool = False, te
         job = TaskJob(lm, config, world, folder, loaded)
         loop = Loop(job, out, world, hidden, folder)
         with stop_signals() as stopped:
-            end = loop.go(stopped)
+            end = loop.run(stopped)
         result = _result(out, end, loop.best)
         if end.finished and job.task.tested:
-            found = _known_test(result, job) or (_tested(result, job, loop.trainer) if test else {})
-            result = replace(result, test=found)
+            metrics = _known_test(result, job) or (_tested(result, job, loop.trainer) if test else {})
+            result = replace(result, test=metrics)
         if world.main and end.finished:
             _conclude(result, job)
         world.barrier()
@@ -91,11 +91,11 @@ def finetune(lm: LM, config: Config, out: str | Path, *, quiet: bool = False, te
 
 
 def _check(lm: LM, config: Config) -> None:
-    """Raise for settings that cannot be."""
+    """Raise for settings that are not possible."""
     if config.task.name is None:
         raise UserError("no task is named; set task.name, for example to glue/sst2")
     if config.train.start is None:
-        raise UserError("a classifier begins with the weights of a model, and must name it; set train.start")
+        raise UserError("a classifier starts from the weights of a model; name it in train.start")
     if config.train.strategy == "fsdp":
         raise UserError("a classifier has weights outside its backbone, which fsdp does not shard; use ddp")
     if config.sample.every:
@@ -137,8 +137,10 @@ class TaskJob(TrainingJob):
         """The examples in tokens."""
         spec = config.task
         if not self.task.sequences and (spec.strands != "one" or spec.genome is not None):
-            raise UserError(f"{self.task.name} is a task on texts, which have no strands; leave out what is for dna")
-        self.facts = {split: one.facts for split, one in loaded.items()}
+            raise UserError(
+                f"{self.task.name} is a task on texts, which have no strands; leave out the settings for DNA"
+            )
+        self.facts = {split: split_data.facts for split, split_data in loaded.items()}
         self.data: Encoded = self._encode(loaded["train"].examples, spec.rows)
         self.dev = {split: self._encode(loaded[split].examples, spec.eval_rows) for split in self.task.evaluations}
         self.test = self._encode(loaded[self.task.tested].examples, spec.eval_rows) if self.task.tested else None
@@ -148,17 +150,17 @@ class TaskJob(TrainingJob):
         return encoded(self.task, chosen, self.tokenizer, self.config.task.length)
 
     def judge(self, data: Encoded) -> tuple[dict[str, float], str]:
-        """The metrics of the weights as they are, and the table of what they say (all processes call)."""
+        """The metrics of the current weights, and the table of their predictions (all processes call)."""
         both = self.config.task.strands == "conjoin"
-        found = outputs(self.model, data, self.config.eval.batch_size, self.world, both)
-        return tasks.metrics.compute(self.task, found, data.labels), table(self.task, found, data.labels)
+        predicted = outputs(self.model, data, self.config.eval.batch_size, self.world, both)
+        return tasks.metrics.compute(self.task, predicted, data.labels), table(self.task, predicted, data.labels)
 
     def identity(self) -> dict[str, Any]:
         """The examples, and the model it began with."""
         return {"data": {split: facts["sha256"] for split, facts in self.facts.items()}, "start": self.started}
 
     def changed(self, fact: str) -> str:
-        """The sentence for another model, or other examples, than before."""
+        """The sentence for a model or examples that changed."""
         if fact == "start":
             return f"the weights or the tokenizer of the model {self.config.train.start} changed"
         return f"the files of {self.task.name} changed"
@@ -171,18 +173,18 @@ class TaskJob(TrainingJob):
         return step * size // total > (step - 1) * size // total
 
     def evaluate(self, trainer: Trainer, step: int) -> Evaluated:
-        """The metrics of all dev splits; what is compared is the task's own on the first."""
+        """The metrics of all dev splits; the task's metric on the first of them is compared."""
         self.metrics, self.tables, self.evaluated = {}, {}, step
         for split, data in self.dev.items():
             with trainer.averaged():
                 self.metrics[split], self.tables[split] = self.judge(data)
         name, first = self.figure, self.metrics[self.task.evaluations[0]]
         bar = f" ± {first[f'{name}_stderr']:.4f}"
-        logged = {f"{split}_{key}": value for split, found in self.metrics.items() for key, value in found.items()}
+        logged = {f"{split}_{key}": value for split, metrics in self.metrics.items() for key, value in metrics.items()}
         return Evaluated(first[name], {f"{self.task.evaluations[0]} {name}": f"{first[name]:.4f}{bar}"}, logged)
 
     def describe(self, folder: Path, step: int) -> None:
-        """The tokenizer, the labels of the language model, and what was found after this step."""
+        """The tokenizer, the labels of the language model, and the results after this step."""
         self.tokenizer.save(folder)
         if self.config.data.label is not None:
             save_labels(folder, self.config.data.label, self.labels)
@@ -249,8 +251,8 @@ def _rows(config: Config, loaded: dict[str, tasks.Loaded]) -> int:
 
 
 def _begin(model: Classifier, lm: LM, where: str) -> None:
-    """Give a classifier the weights of the language model; of Plaid also those through which it reads."""
-    fill(model.backbone, lm.model.backbone, where)
+    """Give a classifier the weights of the language model; for Plaid also those of its input embeddings."""
+    load_weights(model.backbone, lm.model.backbone, where)
     if model.reader is not None:
         theirs = {k: v for k, v in lm.model.state_dict().items() if not k.startswith("backbone.")}
         for name, target in model.reader.state_dict().items():
@@ -258,7 +260,7 @@ def _begin(model: Classifier, lm: LM, where: str) -> None:
 
 
 def with_steps(config: Config, examples: int) -> Config:
-    """The config with the train.steps that task.epochs and task.max_steps mean, and the warm-up that is a share."""
+    """The config with train.steps from task.epochs and task.max_steps, and the warm-up as a share of them."""
     spec = config.task
     whole = Fraction(spec.epochs).limit_denominator(10**6) * examples  # 0.1 of 30 examples is 3, not 4
     steps = max(1, math.ceil(whole / config.train.batch_size))
@@ -269,11 +271,12 @@ def with_steps(config: Config, examples: int) -> Config:
 
 def digest(lm: LM) -> str:
     """A name for the weights and the tokenizer of a model."""
-    found = hashlib.sha256(lm.tokenizer.digest.encode())
-    for name, tensor in sorted(lm.model.features.state_dict().items()):
-        found.update(name.encode())
-        found.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
-    return found.hexdigest()
+    sha256 = hashlib.sha256(lm.tokenizer.digest.encode())
+    source = lm.model.features
+    for name, tensor in sorted(source.state_dict().items()):
+        sha256.update(name.encode())
+        sha256.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    return sha256.hexdigest()
 
 
 def predictions_file(split: str) -> str:
@@ -297,7 +300,7 @@ def _judged(result: TaskResult) -> int:
 
 
 def _known_test(result: TaskResult, job: TaskJob) -> dict[str, float]:
-    """What an earlier call found of this checkpoint on this test split, if there was one: it is tested once."""
+    """The results of an earlier call for this checkpoint and test split, if there was one: it is tested once."""
     path = result.out / RESULTS
     known = checkpoint.read_json(path).get("test") if path.is_file() else None
     if not known or known["step"] != _judged(result) or known["sha256"] != job.facts[known["split"]]["sha256"]:
@@ -313,14 +316,14 @@ def _tested(result: TaskResult, job: TaskJob, trainer: Trainer) -> dict[str, flo
     if job.config.train.ema:
         checkpoint.read_into(folder, "ema", dict(job.model.named_parameters()))
     with trainer.autocast():
-        found, said = job.judge(job.test)
+        metrics, said = job.judge(job.test)
     if job.world.main:
         write_text(result.out / predictions_file(job.task.tested), said)
-    return found
+    return metrics
 
 
 def _metrics(out: Path, step: int | None) -> Metrics:
-    """What was found after a step; nothing if there was no evaluation."""
+    """The metrics after a step; empty if there was no evaluation."""
     path = None if step is None else checkpoint.step_folder(out, step) / METRICS
     return checkpoint.read_json(path)["metrics"] if path and path.is_file() else {}
 

@@ -1,4 +1,4 @@
-"""The run loop of everything that is trained: steps, evaluations, the best, checkpoints, signals, and going on.
+"""The run loop of everything that is trained: steps, evaluations, the best, checkpoints, signals, and resuming.
 
 What is trained is a `TrainingJob`: a language model on rows of text (`text`), or a classifier on a task (`finetune`).
 The loop asks it for batches, figures and files, and knows nothing else of it.
@@ -30,7 +30,7 @@ from ..types import UserError
 from .step import Cut, Trainer
 from .tracking import Sink, open_sinks
 
-# Settings that a continued run may have different: how far it goes, what is reported, and on which machine. (Under a
+# Settings that may differ in a continued run: how far it goes, what is reported, and on which machine. (Under a
 # decay, train.steps moves the learning rate of the steps to come.) train.start is not one of them: a checkpoint is
 # never replaced by other weights, so another name would only make the record of the run false.
 MAY_CHANGE = (
@@ -54,7 +54,7 @@ class Evaluated:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a call of `Loop.go` ended."""
+    """How a call of `Loop.run` ended."""
 
     step: int
     finished: bool
@@ -100,20 +100,20 @@ class TrainingJob(ABC):
 
 
 def open_folder(config: Config, out: Path) -> Path | None:
-    """The checkpoint from which the run in `out` goes on, intact and of the same settings; None for a new run."""
+    """The checkpoint from which the run in `out` continues, intact and with the same settings; None for a new run."""
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"cannot make the folder {out}: {error.strerror}; choose another --out") from None
     if not os.access(out, os.W_OK | os.X_OK):
-        raise UserError(f"the folder {out} may not be written to; choose another --out")
-    found = checkpoint.steps(out)
-    if not found:
+        raise UserError(f"the folder {out} is not writable; choose another --out")
+    steps = checkpoint.steps(out)
+    if not steps:
         return None
     changed = [d for d in differences(load_yaml(out / "config.yaml"), config) if not d[0].startswith(MAY_CHANGE)]
     if changed:
         key, old, new = min(changed, key=lambda each: WHOLE.index(each[0]) if each[0] in WHOLE else len(WHOLE))
-        if key in WHOLE:  # all else follows from these, and mending it would not help
+        if key in WHOLE:  # everything else follows from these, so changing it would not help
             raise UserError(
                 f"the run in {out} was started with {key}={_shown(old)}, not {_shown(new)}: it is another run; "
                 "choose another --out"
@@ -122,7 +122,7 @@ def open_folder(config: Config, out: Path) -> Path | None:
             f"the run in {out} was started with {key}={old}, not {new}; "
             f"continue it with {key}={old}, or start a new one with another --out"
         )
-    folder = checkpoint.step_folder(out, found[-1])
+    folder = checkpoint.step_folder(out, steps[-1])
     checkpoint.verify(folder)
     return folder
 
@@ -153,7 +153,7 @@ class Loop:
             self.display.say(f"continuing {out} at step {self.start}{remark}")
 
     def _restore(self, folder: Path) -> str:
-        """Take weights and counts from a checkpoint; gives a remark for those who look at the last bits."""
+        """Restore weights and counts from a checkpoint; returns a remark where the last bits may differ."""
         state = checkpoint.read_json(folder / "state.json")
         for fact, value in self.job.identity().items():
             if state.get(fact) != value:
@@ -172,8 +172,8 @@ class Loop:
 
     # -- the loop ----------------------------------------------------------------------------------------------------
 
-    def go(self, stopped: list[int]) -> Outcome:
-        """Step until the end, a signal, or too many evaluations that were no better."""
+    def run(self, stopped: list[int]) -> Outcome:
+        """Step until the end, a signal, or too many evaluations without an improvement."""
         steps = self.config.train.steps
         begin, done, step = time.monotonic(), 0.0, self.start
         self.cores = time.process_time()
@@ -201,7 +201,7 @@ class Loop:
 
     @property
     def patience_ended(self) -> bool:
-        """Whether so many evaluations were no better that it stops."""
+        """Whether there were so many evaluations without an improvement that it stops."""
         patience = self.config.train.patience
         return patience is not None and self.waited >= patience
 
@@ -214,7 +214,7 @@ class Loop:
             self.display.update(step, **shown)
         if step % spec.log_every == 0 or last:
             spent = {f"{unit}_per_second": speed, "core_seconds": time.process_time() - self.cores}
-            self._log(step, {**figures, **spent})  # both since this call of `go`
+            self._log(step, {**figures, **spent})  # both since this call of `run`
         improved = judged and self._evaluate(step, shown)
         texts = self.job.samples(self.trainer, step)
         if texts:
@@ -229,14 +229,14 @@ class Loop:
             sink.log(figures, step)
 
     def _evaluate(self, step: int, shown: dict[str, str]) -> bool:
-        """Judge the averaged weights; says whether they are the best so far."""
-        found = self.job.evaluate(self.trainer, step)
-        self.display.update(step, **shown, **(found.shown if found else {}))
-        if found is None:
+        """Evaluate the averaged weights; returns whether they are the best so far."""
+        evaluated = self.job.evaluate(self.trainer, step)
+        self.display.update(step, **shown, **(evaluated.shown if evaluated else {}))
+        if evaluated is None:
             return False
-        self._log(step, found.logged)
-        if self._better(found.figure):
-            self.best, self.waited = {"step": step, self.job.figure: found.figure}, 0
+        self._log(step, evaluated.logged)
+        if self._better(evaluated.figure):
+            self.best, self.waited = {"step": step, self.job.figure: evaluated.figure}, 0
             return True
         self.waited += 1
         return False
@@ -278,12 +278,12 @@ class Loop:
         if checkpoint.steps(self.out)[-1:] != [step]:
             self.save(step)
         if self.world.main:
-            self.display.say(f"stopped at step {step} and saved; run the same command again to go on", always=True)
+            self.display.say(f"stopped at step {step} and saved; run the same command again to continue", always=True)
 
 
 @contextmanager
 def stop_signals() -> Iterator[list[int]]:
-    """SIGTERM and the first Ctrl-C are noted in the list; the loop looks at it after each step."""
+    """SIGTERM and the first Ctrl-C are added to the list, which the loop checks after each step."""
     seen: list[int] = []
 
     def note(number: int, frame: object) -> None:
@@ -295,7 +295,7 @@ def stop_signals() -> Iterator[list[int]]:
     try:
         for number in numbers:
             before[number] = signal.signal(number, note)
-    except ValueError:  # not in the main thread: somebody else minds the signals
+    except ValueError:  # not in the main thread: signals are handled elsewhere
         yield seen
         return
     try:

@@ -9,9 +9,9 @@ _MMAP_MAX, _TRIM_THRESHOLD = -4, -1  # glibc's names M_MMAP_MAX and M_TRIM_THRES
 
 
 def keep_pages() -> bool:
-    """Tell glibc to serve large blocks from its heap and never to give them back; says whether it took it.
+    """Make glibc serve large blocks from its heap and never give them back; returns whether that worked.
 
-    A training step frees and asks for the same gigabytes again and again. Through mmap each time costs a page fault
+    A training step frees and allocates the same gigabytes again and again. With mmap each time costs a page fault
     for every 4 KiB, a noticeable part of a step on the CPU. The process then holds its peak memory until it ends.
     """
     if not sys.platform.startswith("linux"):

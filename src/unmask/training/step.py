@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from ..config import Config, TrainConfig
 from ..data.loader import drop_labels, flip_strands, train_batch
 from ..data.pack import Rows
-from ..distributed import World, settle, spread
+from ..distributed import World, reshard, wrap
 from ..hub import checkpoint
 from ..models.language_model import LanguageModel
 from ..networks.interface import Network
@@ -32,7 +32,7 @@ Cut = Callable[[Config, Any, range, Keys], Batch]  # some slots of the global ba
 
 
 def text_batch(config: Config, rows: Rows, slots: range, keys: Keys) -> Batch:
-    """Some slots of a step on rows of text; labels are hidden by chance."""
+    """Some slots of a step on rows of text; labels are hidden at random."""
     batch = train_batch(
         rows,
         seed=config.seed,
@@ -58,9 +58,9 @@ def learning_rate(spec: TrainConfig, step: int) -> float:
 
 
 def parameter_groups(model: nn.Module, spec: TrainConfig) -> list[dict[str, Any]]:
-    """The weights that take a gradient, in groups with one learning rate and one decay each.
+    """The weights that have a gradient, in groups with one learning rate and one decay each.
 
-    Which weights are not decayed the backbone says, and which move faster or slower than train.lr the model.
+    The backbone says which weights are not decayed, the model which have another rate than train.lr.
     """
     rates = model.rates() if isinstance(model, LanguageModel) else {}
     backbone = model.backbone
@@ -70,7 +70,7 @@ def parameter_groups(model: nn.Module, spec: TrainConfig) -> list[dict[str, Any]
         if p.requires_grad:
             decay = 0.0 if name in spared else spec.weight_decay
             groups.setdefault((rates.get(name, 1.0), decay), []).append(p)
-    return [{"params": own, "rate": rate, "weight_decay": decay} for (rate, decay), own in groups.items()]
+    return [{"params": parameters, "rate": rate, "weight_decay": decay} for (rate, decay), parameters in groups.items()]
 
 
 class Ema:
@@ -84,12 +84,12 @@ class Ema:
         """Move towards the weights after step n (counted from 0)."""
         if self.decay:
             decay = min(self.decay, (1 + n) / (10 + n))
-            own = [checkpoint.local(self.weights[name]) for name, _ in model.named_parameters()]
-            torch._foreach_lerp_(own, [checkpoint.local(p.detach()) for p in model.parameters()], 1 - decay)
+            averages = [checkpoint.local(self.weights[name]) for name, _ in model.named_parameters()]
+            torch._foreach_lerp_(averages, [checkpoint.local(p.detach()) for p in model.parameters()], 1 - decay)
 
     @contextmanager
     def swapped(self, model: nn.Module) -> Iterator[None]:
-        """The averaged weights in place of the model's, for a while."""
+        """The averaged weights in place of the model's, inside the context."""
         self._swap(model)
         try:
             yield
@@ -97,12 +97,12 @@ class Ema:
             self._swap(model)
 
     def _swap(self, model: nn.Module) -> None:
-        settle(model)
+        reshard(model)
         for name, p in model.named_parameters():
             if name in self.weights:
-                own, average = checkpoint.local(p.data), checkpoint.local(self.weights[name])
-                kept = own.clone()
-                own.copy_(average)
+                weights, average = checkpoint.local(p.data), checkpoint.local(self.weights[name])
+                kept = weights.clone()
+                weights.copy_(average)
                 average.copy_(kept)
 
 
@@ -110,7 +110,7 @@ class Trainer:
     """A model, its optimizer, its average, and the step that moves them.
 
     A model is anything with a `backbone` and `forward(batch, keys) -> (sum, weight)`; `cut` makes its batches.
-    Weights that take no gradient stay as they are.
+    Weights without a gradient stay as they are.
     """
 
     def __init__(self, config: Config, model: nn.Module, world: World, cut: Cut = text_batch) -> None:
@@ -120,7 +120,7 @@ class Trainer:
             keep_pages()
         if spec.batch_size < world.size:
             raise UserError(f"train.batch_size={spec.batch_size} is smaller than the {world.size} processes")
-        self.module = spread(self.model, spec.strategy, world)
+        self.module = wrap(self.model, spec.strategy, world)
         if spec.compile:
             backbone: Any = self.model.backbone
             backbone.forward = torch.compile(backbone.forward)
@@ -143,7 +143,7 @@ class Trainer:
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
-        """The averaged weights (the raw ones where there is no average) and the precision of training, for a while."""
+        """The averaged weights (raw where there is no average) and the precision of training, inside the context."""
         with self.ema.swapped(self.model), self.autocast():
             yield
 
@@ -154,9 +154,9 @@ class Trainer:
         return [mine[i : i + size] for i in range(0, len(mine), size)]
 
     def step(self, data: Any, step: int, stop: bool = False) -> tuple[dict[str, float], bool]:
-        """One optimizer step on data that `cut` knows. Returns its figures, and whether any process was asked to stop.
+        """One optimizer step on data that `cut` understands: its figures, and whether any process was asked to stop.
 
-        "tokens" is the weight of its loss: what one of them is, the model says.
+        "tokens" is the weight of its loss; what it counts depends on the model.
         """
         keys = self.keys.at(step)
         micros = self.micro_slots()
@@ -206,7 +206,7 @@ class Trainer:
 
     def groups(self) -> dict[str, dict[str, Tensor]]:
         """All numbers of the run by group and name; sharded where the model is."""
-        settle(self.model)
+        reshard(self.model)
         moments = {
             f"{kind}.{name}": value
             for name, p in self.model.named_parameters()
@@ -223,7 +223,7 @@ class Trainer:
             checkpoint.write_whole(folder, self.groups())
 
     def restore(self, folder: Path) -> None:
-        """Take everything back from a checkpoint of either kind, strictly."""
+        """Restore everything from a checkpoint of either kind, strictly."""
         for p in (p for group in self.optimizer.param_groups for p in group["params"]):
             place = self.world.device if self.optimizer.defaults["fused"] else torch.device("cpu")
             step = torch.zeros((), dtype=torch.float32, device=place)

@@ -1,4 +1,4 @@
-"""Training a language model on rows of text: what the loop (`loop`) has to know of it."""
+"""Training a language model on rows of text: what the loop (`loop`) needs to know about it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from ..types import Likelihood, UserError
 from .loop import MAY_CHANGE, Evaluated, Loop, TrainingJob, open_folder, stop_signals
 from .step import Trainer, text_batch
 
-__all__ = ["MAY_CHANGE", "TextJob", "TrainResult", "check", "fill", "train"]
+__all__ = ["MAY_CHANGE", "TextJob", "TrainResult", "check", "load_weights", "train"]
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ def train(config: Config, out: str | Path, *, quiet: bool = False, start: LM | N
         job = TextJob(config, world, hidden, folder, start)
         loop = Loop(job, out, world, hidden, folder)
         with stop_signals() as stopped:
-            end = loop.go(stopped)
+            end = loop.run(stopped)
     return TrainResult(out, end.step, end.finished, job.valid, end.seconds, end.per_second, end.stopped_early)
 
 
@@ -72,7 +72,7 @@ class TextJob(TrainingJob):
         self.config, self.world, self.cut = config, world, text_batch
         self.valid: Likelihood | None = None
         check(config, start, folder)
-        tokenizer, labels = self._given(folder, start)
+        tokenizer, labels = self._inherited(folder, start)
         with world.first(), progress_bar("tokenizing", quiet) as progress:
             splits = ("train", config.eval.split)
             self.prepared: Prepared = prepare(config.data, tokenizer, splits, progress, labels)
@@ -82,15 +82,15 @@ class TextJob(TrainingJob):
         if config.train.patience is not None and not self.model.likelihood:
             raise UserError("train.patience waits for a better likelihood, and this model has none; leave it out")
         if start is not None and folder is None:
-            own, given = self.model, start.model
-            if own.state_dict().keys() != given.state_dict().keys():  # what another method adds begins fresh
-                own, given = own.backbone, given.backbone  # type: ignore[assignment]
-            fill(own, given, f"the model {config.train.start}")
-        if config.sample.every:  # said now, and not after a day
+            target, source = self.model, start.model
+            if target.state_dict().keys() != source.state_dict().keys():  # what another method adds begins fresh
+                target, source = target.backbone, source.backbone  # type: ignore[assignment]
+            load_weights(target, source, f"the model {config.train.start}")
+        if config.sample.every:  # raised now, and not after a day
             lm, steps = self._writer()
             lm.check(WritingJob(lm.prompt_canvas("", config.sample.length), SamplingParams(steps=steps)))
 
-    def _given(self, folder: Path | None, start: LM | None) -> tuple[Tokenizer | None, list[str] | None]:
+    def _inherited(self, folder: Path | None, start: LM | None) -> tuple[Tokenizer | None, list[str] | None]:
         """Tokenizer and labels of the run that is continued, or of the model that it begins with."""
         column = self.config.data.label
         if folder is not None:
@@ -170,9 +170,9 @@ def check(config: Config, start: LM | None, folder: Path | None) -> None:
         raise UserError(f"train.start={spec.start} names a model to begin with; use: unmask finetune {spec.start} mdlm")
 
 
-def fill(model: nn.Module, source: nn.Module, where: str) -> None:
+def load_weights(model: nn.Module, source: nn.Module, where: str) -> None:
     """Give a model the weights of another, strictly: the same names and shapes; `where` names the other in errors."""
-    wanted, found = model.state_dict(), source.state_dict()
-    checkpoint.check_names({k: v.shape for k, v in wanted.items()}, {k: v.shape for k, v in found.items()}, where)
+    wanted, theirs = model.state_dict(), source.state_dict()
+    checkpoint.check_names({k: v.shape for k, v in wanted.items()}, {k: v.shape for k, v in theirs.items()}, where)
     for name, target in wanted.items():
-        checkpoint.assign(target, found[name])
+        checkpoint.assign(target, theirs[name])

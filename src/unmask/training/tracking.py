@@ -1,4 +1,4 @@
-"""What a run tells: a JSONL journal always, and other sinks on request."""
+"""Where the figures of a run go: always to a JSONL journal, and to other sinks on request."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ class Sink(Protocol):
     """Somewhere to send figures."""
 
     def log(self, figures: Mapping[str, Any], step: int) -> None:
-        """Take the figures of a step."""
+        """Record the figures of a step."""
 
     def close(self) -> None:
         """Nothing more will come."""
 
 
 class Journal:
-    """log.jsonl: one JSON object a line, each with its step."""
+    """log.jsonl: one JSON object per line, each with its step."""
 
     def __init__(self, path: Path, resume_at: int) -> None:
         self.path = path

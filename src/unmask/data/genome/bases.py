@@ -1,4 +1,4 @@
-"""The vocabulary of DNA models (Caduceus, HyenaDNA and the paper's diffusion models on them): one token a base.
+"""The vocabulary of DNA models (Caduceus, HyenaDNA and the paper's diffusion models on them): one token per base.
 
 Lower case reads as upper case, U as T, and every other nucleotide code of the IUPAC (R, Y, ...) as N. Networks pad
 their embedding to 16 rows; the ids 12 to 15 are never seen and never predicted.
@@ -36,7 +36,7 @@ def reverse_complement(tokens: np.ndarray) -> np.ndarray: ...
 
 
 def reverse_complement(tokens: Tensor | np.ndarray) -> Tensor | np.ndarray:
-    """The other strand, read in its own direction: complement of every token, last axis backwards."""
+    """The other strand, read in its direction: complement of every token, last axis backwards."""
     if isinstance(tokens, Tensor):
         table = torch.from_numpy(COMPLEMENT).to(tokens.device)
         return table[tokens.long()].flip(-1).to(tokens.dtype)
@@ -44,7 +44,7 @@ def reverse_complement(tokens: Tensor | np.ndarray) -> Tensor | np.ndarray:
 
 
 def dna_tokenizer() -> Tokenizer:
-    """One base a token, with the paper's ids; what is no nucleotide code becomes [UNK]."""
+    """One token per base, with the paper's ids; what is not a nucleotide code becomes [UNK]."""
     words = [*SPECIALS, *BASES, "N"]
     backend = Backend(models.WordLevel({word: token for token, word in enumerate(words)}, unk_token="[UNK]"))
     backend.normalizer = normalizers.Sequence(

@@ -1,15 +1,14 @@
-"""BED files: regions of a genome, one a line, in any order; the fourth column may name the split (the paper's hg38)."""
+"""BED files: regions of a genome, one per line, in any order; the fourth column may name the split (as in hg38)."""
 
 from __future__ import annotations
 
-import gzip
-import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from ...types import UserError
 from ..dataset_files import SPLIT_NAMES
+from ..readers import line_of, numbered_lines
 from .store import near
 
 SKIPPED = ("#", "track", "browser")
@@ -29,42 +28,33 @@ class Interval:
 def read_bed(path: Path | str, sizes: Mapping[str, int]) -> list[Interval]:
     """The intervals of a BED file (.gz too) in the order of its lines, checked against the lengths of the records."""
     path = Path(path)
-    found = [_interval(path, line, words, sizes) for line, words in _lines(path)]
-    if not found:
+    intervals = [_interval(path, line, words, sizes) for line, words in _lines(path)]
+    if not intervals:
         raise UserError(f"{path} holds no interval; give lines of chromosome, start and end")
-    return found
+    return intervals
 
 
 def _lines(path: Path) -> Iterator[tuple[int, list[str]]]:
     """(number, columns) of every line that is an interval."""
     if not path.is_file():
         raise UserError(f"file {path} does not exist; give data.intervals the path of a BED file")
-    number = 0
-    try:
-        opened = gzip.open if path.name.endswith(".gz") else open
-        with opened(path, "rt", encoding="utf-8") as file:
-            for number, line in enumerate(file, 1):
-                words = line.rstrip("\r\n").split("\t") if "\t" in line else line.split()
-                words = [word.strip() for word in words]
-                if any(words) and not words[0].startswith("#") and words[0].split(" ")[0] not in SKIPPED:
-                    yield number, words
-    except (EOFError, zlib.error, gzip.BadGzipFile):
-        raise UserError(f"{path} is cut short or damaged after line {number}; copy it again") from None
-    except UnicodeDecodeError:
-        raise UserError(f"{path} is no BED file: it is not text") from None
+    for number, line in numbered_lines(path, "BED file"):
+        words = [word.strip() for word in (line.split("\t") if "\t" in line else line.split())]
+        if any(words) and not words[0].startswith("#") and words[0].split(" ")[0] not in SKIPPED:
+            yield number, words
 
 
 def _interval(path: Path, line: int, words: list[str], sizes: Mapping[str, int]) -> Interval:
-    where = f"line {line} of {path}"
+    where = line_of(path, line)
     if len(words) < 3:
         raise UserError(f"{where} has {len(words)} column{'s' * (len(words) > 1)}; BED needs chromosome, start and end")
     name, first, last = words[:3]
     if name not in sizes:
-        raise UserError(f"{where} names {name!r}, which is no record of the genome{near(name, list(sizes))}")
+        raise UserError(f"{where} names {name!r}, which is not a record of the genome{near(name, list(sizes))}")
     try:
         start, end = int(first), int(last)
     except ValueError:
-        raise UserError(f"{where} has {first!r} and {last!r} for start and end, which are no whole numbers") from None
+        raise UserError(f"{where} has {first!r} and {last!r} for start and end, which are not whole numbers") from None
     if start < 0:
         raise UserError(f"{where} starts at {start}, before the chromosome; BED counts from 0")
     if start >= end:

@@ -1,32 +1,26 @@
 """FASTA files, plain or gzip (bgzip too), as a stream of bases: any line width, lines of any length, little memory.
 
 A base comes as a code: 0 to 3 for A, C, G, T (U reads as T), 4 for N and the other IUPAC codes; 8 is added to lower
-case, the soft-masking of repeats. What is no nucleotide is refused in one sentence that names file, record and line.
+case, the soft-masking of repeats. Anything else is refused in one sentence that names file, record and line.
 """
 
 from __future__ import annotations
 
-import gzip
 import re
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 
 from ...types import Progress, UserError
+from ..readers import DamagedFile, is_gzip, line_of, read_bytes
 from .bases import AMBIGUOUS, BASES
 
 EXTENSIONS = (".fa", ".fasta", ".fna", ".ffn", ".fas")
 CHUNK = 2 << 20  # bytes of text that are read at once
 LONGEST_HEADER = 1 << 20  # bytes: beyond it there are no line ends that we know
-UNKNOWN, LOWER, WRONG = 4, 8, 16  # codes: N; the bit of lower case; no nucleotide
+UNKNOWN, LOWER, WRONG = 4, 8, 16  # codes: N; the bit of lower case; not a nucleotide
 PROTEIN = "EFILPQZJXO"  # letters of amino acids that no nucleotide code has
-MAGIC = b"\x1f\x8b"
-BGZF_END = bytes.fromhex(
-    "1f8b08040000000000ff0600424302001b0003000000000000000000"
-)  # the last block of every bgzip file
 
 
 def _table() -> bytes:
@@ -49,13 +43,13 @@ def is_fasta(path: Path) -> bool:
 def read_fasta(path: Path, progress: Progress | None = None) -> Iterator[tuple[str, np.ndarray]]:
     """(record, uint8 codes of its next bases) from the beginning of a file to its end; no part is empty.
 
-    `progress` is told bytes of the file that were read, and its size.
+    `progress` gets the bytes of the file that were read, and its size.
     """
     return FastaReader(path).parts(progress)
 
 
 class FastaReader:
-    """One pass over a file, with the place where it is."""
+    """One pass over a file, which knows its place in it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -75,7 +69,9 @@ class FastaReader:
                     end = data.find(b"\n", at)
                     header += data[at : end if end >= 0 else len(data)]
                     if len(header) > LONGEST_HEADER:
-                        raise UserError(f"line {self.line} of {self.path} has no end; a FASTA file has Unix line ends")
+                        raise UserError(
+                            f"line {self.line} of {self.path} has no end; give a FASTA file with Unix line ends"
+                        )
                     at = len(data) if end < 0 else end + 1
                     if end >= 0:
                         self._begin(header)
@@ -106,36 +102,13 @@ class FastaReader:
         yield held + b"\n"
 
     def _chunks(self, progress: Progress | None) -> Iterator[bytes]:
-        size = self.path.stat().st_size
+        if self.path.name.lower().endswith(".gz") and not is_gzip(self.path):
+            raise UserError(f"{self.path} is not a gzip file, though its name says so; unpack it or copy it again")
         try:
-            with self.path.open("rb") as raw:
-                stream = self._unpacked(raw, size)
-                while chunk := stream.read(CHUNK):
-                    if progress is not None:
-                        progress(min(raw.tell(), size), size)
-                    yield chunk
-        except (EOFError, zlib.error, gzip.BadGzipFile):
-            where = "" if self.name is None else f" in record {self.name!r}"
-            raise UserError(
-                f"{self.path} is cut short or damaged: its gzip data end{where} near line {self.line}; copy it again"
-            ) from None
-        except OSError as error:
-            raise UserError(f"{self.path} cannot be read: {(error.strerror or str(error)).lower()}") from None
-
-    def _unpacked(self, raw: BinaryIO, size: int) -> BinaryIO | gzip.GzipFile:
-        """The stream behind gzip, where it is gzip; a bgzip file must have its last block."""
-        head = raw.read(14)
-        raw.seek(0)
-        if not head.startswith(MAGIC):
-            if self.path.name.lower().endswith(".gz"):
-                raise UserError(f"{self.path} is no gzip file, though its name says so; unpack it or copy it again")
-            return raw
-        if head[3:4] == b"\x04" and head[12:14] == b"BC":
-            raw.seek(max(0, size - len(BGZF_END)))
-            if raw.read() != BGZF_END:
-                raise UserError(f"{self.path} is cut short: the last block of a bgzip file is missing; copy it again")
-            raw.seek(0)
-        return gzip.GzipFile(fileobj=raw, mode="rb")
+            yield from read_bytes(self.path, CHUNK, progress)
+        except DamagedFile as error:
+            where = "" if self.name is None else f"in record {self.name!r} "
+            raise UserError(f"{error} (it ends {where}near line {self.line})") from None
 
     def _begin(self, header: bytes) -> None:
         """A header was read: the record before it is complete."""
@@ -147,7 +120,7 @@ class FastaReader:
         if self.name in self.seen:
             raise UserError(
                 f"record {self.name!r} is twice in {self.path}, in lines {self.seen[self.name]} and {self.line}; "
-                "give every record a name of its own"
+                "give every record a different name"
             )
         self.seen[self.name] = self.line
         self.line += 1
@@ -155,7 +128,7 @@ class FastaReader:
     def _end(self) -> None:
         if self.name is not None and not self.bases:
             raise UserError(
-                f"record {self.name!r} in line {self.seen[self.name]} of {self.path} has no bases; remove it or fill it"
+                f"record {self.name!r} in line {self.seen[self.name]} of {self.path} has no bases; remove it"
             )
 
     def _sequence(self, text: bytes) -> np.ndarray:
@@ -180,16 +153,16 @@ class FastaReader:
         first = text.lstrip().split(b"\n", 1)[0][:200]
         if first and not first.translate(None, b"ACGTUNacgtun"):
             raise UserError(f"line {line} of {self.path} is sequence before the first header; begin with a line >NAME")
-        raise UserError(f"{self.path} is no FASTA file: line {line} does not begin with '>'")
+        raise UserError(f"{self.path} is not a FASTA file: line {line} does not begin with '>'")
 
     def _refuse(self, text: bytes) -> None:
-        """Raise for the first byte that is no nucleotide."""
+        """Raise for the first byte that is not a nucleotide."""
         letters = np.frombuffer(text, dtype=np.uint8)
         wrong = (np.frombuffer(TABLE, dtype=np.uint8)[letters] >= WRONG) & (letters != ord("\n"))
         place = int(np.argmax(wrong))
         byte = text[place : place + 1]
         line = self.line + text.count(b"\n", 0, place)
-        where = f"line {line} of {self.path} (record {self.name!r})"
+        where = f"{line_of(self.path, line)} (record {self.name!r})"
         letter = byte.decode("latin-1")
         if letter.upper() in PROTEIN:
             raise UserError(f"{where} has the letter {letter!r}, so it looks like protein; give DNA or RNA")
@@ -202,4 +175,4 @@ class FastaReader:
         if letter.isdigit():
             raise UserError(f"{where} has the digit {letter}; remove numbers from the sequence")
         shown = repr(letter) if letter.isascii() and letter.isprintable() else f"the byte 0x{byte.hex()}"
-        raise UserError(f"{where} has {shown}, which is no nucleotide code; give letters of the IUPAC (ACGTUN ...)")
+        raise UserError(f"{where} has {shown}, which is not a nucleotide code; use IUPAC letters (ACGTUN ...)")

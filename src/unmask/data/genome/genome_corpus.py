@@ -1,4 +1,4 @@
-"""From `data.source` to windows of a genome: which FASTA files, which splits, and which settings mean nothing here.
+"""From `data.source` to windows of a genome: which FASTA files, which splits, and which settings do not apply.
 
 A source is a FASTA file, a folder of them (files named train, valid or test are those splits), or `hg38`, the paper's
 data: the genome with the intervals of the Basenji data set, each of them extended to 2^20 bases around its middle.
@@ -36,7 +36,7 @@ HG38_EXTENDED = 1 << 20
 
 @dataclass(frozen=True)
 class Source:
-    """FASTA files by split, and the BED file that says what is read of them."""
+    """FASTA files by split, and the BED file of the regions to read."""
 
     name: str
     files: Mapping[str, list[Path]]
@@ -106,8 +106,8 @@ def prepare_genome(spec: DataConfig, tokenizer: Tokenizer | None, progress: Prog
         _check_text(spec)
         return None
     if not bases:
-        own = "" if tokenizer is None else f", and the tokenizer {tokenizer.name!r} of this model is for text"
-        raise UserError(f"{spec.source} is FASTA, which is read base by base{own}; set data.tokenizer=dna")
+        remark = "" if tokenizer is None else f", and the tokenizer {tokenizer.name!r} of this model is for text"
+        raise UserError(f"{spec.source} is FASTA, which is read base by base{remark}; set data.tokenizer=dna")
     _check_settings(spec)
     cache = cache_folder(spec)
     files = source.files
@@ -137,17 +137,17 @@ def prepare_genome(spec: DataConfig, tokenizer: Tokenizer | None, progress: Prog
 def _regions(
     spec: DataConfig, source: Source, genomes: Mapping[str, Genome]
 ) -> tuple[dict[str, tuple[Genome, Regions]], Division | None]:
-    """The regions of each split with their genome, and the division if the source has no splits of its own."""
+    """The regions of each split with their genome, and the division if the source has no splits."""
     division = Division(spec.valid_fraction, spec.test_fraction, spec.split_seed)
     genome = genomes.get("train")
     if source.intervals is not None:
         assert genome is not None
         intervals = read_bed(source.intervals, genome.sizes)
-        found = from_intervals(genome, intervals, source.intervals, division, source.extend)
-        own = any(one.split for one in intervals)
-        return {split: (genome, regions) for split, regions in found.items()}, None if own else division
+        split_regions = from_intervals(genome, intervals, source.intervals, division, source.extend)
+        named = any(interval.split for interval in intervals)
+        return {split: (genome, regions) for split, regions in split_regions.items()}, None if named else division
     if set(genomes) != {"train"}:
-        return {split: (own, Regions.of(_whole(own))) for split, own in genomes.items()}, None
+        return {split: (whole, Regions.of(_whole(whole))) for split, whole in genomes.items()}, None
     assert genome is not None
     divided = divide([[block] for block in blocks(genome, spec.length)], division)
     return {split: (genome, regions) for split, regions in divided.items()}, division
@@ -188,11 +188,11 @@ def find_source(spec: DataConfig, bases: bool) -> Source | None:
     path = Path(spec.source).expanduser()
     if path.is_dir():
         below = dataset_files.below(path)
-        found = [one for one in below if is_fasta(one)]
-        if not found or (not bases and any(format_of(one) for one in below)):
+        fastas = [file for file in below if is_fasta(file)]
+        if not fastas or (not bases and any(format_of(file) for file in below)):
             return None
-        own, _ = dataset_files.by_split(path, found)
-        return Source(path.name, own, intervals)
+        files, _ = dataset_files.by_split(path, fastas)
+        return Source(path.name, files, intervals)
     if not is_fasta(path):
         return None
     if not path.exists():
@@ -201,13 +201,13 @@ def find_source(spec: DataConfig, bases: bool) -> Source | None:
 
 
 def _hg38(spec: DataConfig, intervals: Path | None) -> Source:
-    """The paper's genome: its FASTA file and, unless another is given, its BED file beside it."""
+    """The paper's genome: its FASTA file and, unless another is set, the BED file beside it."""
     name, root = ("data.local", spec.local) if spec.local else ("UNMASK_DATA", os.environ.get("UNMASK_DATA"))
     wanted = f"a folder with {HG38[0]} (or {HG38[-1]}) and {HG38_INTERVALS[0]} (or {HG38_INTERVALS[1]})"
     if not root:
         raise UserError(f"data set 'hg38' is not on this machine; set data.local to {wanted}")
     if not Path(root).expanduser().is_dir():
-        raise UserError(f"{name}={root} is no folder; set data.local to {wanted}")
+        raise UserError(f"{name}={root} is not a folder; set data.local to {wanted}")
     folders = [Path(root).expanduser(), Path(root).expanduser() / "hg38"]
     fasta = _first(folders, HG38)
     if fasta is None:
@@ -229,13 +229,13 @@ def _first(folders: Iterable[Path], names: Iterable[str]) -> Path | None:
 
 
 def _check_settings(spec: DataConfig) -> None:
-    """Raise for what means nothing for FASTA; `eos_between` and `document` are simply not used."""
+    """Raise for settings that do not apply to FASTA; `eos_between` and `document` are simply not used."""
     if spec.local is not None and records.find(spec.source) is None:
         raise UserError(f"data.local={spec.local} belongs to a named data set; give the path as data.source instead")
-    usual = DataConfig.model_fields
+    fields = DataConfig.model_fields
     for name in ("layout", "block_ends", "label", "field", "subset"):
         value = getattr(spec, name)
-        if value != usual[name].default:
+        if value != fields[name].default:
             shown = str(value).lower() if isinstance(value, bool) else value
             raise UserError(
                 f"data.{name}={shown} is for text, and {spec.source} is FASTA: rows are windows of bases; leave it out"
@@ -246,9 +246,9 @@ def _check_settings(spec: DataConfig) -> None:
 
 def _check_text(spec: DataConfig) -> None:
     """Raise for what only FASTA has."""
-    for name, usual in (("intervals", None), ("soft_mask", "keep")):
+    for name, default in (("intervals", None), ("soft_mask", "keep")):
         value = getattr(spec, name)
-        if value != usual:
+        if value != default:
             raise UserError(
-                f"data.{name}={value} is for FASTA ({', '.join(EXTENSIONS)}), and {spec.source} is none; leave it out"
+                f"data.{name}={value} is for FASTA ({', '.join(EXTENSIONS)}), and {spec.source} is text; leave it out"
             )

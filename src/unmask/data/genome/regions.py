@@ -1,10 +1,10 @@
 """A split of a genome as rows: regions cut into windows of data.length, looked up in the 2-bit store when asked for.
 
 Without a BED file every record is cut into blocks, and blocks are divided into splits: neighbours stay together, and
-the splits are spread over the genome. The size of a block is a power of two near a 400th of all bases (at most 2^20),
-the same for every length of up to a quarter of it, so models of different lengths have the same splits. A region is cut
-into windows from its start; the last one is shifted back to end with the region, and a region shorter than a window is
-padded.
+the splits are distributed over the genome. The size of a block is a power of two near a 400th of all bases (at most
+2^20), the same for every length of up to a quarter of it, so models of different lengths have the same splits. A region
+is cut into windows from its start; the last one is shifted back to end with the region, and a region shorter than a
+window is padded.
 
 N is a token that the network sees, and it is not scored (the paper's code reads N as [PAD] instead: not scored either).
 A window of which more than half is N is left out. Positions count through all records of the genome, as in `store`.
@@ -29,7 +29,7 @@ from .bed import Interval
 from .store import Genome
 
 SMALL_BLOCK, LARGE_BLOCK, BLOCKS = 1 << 10, 1 << 20, 400
-COUNTED = 1 << 20  # windows that are looked at together
+COUNTED = 1 << 20  # windows counted together
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,9 +51,9 @@ class Regions:
 
 def block_size(total: int, length: int) -> int:
     """Bases of a block: a power of two near total / 400, not below four windows."""
-    usual = min(_power(total // BLOCKS), LARGE_BLOCK)
+    preferred = min(_power(total // BLOCKS), LARGE_BLOCK)
     small = min(_power(total // (BLOCKS // 10)), SMALL_BLOCK)
-    return max(usual, small, _power(4 * length - 1) * 2)
+    return max(preferred, small, _power(4 * length - 1) * 2)
 
 
 def _power(number: int) -> int:
@@ -64,12 +64,12 @@ def _power(number: int) -> int:
 def blocks(genome: Genome, length: int) -> list[tuple[int, int]]:
     """Every record in blocks; what is left at its end and shorter than half a block belongs to the last one."""
     size = block_size(genome.total, length)
-    found = []
+    pairs = []
     for offset, bases in zip(genome.offsets.tolist(), genome.lengths.tolist(), strict=False):
         count = max(1, (bases + size // 2) // size)
         edges = [offset + i * size for i in range(count)] + [offset + bases]
-        found += list(pairwise(edges))
-    return found
+        pairs += list(pairwise(edges))
+    return pairs
 
 
 def divide(groups: Sequence[Sequence[tuple[int, int]]], division: Division) -> dict[str, Regions]:
@@ -89,15 +89,15 @@ def from_intervals(
     """
     numbers = {name: i for i, name in enumerate(genome.names)}
     offsets = genome.offsets.tolist()
-    placed = [(*_extended(one, genome, extend, offsets[numbers[one.name]]), one) for one in intervals]
-    named = [one for one in intervals if one.split is not None]
+    placed = [(*_extended(line, genome, extend, offsets[numbers[line.name]]), line) for line in intervals]
+    named = [interval for interval in intervals if interval.split is not None]
     if named and len(named) < len(intervals):
-        bare = next(one for one in intervals if one.split is None)
+        bare = next(interval for interval in intervals if interval.split is None)
         raise UserError(
             f"line {bare.line} of {path} names no split, and line {named[0].line} does; "
             "write train, valid or test into the fourth column of every line, or of none"
         )
-    ordered = sorted(placed, key=lambda found: found[:2])
+    ordered = sorted(placed, key=lambda region: region[:2])
     if not named:
         groups: list[list[tuple[int, int]]] = []
         reach = -1
@@ -110,16 +110,16 @@ def from_intervals(
     if extend is None:
         _check_apart(ordered, path)
     parts: dict[str, list[tuple[int, int]]] = {}
-    for start, end, one in placed:
-        parts.setdefault(str(one.split), []).append((start, end))
+    for start, end, interval in placed:
+        parts.setdefault(str(interval.split), []).append((start, end))
     return {split: Regions.of(parts[split]) for split in ("train", "valid", "test") if split in parts}
 
 
-def _extended(one: Interval, genome: Genome, extend: int | None, offset: int) -> tuple[int, int]:
-    start, end = one.start, one.end
+def _extended(interval: Interval, genome: Genome, extend: int | None, offset: int) -> tuple[int, int]:
+    start, end = interval.start, interval.end
     if extend is not None:
-        size = genome.sizes[one.name]
-        start = max(0, min((one.start + one.end) // 2 - extend // 2, size - extend))
+        size = genome.sizes[interval.name]
+        start = max(0, min((interval.start + interval.end) // 2 - extend // 2, size - extend))
         end = min(start + extend, size)
     return offset + start, offset + end
 
@@ -127,15 +127,15 @@ def _extended(one: Interval, genome: Genome, extend: int | None, offset: int) ->
 def _check_apart(ordered: Sequence[tuple[int, int, Interval]], path: Path) -> None:
     """Raise for a base that two splits have: what is held out must not be trained on."""
     last: dict[str, tuple[int, int]] = {}  # split -> how far it reaches, and the line
-    for start, end, one in ordered:
+    for start, end, interval in ordered:
         for split, (reach, line) in last.items():
-            if split != one.split and start < reach:
+            if split != interval.split and start < reach:
                 raise UserError(
-                    f"line {one.line} of {path} ({one.split}) overlaps line {line} ({split}); "
+                    f"line {interval.line} of {path} ({interval.split}) overlaps line {line} ({split}); "
                     "splits must not share bases"
                 )
-        if end > last.get(str(one.split), (0, 0))[0]:
-            last[str(one.split)] = end, one.line
+        if end > last.get(str(interval.split), (0, 0))[0]:
+            last[str(interval.split)] = end, interval.line
 
 
 # ---- rows

@@ -1,9 +1,9 @@
-"""A genome on disk, two bits a base, memory-mapped: any window of it in microseconds, whatever its size.
+"""A genome on disk, two bits per base, memory-mapped: any window of it in microseconds, whatever its size.
 
-The folder is named by the content of the FASTA files. `bases.2bit` has four bases a byte (N is stored as A), all
+The folder is named by the content of the FASTA files. `bases.2bit` has four bases per byte (N is stored as A), all
 records one after the other; `unknown.runs` and `soft.runs` say where N and lower-case bases are: start, end, start, end
 ... as int64 that count through all records and never cross from one to the next; `index.json` has names, lengths and
-checksums, and is written last, so that a genome is there completely or not at all. N has no case.
+checksums, and is written last, so that a genome is complete or absent. N has no case.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from typing import Any, BinaryIO
 import numpy as np
 from filelock import FileLock
 
-from ...config import nearest
-from ...files import read_json_or_none, replacing, write_json
+from ...errors import nearest
+from ...files import replacing, write_json
 from ...types import Progress, UserError
 from ..cache import content_key, file_hash, writing
-from ..packed import map_file
+from ..packed import map_file, read_record
 from .bases import A, N
 from .fasta import LOWER, UNKNOWN, read_fasta
 
@@ -65,10 +65,10 @@ class Genome:
 
     def index(self, name: str) -> int:
         """The number of a record; one sentence with the nearest name where there is none."""
-        found = self._numbers.get(name)
-        if found is None:
+        number = self._numbers.get(name)
+        if number is None:
             raise UserError(f"the genome has no record {name!r}{near(name, self.names)}")
-        return found
+        return number
 
     @cached_property
     def _numbers(self) -> dict[str, int]:
@@ -103,11 +103,11 @@ class Genome:
         first, phase = begins >> 2, begins & 3
         places = first[:, None] + np.arange((length + 6) // 4)
         np.minimum(places, len(self.packed) - 1, out=places)
-        found = _UNPACK[self.packed[places]].reshape(len(begins), 4 * places.shape[1])
+        unpacked = _UNPACK[self.packed[places]].reshape(len(begins), 4 * places.shape[1])
         out = np.empty((len(begins), length), dtype=np.uint8)
         for shift in range(4):
-            here = phase == shift
-            out[here] = found[here, shift : shift + length]
+            in_phase = phase == shift
+            out[in_phase] = unpacked[in_phase, shift : shift + length]
         for runs in (self.unknown, self.lower) if soft_mask else (self.unknown,):
             touched = _touched(runs, begins, length)
             if touched.any():
@@ -118,8 +118,8 @@ class Genome:
 
     def count_unknown(self, begins: np.ndarray, ends: np.ndarray, soft_mask: bool = False) -> np.ndarray:
         """(n,) int64: how many bases from `begins` to `ends` are N (or soft-masked) — without reading a base."""
-        found = _count(self.unknown, self._unknown_sums, begins, ends)
-        return found + _count(self.lower, self._lower_sums, begins, ends) if soft_mask else found
+        count = _count(self.unknown, self._unknown_sums, begins, ends)
+        return count + _count(self.lower, self._lower_sums, begins, ends) if soft_mask else count
 
     @cached_property
     def _unknown_sums(self) -> np.ndarray:
@@ -195,25 +195,25 @@ def _count(runs: np.ndarray, sums: np.ndarray, begins: np.ndarray, ends: np.ndar
 
 
 def open_genome(path: Path | str | Sequence[Path], cache_dir: Path | str, progress: Progress | None = None) -> Genome:
-    """The genome of a FASTA file (or of several as one), packed into the cache first if it is not there yet.
+    """The genome of a FASTA file (or of several as one), packed into the cache first if that does not have it yet.
 
-    Any number of processes may call this at once: one of them does the work. `progress` is told bytes of the files.
+    Any number of processes may call this at once: one of them does the work. `progress` gets bytes of the files.
     """
-    paths = [Path(path)] if isinstance(path, Path | str) else [Path(one) for one in path]
-    for one in paths:
-        if not one.is_file():
-            raise UserError(f"file {one} does not exist")
+    paths = [Path(path)] if isinstance(path, Path | str) else [Path(file) for file in path]
+    for file in paths:
+        if not file.is_file():
+            raise UserError(f"file {file} does not exist")
     cache = Path(cache_dir)
     with writing(cache):
         cache.mkdir(parents=True, exist_ok=True)
-    key = content_key("genome", FORMAT, [file_hash(one, cache) for one in paths])
+    key = content_key("genome", FORMAT, [file_hash(file, cache) for file in paths])
     folder = cache / "genomes" / key
-    index = _intact(folder)
+    index = read_record(folder / INDEX_FILE, FORMAT, _checksum)
     if index is None:
         with writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
             with FileLock(folder / ".lock"):
-                index = _intact(folder)
+                index = read_record(folder / INDEX_FILE, FORMAT, _checksum)
                 if index is None:
                     if (folder / INDEX_FILE).exists():
                         log.warning("the packed genome %s was damaged and is made again", folder)
@@ -221,20 +221,6 @@ def open_genome(path: Path | str | Sequence[Path], cache_dir: Path | str, progre
     unknown, lower = (np.asarray(map_file(folder / name, np.dtype("<i8"))) for name in (UNKNOWN_FILE, SOFT_FILE))
     packed = np.asarray(map_file(folder / BASES_FILE, np.dtype("u1")))
     return Genome(tuple(index["names"]), np.array(index["lengths"], dtype=np.int64), packed, unknown, lower, key)
-
-
-def _intact(folder: Path) -> dict[str, Any] | None:
-    """The index of a genome if its files are what they should be."""
-    index = read_json_or_none(folder / INDEX_FILE)
-    if index is None:
-        return None
-    try:
-        sound = index["format"] == FORMAT and all(
-            _checksum(folder / name) == recorded for name, recorded in index["files"].items()
-        )
-    except (KeyError, AttributeError, OSError):
-        sound = False
-    return index if sound else None
 
 
 def _checksum(path: Path) -> list[Any]:
@@ -267,15 +253,15 @@ def _pack(paths: Sequence[Path], folder: Path, progress: Progress | None) -> dic
         bases, unknown, soft = _Bases(files[0]), _Runs(files[1]), _Runs(files[2])
         at = 0
         for path in paths:
-            told: Progress | None = None if progress is None else _shifted(progress, before, total)
-            for name, codes in read_fasta(path, told):
+            report: Progress | None = None if progress is None else _shifted(progress, before, total)
+            for name, codes in read_fasta(path, report):
                 if name not in origin:
                     unknown.end(at)
                     soft.end(at)
                     origin[name], lengths[name] = path, 0
                 elif origin[name] != path:
                     raise UserError(
-                        f"record {name!r} is in {origin[name]} and in {path}; give every record a name of its own"
+                        f"record {name!r} is in {origin[name]} and in {path}; give every record a different name"
                     )
                 bases.add(codes)
                 unknown.add((codes & UNKNOWN) != 0, at)

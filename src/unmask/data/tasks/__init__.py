@@ -6,9 +6,9 @@ from .definition import METRICS, Carve, Columns, Example, Form, Task
 from .encoding import Encoded, encode, encode_bases
 from .genomics import genomics, gue
 from .glue import NUMBERS, average, glue, number
-from .loading import describe, load, read, splits
+from .loading import load, splits
 from .sequences import clean
-from .task_files import Loaded, NotHere
+from .task_files import Loaded, MissingTaskData
 
 __all__ = [
     "METRICS",
@@ -20,11 +20,10 @@ __all__ = [
     "Example",
     "Form",
     "Loaded",
-    "NotHere",
+    "MissingTaskData",
     "Task",
     "average",
     "clean",
-    "describe",
     "encode",
     "encode_bases",
     "genomics",
@@ -33,7 +32,6 @@ __all__ = [
     "load",
     "metrics",
     "number",
-    "read",
     "splits",
     "task",
 ]

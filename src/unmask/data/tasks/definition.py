@@ -2,8 +2,8 @@
 
 A task is a set of short texts, or of pairs of them, with one label each, and the number by which it is judged (section
 5.1 and appendix D.6 of the paper), or of DNA sequences (section 5.2 and appendix D.7). What is true of one task only is
-in its record (`gluesets`, `genomics`); `files` reads what a record describes, `metrics` judges, `encoding` makes tokens
-of it.
+in its record (`glue`, `genomics`); `task_files` reads what a record describes, `metrics` judges, `encoding` makes
+tokens of it.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ class Columns:
 
 @dataclass(frozen=True)
 class Carve:
-    """A dev split that is cut out of the training file, where no file of its own is there.
+    """A dev split that is cut out of the training file, where it has no file.
 
-    A file `ids` lists its rows by the values of two columns. Without such a file each `every`-th row is taken.
+    A file `ids` lists its rows by the values of two columns. Without such a file every `every`-th row is used.
     """
 
     ids: tuple[str, ...]
@@ -45,7 +45,7 @@ class Carve:
 class Form:
     """One form in which the files of a task are distributed: tab-separated, quotes are ordinary characters.
 
-    Of several names for a split the first that is there is taken. `also` is a second file of a split, read after the
+    Of several names for a split the first that exists is used. `also` is a second file of a split, read after the
     first if the two together have the rows that the split should have.
     """
 
@@ -71,7 +71,7 @@ class Task:
     splits: tuple[str, ...] = ("train", "dev", "test")
     evaluations: tuple[str, ...] = ("dev",)  # splits that the paper's numbers are of
     hub_splits: Mapping[str, str] = field(default_factory=dict, hash=False)  # ours -> the Hub's
-    folders: tuple[str, ...] = ()  # usual names of its folder, in upper or lower case
+    folders: tuple[str, ...] = ()  # common names of its folder, in upper or lower case
     forms: tuple[Form, ...] = field(default=(), hash=False)  # besides .jsonl, .parquet and .csv
     rows: Mapping[str, int] = field(default_factory=dict, hash=False)  # of the official splits
     span: tuple[float, float] | None = None  # of a regression: the least and the largest score

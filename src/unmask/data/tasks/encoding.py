@@ -92,12 +92,12 @@ def encode_bases(examples: Sequence[Example], tokenizer: Tokenizer, length: int)
     if tokenizer.kind != "dna":
         raise UserError(
             f"a task on bases needs a model of bases, and the tokenizer of this one is {tokenizer.name!r}; "
-            "take a model that was trained with data.tokenizer=dna"
+            "use a model that was trained with data.tokenizer=dna"
         )
     table = np.zeros(128, dtype=np.uint32)
     for letter in "ACGTN":
         table[ord(letter)] = tokenizer.encode(letter)[0]
-    rows = [table[np.frombuffer(one.first[:length].encode("ascii"), dtype=np.uint8)] for one in examples]
+    rows = [table[np.frombuffer(example.first[:length].encode("ascii"), dtype=np.uint8)] for example in examples]
     ends = np.cumsum([len(row) for row in rows], dtype=np.int64)
     pad = tokenizer.vocab.pad
     assert pad is not None, "bases have a pad"
@@ -112,23 +112,23 @@ def encode(examples: Sequence[Example], tokenizer: Tokenizer, length: int) -> En
     if bos is None or eos is None:
         raise UserError(
             f"the tokenizer {tokenizer.name!r} has no beginning and end of text (BOS and EOS, or [CLS] and [SEP]), "
-            "which mark the texts of a task; take a model whose tokenizer has them"
+            "which mark the texts of a task; use a model whose tokenizer has them"
         )
-    pairs = any(one.second is not None for one in examples)
+    pairs = any(example.second is not None for example in examples)
     if length < (5 if pairs else 3):
         raise UserError(f"task.length={length} leaves no room for text; give at least {5 if pairs else 3}")
-    firsts = tokenizer.arrays([one.first for one in examples])
-    seconds = tokenizer.arrays([one.second or "" for one in examples]) if pairs else [None] * len(examples)
+    firsts = tokenizer.arrays([example.first for example in examples])
+    seconds = tokenizer.arrays([example.second or "" for example in examples]) if pairs else [None] * len(examples)
     parts: list[np.ndarray] = [np.empty(0, dtype=np.uint32)]
     ends, second, cut, end = [], [], 0, 0
     opening, closing = np.array([bos], dtype=np.uint32), np.array([eos], dtype=np.uint32)
-    for one, a, b in zip(examples, firsts, seconds, strict=True):
-        other = 0 if b is None or one.second is None else len(b)
-        keep, keep_other = longest_first(len(a), other, length - (2 if one.second is None else 3))
+    for example, a, b in zip(examples, firsts, seconds, strict=True):
+        other = 0 if b is None or example.second is None else len(b)
+        keep, keep_other = longest_first(len(a), other, length - (2 if example.second is None else 3))
         cut += (keep, keep_other) != (len(a), other)
         row = [opening, a[:keep], closing]
         second.append(keep + 2)
-        if b is not None and one.second is not None:
+        if b is not None and example.second is not None:
             row += [b[:keep_other], closing]
         end += sum(map(len, row))
         parts += row
@@ -139,18 +139,18 @@ def encode(examples: Sequence[Example], tokenizer: Tokenizer, length: int) -> En
     return Encoded(stream, where, np.array(second, dtype=np.int64), _labels(examples), length, cut, pad)
 
 
-def longest_first(a: int, b: int, room: int) -> tuple[int, int]:
-    """How many tokens of two texts are kept when both together may have `room` tokens."""
-    if a + b <= room:
+def longest_first(a: int, b: int, capacity: int) -> tuple[int, int]:
+    """How many tokens of two texts are kept when both together may have `capacity` tokens."""
+    if a + b <= capacity:
         return a, b
-    shorter, half = min(a, b), room // 2
+    shorter, half = min(a, b), capacity // 2
     if shorter > half:
         shorter = half
-    rest = room - shorter
+    rest = capacity - shorter
     return (rest, shorter) if a > b else (shorter, rest)
 
 
 def _labels(examples: Sequence[Example]) -> np.ndarray:
-    if any(isinstance(one.label, float) for one in examples):
-        return np.array([np.nan if one.label is None else one.label for one in examples], dtype=np.float32)
-    return np.array([-1 if one.label is None else one.label for one in examples], dtype=np.int64)
+    if any(isinstance(example.label, float) for example in examples):
+        return np.array([np.nan if example.label is None else example.label for example in examples], dtype=np.float32)
+    return np.array([-1 if example.label is None else example.label for example in examples], dtype=np.int64)

@@ -47,7 +47,7 @@ REFERENCES = {
 
 
 def _benchmark(
-    own: str,
+    name: str,
     title: str,
     about: str,
     train: int,
@@ -60,16 +60,16 @@ def _benchmark(
 ) -> Task:
     """What all Genomic Benchmarks have in common."""
     return Task(
-        name=f"genomics/{own}",
+        name=f"genomics/{name}",
         title=title,
         about=about,
         labels=labels,
         metric="accuracy",
         also=("matthews",),
         columns=SEQ,
-        hub=Hub(f"katarinagresova/Genomic_Benchmarks_{own}"),
+        hub=Hub(f"katarinagresova/Genomic_Benchmarks_{name}"),
         splits=("train", "test"),
-        folders=(own,),
+        folders=(name,),
         rows={"train": train, "test": test},
         sequences=True,
         length=length,
@@ -164,22 +164,22 @@ GENOMICS: tuple[Task, ...] = (
 
 
 def _gue(
-    own: str, about: str, length: int, *, hub: str = "", folder: str = "", rows: str = "", labels: int = 2
+    name: str, about: str, length: int, *, hub: str = "", folder: str = "", rows: str = "", labels: int = 2
 ) -> Task:
     """A task of GUE; `rows` (train, dev, test) where the files were counted."""
     names = ("negative", "positive") if labels == 2 else tuple(map(str, range(labels)))
     counts = [int(part) for part in rows.split()]
     return Task(
-        name=f"gue/{own}",
-        title=f"GUE {own}",
+        name=f"gue/{name}",
+        title=f"GUE {name}",
         about=about,
         labels=names,
         metric="matthews",
         also=("accuracy",),
         columns=SEQUENCE,
-        hub=Hub("leannmlindsey/GUE", hub or own),
+        hub=Hub("leannmlindsey/GUE", hub or name),
         splits=("train", "dev", "test"),
-        folders=tuple(dict.fromkeys([own, hub or own, own.replace("_", ""), folder or f"prom/{own}"])),
+        folders=tuple(dict.fromkeys([name, hub or name, name.replace("_", ""), folder or f"prom/{name}"])),
         rows=dict(zip(("train", "dev", "test"), counts, strict=False)),
         sequences=True,
         length=length,

@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ...config import nearest
-from ...errors import UserError
+from ...errors import UserError, nearest
 from ..records import Hub
 from .definition import Carve, Columns, Form, Task
 
@@ -176,7 +175,7 @@ def glue() -> tuple[Task, ...]:
 
 def number(task: Task, split: str = "dev") -> str:
     """The name of the paper's number for a dev split: the title of the task, and MNLI-m or MNLI-mm."""
-    assert split in task.evaluations, f"{split!r} is no dev split of {task.name}"
+    assert split in task.evaluations, f"{split!r} is not a dev split of {task.name}"
     if len(task.evaluations) == 1:
         return task.title
     return f"{task.title}-m" + ("m" if split.endswith("mismatched") else "")
@@ -189,9 +188,9 @@ def average(results: Mapping[str, float]) -> float | None:
     """The paper's average, in percent: the mean of the nine NUMBERS (given as fractions); None if one is missing."""
     for name, value in results.items():
         if name not in NUMBERS:
-            raise UserError(f"{name!r} is no number of the paper's GLUE table{nearest(name, NUMBERS)}; {_listed()}")
+            raise UserError(f"{name!r} is not a number of the paper's GLUE table{nearest(name, NUMBERS)}; {_listed()}")
         if not -1 <= value <= 1:
-            raise UserError(f"{name}={value:g} is no fraction; give metrics from -1 to 1, not percent")
+            raise UserError(f"{name}={value:g} is not a fraction; give metrics from -1 to 1, not percent")
     if any(name not in results for name in NUMBERS):
         return None
     return 100 * sum(results[name] for name in NUMBERS) / len(NUMBERS)

@@ -1,9 +1,9 @@
 """The examples of a task: a split as it is distributed, or all that a run trains and is judged on.
 
 Genomic Benchmarks have no dev split. A tenth of their training split is drawn for it, by the seed of the run and with
-our own generator (the paper's five splits cannot be had again), so that five seeds are five splits: what the paper
-calls 5-fold cross-validation. Where only a part of a set is at hand, `task.split=random` makes splits that are not the
-official ones.
+our generator (the paper's five splits cannot be recovered), so that five seeds are five splits: what the paper
+calls 5-fold cross-validation. Where only a part of a set is available, `task.split=random` makes splits that are not
+the official ones.
 """
 
 from __future__ import annotations
@@ -11,34 +11,26 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from ...config import TaskConfig, nearest
-from ...errors import UserError
+from ...config import TaskConfig
+from ...errors import UserError, nearest
 from ...process.keys import Keys
 from ..tabular import Row, Wanted
 from . import sequences, task_files
-from .definition import Example, Task
-from .task_files import OFFICIAL, Loaded, NotHere, data_root, examples_of, facts_of, from_hub, kind_of
+from .definition import Task
+from .task_files import OFFICIAL, Loaded, MissingTaskData, data_root, examples_of, facts_of, from_hub, kind_of
 
 HELD_OUT = 0.1  # of the training split, for validation (appendix D.7)
 TESTED = 0.2  # of all sequences, where the splits are not the official ones: as most of the official ones have it
 
 
-def read(task: Task, split: str, local: str | None = None, genome: str | None = None) -> list[Example]:
-    """The examples of a split."""
-    return load(task, split, local, genome).examples
-
-
-def describe(task: Task, split: str, local: str | None = None, genome: str | None = None) -> dict[str, Any]:
-    """What a reported number should carry: task, version, source, rows, classes, sha256 and the rule of the split."""
-    return load(task, split, local, genome).facts
-
-
 def load(task: Task, split: str, local: str | None = None, genome: str | None = None) -> Loaded:
-    """`read` and `describe` at once; `genome` is the FASTA of tasks that come as intervals."""
+    """The examples of a split, and the facts that a reported number should carry: source, rows, classes, sha256, rule.
+
+    `genome` is the FASTA of tasks that come as intervals.
+    """
     if split not in task.splits:
         raise UserError(
             f"{task.name} has no split {split!r}{nearest(split, task.splits)}; it has {', '.join(task.splits)}"
@@ -48,16 +40,16 @@ def load(task: Task, split: str, local: str | None = None, genome: str | None = 
 
 def splits(task: Task, spec: TaskConfig, seed: int) -> dict[str, Loaded]:
     """The training split, the dev splits, and the one that is tested once (if any), of a run with this seed."""
-    found: dict[str, Loaded] = {}
+    loaded: dict[str, Loaded] = {}
     if spec.split == "random":
-        found = _random(task, spec)
+        loaded = _random(task, spec)
     else:
         wanted = ("train", *task.evaluations, *([task.tested] if task.tested else []))
-        found = {split: load(task, split, spec.local, spec.genome) for split in wanted if split in task.splits}
+        loaded = {split: load(task, split, spec.local, spec.genome) for split in wanted if split in task.splits}
     for dev in task.evaluations:
-        if dev not in found:
-            found["train"], found[dev] = _held_out(task, found["train"], dev, seed)
-    return found
+        if dev not in loaded:
+            loaded["train"], loaded[dev] = _held_out(task, loaded["train"], dev, seed)
+    return loaded
 
 
 def draw(total: int, share: float, keys: Keys, purpose: str) -> tuple[np.ndarray, np.ndarray]:
@@ -79,13 +71,13 @@ def _held_out(task: Task, train: Loaded, dev: str, seed: int) -> tuple[Loaded, L
 
 
 def _random(task: Task, spec: TaskConfig) -> dict[str, Loaded]:
-    """Training and test out of all that is at hand: the same for every seed, as the official ones are."""
+    """Training and test from all that is available: the same for every seed, as the official ones are."""
     if not task.sequences:
-        raise UserError(f"task.split=random is for tasks on sequences, and {task.name} is none; leave it out")
+        raise UserError(f"task.split=random is for tasks on sequences, and {task.name} is not one; leave it out")
     whole = _load_all(task, spec.local, spec.genome)
     total = len(whole.examples)
     if total < 3:
-        raise UserError(f"{task.name} has {total} examples here, which is too little to split; give at least 3")
+        raise UserError(f"{task.name} has {total} examples here, too few to split; give at least 3")
     kept, drawn = draw(total, TESTED, Keys(0), "task/test")
     rule = f"not official: {{}} of the {total:,} sequences at hand, drawn by task.split=random"
     assert task.tested is not None, "sequences are tested"
@@ -96,7 +88,7 @@ def _random(task: Task, spec: TaskConfig) -> dict[str, Loaded]:
 
 
 def _some(task: Task, whole: Loaded, chosen: Sequence[int] | np.ndarray, split: str, rule: str) -> Loaded:
-    """Some of the examples, as a split of their own."""
+    """Some of the examples, as a separate split."""
     examples = [replace(whole.examples[int(i)], index=place) for place, i in enumerate(chosen)]
     facts = facts_of(task, split, examples, whole.facts["source"], rule, {})
     return Loaded(examples, {**whole.facts, **facts})
@@ -108,35 +100,35 @@ def _some(task: Task, whole: Loaded, chosen: Sequence[int] | np.ndarray, split: 
 def _sequences(task: Task, split: str, local: str | None, genome: str | None) -> Loaded:
     """A split from files, or from the Hub where no folder is named that could have them."""
     for place in _places(task, local):
-        found = sequences.find(task, split, place) or sequences.find_intervals(task, split, place, genome)
-        if found is not None:
-            sources = [str(path) for path in found.files]
-            examples, _ = examples_of(task, split, _cleaned(found.rows), _wanted(), sources[0])
+        part = sequences.find(task, split, place) or sequences.find_intervals(task, split, place, genome)
+        if part is not None:
+            sources = [str(path) for path in part.files]
+            examples, _ = examples_of(task, split, _cleaned(part.rows), _wanted(), sources[0])
             facts = facts_of(task, split, examples, sources, OFFICIAL, {})
-            return Loaded(examples, facts | ({"read": found.remark} if found.remark else {}))
+            return Loaded(examples, facts | ({"read": part.remark} if part.remark else {}))
     if local is not None:
-        raise NotHere(_missing(task, split, local))
+        raise MissingTaskData(_missing(task, split, local))
     loaded = from_hub(task, split)
     named = f"of {task.hub.name}"
-    clean = [replace(one, first=sequences.clean(one.first, f"row {one.index + 1} {named}")) for one in loaded.examples]
+    clean = [replace(x, first=sequences.clean(x.first, f"row {x.index + 1} {named}")) for x in loaded.examples]
     return Loaded(clean, facts_of(task, split, clean, loaded.facts["source"], OFFICIAL, {}))
 
 
 def _load_all(task: Task, local: str | None, genome: str | None) -> Loaded:
-    """Every sequence of a task that is at hand, whatever split it is of."""
+    """Every available sequence of a task, whatever its split."""
     parts: list[sequences.SequenceFiles] = []
     for place in _places(task, local):
-        there = [sequences.find(task, split, place) for split in (*task.splits, sequences.WHOLE)]
-        if not any(there):  # intervals need a genome: only where nothing else is there
-            there = [sequences.find_intervals(task, split, place, genome) for split in task.splits]
-        parts = [part for part in there if part is not None]
+        candidates = [sequences.find(task, split, place) for split in (*task.splits, sequences.WHOLE)]
+        if not any(candidates):  # intervals need a genome: only where nothing else is there
+            candidates = [sequences.find_intervals(task, split, place, genome) for split in task.splits]
+        parts = [part for part in candidates if part is not None]
         if parts:
             break
     else:
-        raise NotHere(_missing(task, "train", local))
+        raise MissingTaskData(_missing(task, "train", local))
     sources = list(dict.fromkeys(str(path) for part in parts for path in part.files))
-    found = [row for part in parts for row in part.rows]
-    examples, _ = examples_of(task, "train", _cleaned(found), _wanted(), ", ".join(sources))
+    table_rows = [row for part in parts for row in part.rows]
+    examples, _ = examples_of(task, "train", _cleaned(table_rows), _wanted(), ", ".join(sources))
     return Loaded(examples, facts_of(task, "train", examples, sources, "all sequences at hand", {}))
 
 
@@ -150,14 +142,14 @@ def _places(task: Task, local: str | None) -> list[Path]:
         return [root]
     data = data_root()
     suite = task.name.partition("/")[0]
-    return [] if data is None else [data / own for own in sequences.SUITES[suite] if (data / own).is_dir()]
+    return [] if data is None else [data / name for name in sequences.SUITES[suite] if (data / name).is_dir()]
 
 
 def _missing(task: Task, split: str, local: str | None) -> str:
-    own = task.folders[0]
-    ways = f"{own}/{split}/CLASS/*.txt, {own}/{split}.csv or {own}.{split}.tsv"
+    folder = task.folders[0]
+    ways = f"{folder}/{split}/CLASS/*.txt, {folder}/{split}.csv or {folder}.{split}.tsv"
     if task.references:
-        ways += f", or {own}/{split}/CLASS.csv.gz beside a genome"
+        ways += f", or {folder}/{split}/CLASS.csv.gz beside a genome"
     where = local or "the folder UNMASK_DATA"
     return (
         f"{where} has nothing of the split {split!r} of {task.name}; put {ways} there, "
@@ -165,9 +157,9 @@ def _missing(task: Task, split: str, local: str | None) -> str:
     )
 
 
-def _cleaned(found: Iterable[Row]) -> Iterator[Row]:
+def _cleaned(table_rows: Iterable[Row]) -> Iterator[Row]:
     """Rows with sequences in upper case."""
-    for where, values in found:
+    for where, values in table_rows:
         if not isinstance(values[0], str):
             raise UserError(f"{where} has {kind_of(values[0])} for a sequence; every sequence must be a string")
         yield where, [sequences.clean(values[0], where), values[1]]

@@ -1,9 +1,9 @@
 """How good predictions are, and how sure that number is: accuracy, F1, Matthews, Spearman, Pearson.
 
 Values come from scikit-learn and scipy. Every metric has a standard error over the examples: of the accuracy p it is
-sqrt(p (1 - p) / n), of the others the spread of a bootstrap (REPLICATES sets of n examples drawn with replacement, a
-fixed seed). Where a metric is not defined (predictions that are all alike have no correlation) it is 0, as it is for
-Matthews' correlation in scikit-learn.
+sqrt(p (1 - p) / n), of the others the standard deviation of a bootstrap (REPLICATES sets of n examples drawn with
+replacement, a fixed seed). Where a metric is not defined (constant predictions have no correlation) it is 0, as it is
+for Matthews' correlation in scikit-learn.
 """
 
 from __future__ import annotations
@@ -80,8 +80,8 @@ def matthews_of(tables: np.ndarray) -> np.ndarray:
     counts = tables.astype(np.float64)
     true, predicted, all_ = counts.sum(axis=2), counts.sum(axis=1), counts.sum(axis=(1, 2))
     together = np.trace(counts, axis1=1, axis2=2) * all_ - (true * predicted).sum(axis=1)
-    spread = (all_**2 - (true**2).sum(axis=1)) * (all_**2 - (predicted**2).sum(axis=1))
-    return _ratio(together, np.sqrt(spread))
+    variances = (all_**2 - (true**2).sum(axis=1)) * (all_**2 - (predicted**2).sum(axis=1))
+    return _ratio(together, np.sqrt(variances))
 
 
 # ---- scores
@@ -93,14 +93,14 @@ def _correlation(name: str, predicted: np.ndarray, true: np.ndarray) -> tuple[fl
     if _alike(predicted) or _alike(true):
         return 0.0, 0.0
     value = float({"spearman": stats.spearmanr, "pearson": stats.pearsonr}[name](predicted, true).statistic)
-    n, stream, found = len(true), _stream(name), []
+    n, stream, correlations = len(true), _stream(name), []
     for start in range(0, REPLICATES, step := max(1, CHUNK // n)):
         rows = stream.integers(0, n, (min(step, REPLICATES - start), n))
         pair = predicted[rows], true[rows]
         if name == "spearman":
             pair = stats.rankdata(pair[0], axis=1), stats.rankdata(pair[1], axis=1)
-        found.append(pearson_of(*pair))
-    return value, float(np.concatenate(found).std(ddof=1))
+        correlations.append(pearson_of(*pair))
+    return value, float(np.concatenate(correlations).std(ddof=1))
 
 
 def pearson_of(x: np.ndarray, y: np.ndarray) -> np.ndarray:
@@ -119,7 +119,7 @@ def _ratio(above: np.ndarray, below: np.ndarray) -> np.ndarray:
 
 
 def _stream(name: str) -> np.random.Generator:
-    """The same numbers every time, of their own for each metric."""
+    """The same numbers every time, a separate stream for each metric."""
     from ...process.keys import Keys
 
     return Keys(0).stream(f"bootstrap/{name}")

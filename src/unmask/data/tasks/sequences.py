@@ -1,10 +1,10 @@
-"""Sequences of bases with labels, as they are distributed (appendix D.7): where they lie, and how they are read.
+"""Sequences of bases with labels, as they are distributed (appendix D.7): where they are, and how they are read.
 
 Three layouts, looked for in this order, in the folder of a task and in the folder of all of them:
-    SPLIT/CLASS/*.txt                     one sequence a file: what the package `genomic_benchmarks` downloads
+    SPLIT/CLASS/*.txt                     one sequence per file: what the package `genomic_benchmarks` downloads
     SPLIT.csv, NAME.SPLIT.tsv, NAME.tsv   tables (.csv, .tsv, .jsonl, .parquet, .gz) of sequence and label; a table of
                                           all splits has a column `split`
-    SPLIT/CLASS.csv.gz                    intervals of a genome, whose FASTA lies in the folder, or above, or is named
+    SPLIT/CLASS.csv.gz                    intervals of a genome, whose FASTA lies in the folder, or above, or is set
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...errors import UserError
-from .. import documents
+from .. import readers
 from ..genome.bases import AMBIGUOUS
 from ..tabular import Row, Wanted, rows
 from .definition import Task
@@ -43,45 +43,45 @@ class SequenceFiles:
 
 def clean(text: str, where: str) -> str:
     """A sequence in the letters A, C, G, T and N: lower case is upper case, U is T, other codes of the IUPAC are N."""
-    found = "".join(text.split()).upper().translate(_READ_AS)
-    if not found:
+    bases = "".join(text.split()).upper().translate(_READ_AS)
+    if not bases:
         raise UserError(f"{where} has no bases; leave it out")
-    if strange := _STRANGE.search(found):
+    if strange := _STRANGE.search(bases):
         raise UserError(
-            f"{where} has the letter {strange[0]!r} at base {strange.start() + 1}, which is no base; "
+            f"{where} has the letter {strange[0]!r} at base {strange.start() + 1}, which is not a base; "
             "give sequences of A, C, G, T and N"
         )
-    return found
+    return bases
 
 
 def roots(task: Task, root: Path) -> list[Path]:
-    """The folders that may hold a task: its own, wherever below, before those of all tasks."""
+    """The folders that may hold a task: those with its name before those of all tasks."""
     bases = [root / below for below in BELOW if (root / below).is_dir()]
-    own = [base / name for base in bases for name in task.folders if (base / name).is_dir()]
-    return list(dict.fromkeys([*own, *bases]))
+    task_folders = [base / name for base in bases for name in task.folders if (base / name).is_dir()]
+    return list(dict.fromkeys([*task_folders, *bases]))
 
 
 def find(task: Task, split: str, root: Path) -> SequenceFiles | None:
     """The sequences of a split in or below a folder; None where there are none.
 
-    The split `WHOLE` is a table of the task that knows of no splits.
+    The split `WHOLE` is a table of the task without splits.
     """
     for folder in roots(task, root):
         for layout in (_from_folders, _from_tables):
-            if (found := layout(task, split, folder, root)) is not None:
-                return found
+            if (files := layout(task, split, folder, root)) is not None:
+                return files
     return None
 
 
 def find_intervals(task: Task, split: str, root: Path, genome: str | None = None) -> SequenceFiles | None:
     """The same, cut at the intervals of a split; None where there are no intervals."""
     for folder in roots(task, root):
-        if (found := _from_intervals(task, split, folder, root, genome)) is not None:
-            return found
+        if (files := _from_intervals(task, split, folder, root, genome)) is not None:
+            return files
     return None
 
 
-# ---- one sequence a file
+# ---- one sequence per file
 
 
 def _from_folders(task: Task, split: str, folder: Path, root: Path) -> SequenceFiles | None:
@@ -92,23 +92,25 @@ def _from_folders(task: Task, split: str, folder: Path, root: Path) -> SequenceF
     if not classes:
         return None
     _check_classes(task, [p.name for p in classes], place)
-    found: list[Row] = []
-    for own in classes:
-        files = sorted(own.glob("*.txt"))
+    sequences: list[Row] = []
+    for class_folder in classes:
+        files = sorted(class_folder.glob("*.txt"))
         if not files:
-            raise UserError(f"{own} has no .txt files; it should hold one sequence a file, as the package writes them")
-        found += [(str(path), ["".join(documents.read_text(path)), own.name]) for path in files]
-    return SequenceFiles(found, [place], "one sequence a file")
+            raise UserError(
+                f"{class_folder} has no .txt files; it should hold one sequence per file, as the package writes them"
+            )
+        sequences += [(str(path), ["".join(readers.read_text(path)), class_folder.name]) for path in files]
+    return SequenceFiles(sequences, [place], "one sequence a file")
 
 
 def _split_folder(folder: Path, split: str) -> Path | None:
     return next((folder / word for word in WORDS.get(split, ()) if (folder / word).is_dir()), None)
 
 
-def _check_classes(task: Task, there: Sequence[str], place: Path) -> None:
+def _check_classes(task: Task, present: Sequence[str], place: Path) -> None:
     for kind, names in (
-        ("no class", set(task.labels) - set(there)),
-        ("an unknown class", set(there) - set(task.labels)),
+        ("no class", set(task.labels) - set(present)),
+        ("an unknown class", set(present) - set(task.labels)),
     ):
         if names:
             raise UserError(
@@ -121,19 +123,19 @@ def _check_classes(task: Task, there: Sequence[str], place: Path) -> None:
 
 
 def _from_tables(task: Task, split: str, folder: Path, root: Path) -> SequenceFiles | None:
-    own = folder.name in task.folders or folder.parent.name + "/" + folder.name in task.folders
+    is_task_folder = folder.name in task.folders or folder.parent.name + "/" + folder.name in task.folders
     short = task.name.rpartition("/")[2]
     names = "|".join(re.escape(name) for name in dict.fromkeys([*task.folders, short]))
     files = sorted(p for p in folder.iterdir() if p.is_file())
     for word in WORDS.get(split, ()):
         part = rf"(?:{names})\.{word}(?:[._-][\w-]*)?"
-        if own or folder == root:  # as the Hub cuts files: train-00000-of-00002
+        if is_task_folder or folder == root:  # as the Hub cuts files: train-00000-of-00002
             part += rf"|{word}(?:-\d+-of-\d+[\w-]*)?"
-        if there := [p for p in files if re.fullmatch(rf"(?:{part}){KIND}", p.name, re.IGNORECASE)]:
-            return SequenceFiles([row for path in there for row in _table(path)], there)
+        if tables := [p for p in files if re.fullmatch(rf"(?:{part}){KIND}", p.name, re.IGNORECASE)]:
+            return SequenceFiles([row for path in tables for row in _table(path)], tables)
     for path in (p for p in files if re.fullmatch(rf"(?:{names}){KIND}", p.name, re.IGNORECASE)):
-        if (found := _part(path, split)) is not None:
-            return SequenceFiles(found, [path])
+        if (of_split := _part(path, split)) is not None:
+            return SequenceFiles(of_split, [path])
     return None
 
 
@@ -158,7 +160,7 @@ def _header(path: Path) -> list[str]:
     kind = path.name.lower().removesuffix(".gz").rpartition(".")[2]
     if kind not in ("csv", "tsv"):
         return []
-    first = next(documents.lines(documents.read_text(path)), "")
+    first = next(readers.read_lines(path), "")
     return [cell.strip('"') for cell in first.strip().split("\t" if kind == "tsv" else ",")]
 
 
@@ -173,7 +175,7 @@ def _from_intervals(task: Task, split: str, folder: Path, root: Path, genome: st
     if not files:
         return None
     _check_classes(task, [p.name.partition(".")[0] for p in files], place)
-    found, used = cut(task, files, [folder, place, *folder.parents[:2], root], genome)
+    sequences, used = cut(task, files, [folder, place, *folder.parents[:2], root], genome)
     return SequenceFiles(
-        found, [*files, *used], f"cut at the official intervals from {', '.join(p.name for p in used)}"
+        sequences, [*files, *used], f"cut at the official intervals from {', '.join(p.name for p in used)}"
     )

@@ -1,4 +1,4 @@
-"""From a record to its examples: files in a folder, else $UNMASK_DATA, else the Hub; and what a protocol says of them.
+"""From a record to its examples: files in a folder, else $UNMASK_DATA, else the Hub; and the facts for protocols.
 
 `local` is the folder of one task, or the folder of all of them. The content of a split has one sha256 whatever files
 it was read from: it is made of texts and labels.
@@ -25,17 +25,17 @@ from .definition import Carve, Columns, Example, Form, Task
 log = logging.getLogger(__name__)
 
 WORDS = {"train": ("train",), "dev": ("dev", "validation", "valid", "val"), "test": ("test",)}
-MOST_BROKEN = 0.01  # of the rows of a file; more are no accident
+MOST_BROKEN = 0.01  # of the rows of a file; more is no accident
 OFFICIAL = "the official split"
 
 
-class NotHere(UserError):
-    """A task whose files are neither on this machine nor to be had; files that cannot be read are another error."""
+class MissingTaskData(UserError):
+    """The files of a task are not on this machine and cannot be downloaded. Unreadable files are another error."""
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """A split: its examples, and where they are from."""
+    """A split: its examples, and where they come from."""
 
     examples: list[Example]
     facts: dict[str, Any]
@@ -81,19 +81,19 @@ def data_root() -> Path | None:
         return None
     root = Path(data).expanduser()
     if not root.is_dir():
-        raise UserError(f"UNMASK_DATA={data} is no folder; set it to one that holds data sets, or unset it")
+        raise UserError(f"UNMASK_DATA={data} is not a folder; set it to one that holds data sets, or unset it")
     return root
 
 
 def _below(task: Task, root: Path) -> Path | None:
     if not root.is_dir():
         return None
-    known = [name.lower() for name in task.folders or (_usual(task),)]
-    found = [p for p in sorted(root.iterdir()) if p.is_dir() and p.name.lower() in known]
-    return min(found, key=lambda p: known.index(p.name.lower()), default=None)
+    known = [name.lower() for name in task.folders or (_folder_name(task),)]
+    folders = [p for p in sorted(root.iterdir()) if p.is_dir() and p.name.lower() in known]
+    return min(folders, key=lambda p: known.index(p.name.lower()), default=None)
 
 
-def _usual(task: Task) -> str:
+def _folder_name(task: Task) -> str:
     return task.folders[0] if task.folders else task.name.rpartition("/")[2]
 
 
@@ -105,16 +105,16 @@ def _place(task: Task, split: str, folder: Path) -> _Place:
                 return _official(task, split, folder, folder / name, form)
     for kind in ("parquet", "jsonl", "csv"):
         for word in _words(task, split):
-            if found := sorted(p for p in folder.glob(f"{word}*.{kind}") if _is_table(p, word)):
-                return _Place(folder, found, (task.columns,))
+            if tables := sorted(p for p in folder.glob(f"{word}*.{kind}") if _is_table(p, word)):
+                return _Place(folder, tables, (task.columns,))
     names = [name for form in task.forms for name in form.files.get(split, ())]
     listed = ", ".join(dict.fromkeys(names)) or f"{split}.csv"
     below = (
         ""
-        if folder.name.lower() in map(str.lower, (_usual(task), *task.folders))
-        else f", and no folder {_usual(task)}"
+        if folder.name.lower() in map(str.lower, (_folder_name(task), *task.folders))
+        else f", and no folder {_folder_name(task)}"
     )
-    raise NotHere(
+    raise MissingTaskData(
         f"{folder} has no file for the split {split!r} of {task.title}{below}; put {listed} there (or a .parquet, "
         f".jsonl or .csv named {task.hub_splits.get(split, split)}), or unset task.local and UNMASK_DATA for the Hub"
     )
@@ -128,11 +128,11 @@ def _official(task: Task, split: str, folder: Path, path: Path, form: Form) -> _
 
 
 def _words(task: Task, split: str) -> list[str]:
-    """What a table of a split is called: as official files, as the Hub has it, and by usual words."""
-    own = [name for form in task.forms if form.carve is None for name in form.files.get(split, ())]
+    """What a table of a split is called: as official files, as the Hub has it, and by common words."""
+    official = [name for form in task.forms if form.carve is None for name in form.files.get(split, ())]
     hub = task.hub_splits.get(split, split)
-    usual = WORDS.get(split, ())
-    return list(dict.fromkeys([*(usual if hub in usual else ()), *(Path(name).stem for name in own), split, hub]))
+    words = WORDS.get(split, ())
+    return list(dict.fromkeys([*(words if hub in words else ()), *(Path(name).stem for name in official), split, hub]))
 
 
 def _is_table(path: Path, word: str) -> bool:
@@ -152,56 +152,60 @@ def _from_disk(task: Task, split: str, folder: Path) -> Loaded:
         more=place.carve.columns if place.carve else (),
         broken=[] if task.broken_rows else None,
     )
-    found = [row for path in place.files for row in rows(path, wanted, place.header)]
+    table_rows = [row for path in place.files for row in rows(path, wanted, place.header)]
     files, rule = list(place.files), OFFICIAL
     if place.also is not None:
         more = list(rows(place.also, wanted, place.header))
-        if len(found) + len(more) == task.rows.get(split):
-            files, found = [*files, place.also], [*found, *more]
+        if len(table_rows) + len(more) == task.rows.get(split):
+            files, table_rows = [*files, place.also], [*table_rows, *more]
             rule = f"{OFFICIAL}: {' and '.join(path.name for path in files)} together"
     if place.carve is not None:
-        found, rule = _carved(place.carve, place.folder, split, found, place.files[0].name)
+        table_rows, rule = _carved(place.carve, place.folder, split, table_rows, place.files[0].name)
     listed = ", ".join(map(str, files))
-    _check_broken(wanted, len(found), listed)
-    examples, left_out = examples_of(task, split, found, wanted, listed)
+    _check_broken(wanted, len(table_rows), listed)
+    examples, left_out = examples_of(task, split, table_rows, wanted, listed)
     skipped = {"too few columns": len(wanted.broken or []), "without a label": left_out}
     return Loaded(examples, facts_of(task, split, examples, [str(path) for path in files], rule, skipped))
 
 
-def _carved(carve: Carve, folder: Path, split: str, found: list[Row], file: str) -> tuple[list[Row], str]:
+def _carved(carve: Carve, folder: Path, split: str, table_rows: list[Row], file: str) -> tuple[list[Row], str]:
     """Train or dev out of one file: by the official list of ids, else by position."""
     if listed := next((folder / name for name in carve.ids if (folder / name).is_file()), None):
         wanted = Wanted((Columns(carve.columns[0], carve.columns[1], ""),), labelled=False)
         ids = {tuple(values[:2]) for _, values in rows(listed, wanted, carve.columns)}
-        dev = [tuple(values[-2:]) in ids for _, values in found]
+        dev = [tuple(values[-2:]) in ids for _, values in table_rows]
         rule = f"{OFFICIAL}: dev is the rows of {file} that {listed.name} lists, train the others"
     else:
-        dev = [place % carve.every == carve.every - 1 for place in range(len(found))]
+        dev = [place % carve.every == carve.every - 1 for place in range(len(table_rows))]
         rule = (
             f"not the official split, whose list of ids ({carve.ids[0]}) is missing: dev is every {carve.every}th row "
             f"of {file} ({carve.every}, {2 * carve.every}, ...), train the others"
         )
-    return [row for row, held in zip(found, dev, strict=True) if held == (split == "dev")], rule
+    return [row for row, held in zip(table_rows, dev, strict=True) if held == (split == "dev")], rule
 
 
 def _check_broken(wanted: Wanted, good: int, files: str) -> None:
     """The official file of QQP has three such rows; many of them mean another file."""
-    for what, found in (("too few", wanted.broken or []), ("too many", wanted.long)):
-        if found and (not good or len(found) > max(10, MOST_BROKEN * good)):
-            raise UserError(f"{len(found)} rows of {files} have {what} columns, the first is {found[0]}; mend the file")
-        if found:
+    for what, places in (("too few", wanted.broken or []), ("too many", wanted.long)):
+        if places and (not good or len(places) > max(10, MOST_BROKEN * good)):
+            raise UserError(
+                f"{len(places)} rows of {files} have {what} columns, the first is {places[0]}; mend the file"
+            )
+        if places:
             done = "left out" if what == "too few" else "read without the rest"
-            log.warning("%d rows with %s columns were %s; the first is %s", len(found), what, done, found[0])
+            log.warning("%d rows with %s columns were %s; the first is %s", len(places), what, done, places[0])
 
 
-def examples_of(task: Task, split: str, found: Iterable[Row], wanted: Wanted, source: str) -> tuple[list[Example], int]:
+def examples_of(
+    task: Task, split: str, table_rows: Iterable[Row], wanted: Wanted, source: str
+) -> tuple[list[Example], int]:
     """Checked examples of rows, and how many had no label."""
     texts = 1 + task.pairs
     has_label = len(wanted.names) - len(wanted.more) > texts
     hidden = split.startswith("test") and split != task.tested
     examples: list[Example] = []
     left_out = 0
-    for where, values in found:
+    for where, values in table_rows:
         label = values[texts] if has_label else None
         if isinstance(label, str) and label in task.unlabelled and not hidden:
             left_out += 1
@@ -214,13 +218,13 @@ def examples_of(task: Task, split: str, found: Iterable[Row], wanted: Wanted, so
     if not examples:
         raise UserError(f"{source} has no rows for the split {split!r} of {task.title}; download it again")
     for place, name in enumerate(wanted.names[:texts]):
-        if not any((one.first, one.second)[place] for one in examples):
+        if not any((example.first, example.second)[place] for example in examples):
             raise UserError(f"column {name!r} of {source} is empty in every row; give the column with the texts")
     return examples, left_out
 
 
 def kind_of(value: Any) -> str:
-    """In words, what stands where a text should."""
+    """In words, the kind of a value that should be a text."""
     return "nothing" if value is None else type(value).__name__
 
 
@@ -250,19 +254,19 @@ def _label(task: Task, value: Any, hidden: bool, where: str, column: str) -> int
 
 def from_hub(task: Task, split: str) -> Loaded:
     """A split from the Hugging Face Hub."""
-    suite, own = task.name.partition("/")[0], task.hub_splits.get(split, split)
+    suite, hub_split = task.name.partition("/")[0], task.hub_splits.get(split, split)
     ways = (
-        f"set task.local=PATH to a folder with its files, or UNMASK_DATA=ROOT with ROOT/{suite}/{_usual(task)}/, "
+        f"set task.local=PATH to a folder with its files, or UNMASK_DATA=ROOT with ROOT/{suite}/{_folder_name(task)}/, "
         "or connect to the network"
     )
     try:
         loaded = load_place(task.hub, f"task {task.name!r}", f"task {task.name!r} is not on this machine", ways)
     except UserError as error:
-        raise NotHere(str(error)) from None
-    place = f"{task.hub.name} ({f'{task.hub.subset}, ' if task.hub.subset else ''}{own})"
-    if own not in loaded:
+        raise MissingTaskData(str(error)) from None
+    place = f"{task.hub.name} ({f'{task.hub.subset}, ' if task.hub.subset else ''}{hub_split})"
+    if hub_split not in loaded:
         raise UserError(f"{place} is not on the Hugging Face Hub, which has {', '.join(loaded)}; set task.local=PATH")
-    table = loaded[own]
+    table = loaded[hub_split]
     wanted = Wanted((task.columns,), labelled=not split.startswith("test"))
     wanted.choose(table.column_names, Path(place))
     examples, left_out = examples_of(task, split, _hub_rows(table, wanted, task, place), wanted, place)
@@ -286,7 +290,7 @@ def _hub_rows(table: Any, wanted: Wanted, task: Task, place: str) -> Iterator[Ro
 def facts_of(
     task: Task, split: str, examples: list[Example], source: list[str], rule: str, skipped: dict[str, int]
 ) -> dict[str, Any]:
-    """For protocols: plain data."""
+    """The facts for protocols."""
     official = task.rows.get(split)
     if rule == OFFICIAL and official is not None and len(examples) != official:
         rule = f"the rows that are there: {len(examples):,}, where the official split has {official:,}"
@@ -300,8 +304,8 @@ def facts_of(
         "official_rows": official,
         "sha256": fingerprint(examples),
     }
-    if task.labels and all(one.label is not None for one in examples):
-        counts = Counter(one.label for one in examples)
+    if task.labels and all(example.label is not None for example in examples):
+        counts = Counter(example.label for example in examples)
         facts["classes"] = {name: counts[i] for i, name in enumerate(task.labels)}
     if left := {why: n for why, n in skipped.items() if n}:
         facts["left_out"] = left
@@ -311,6 +315,6 @@ def facts_of(
 def fingerprint(examples: Iterable[Example]) -> str:
     """SHA-256 of texts and labels in their order."""
     digest = hashlib.sha256()
-    for one in examples:
-        digest.update(json.dumps([one.first, one.second, one.label]).encode() + b"\n")
+    for example in examples:
+        digest.update(json.dumps([example.first, example.second, example.label]).encode() + b"\n")
     return digest.hexdigest()

@@ -1,6 +1,6 @@
 """The folder in which a model travels: config.json, model.safetensors, tokenizer files and a card.
 
-It is the layout of the published MDLM weights (SYSTEMS 7): the tensor names are ours anyway, and config.json has the
+It is the layout of the published MDLM weights: the tensor names are ours anyway, and config.json has the
 published keys. What they do not say (schedule, bound, how rows are laid out, labels) stands under "unmask". A
 config.json without that part is a published one: the rest is what the paper says of OpenWebText.
 

@@ -1,12 +1,12 @@
-"""Networks of others that read bases: the config.json and the tensors of Caduceus, Mamba and HyenaDNA (SYSTEMS 7).
+"""Networks of others that read bases: the config.json and the tensors of Caduceus, Mamba and HyenaDNA.
 
 Caduceus was trained as a masked language model and becomes a model of method mdlm; Mamba (of text, too) and HyenaDNA
 are autoregressive, and their first token is given and not scored, as they never saw a start symbol. A setting that
 our network has no word for is an error that names its key. Whatever is there twice (tied weights) or is fixed
 (complements, positions) must be what it has to be, and is left out.
 
-The published "ps" Caduceus has fused_add_norm: true, and so exchanges the strands before every layer (SYSTEMS 0,
-trap 6); the port of HyenaDNA to transformers adds 0.05 to the decay of its filters, the training code nothing (12).
+The published "ps" Caduceus has fused_add_norm: true, and so exchanges the strands before every layer;
+the port of HyenaDNA to transformers adds 0.05 to the decay of its filters, the training code nothing.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ def load_tokenizer(folder: str | Path, described: Described) -> Tokenizer | None
     if not file.is_file() and not (is_foreign(described) and (folder / VOCAB_FILE).is_file()):
         return None
     if described.vocab is None or (settings.is_file() and "unmask" in read_json(settings, "cannot read the tokenizer")):
-        tokenizer = read_tokenizer(folder, own_mask=needs_mask(described))
+        tokenizer = read_tokenizer(folder, require_mask=needs_mask(described))
     else:
         named = described.tokenizer or {"name": folder.name, "kind": "json"}
         backend = read_backend(file)

@@ -1,4 +1,4 @@
-"""The tensors of published HyenaDNA files: names, what is fixed, and what is there twice (SYSTEMS 7)."""
+"""The tensors of published HyenaDNA files: names, what is fixed, and what is there twice."""
 
 from __future__ import annotations
 

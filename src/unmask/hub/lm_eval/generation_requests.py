@@ -87,7 +87,7 @@ class GenerationRequests:
         """
         painter, length = self.lm.painter, self.lm.length
         given = painter.encode(painter.before_gap(context)) or start_of_text(self.lm)
-        bos = [] if painter.frame is None else [painter.frame[0]]
+        bos = [] if painter.block_ends is None else [painter.block_ends[0]]
         room = length - len(bos)
         too_long = len(given) + count > room and not painter.any_length
         stride = max(1, length // 2) if too_long and count > room // 2 else None

@@ -23,16 +23,19 @@ from torch import Tensor
 
 from ...data.canvas import PromptBuilder
 from ...data.documents import storable
-from ...evaluation import ESTIMATORS, count_weights, strata_nats, times_nats, usual_method
+from ...errors import UserError, at_least, choose
+from ...evaluation import ESTIMATORS, count_weights, default_method, strata_nats, times_nats
 from ...evaluation.exact import time_of
 from ...evaluation.likelihood import eval_keys, evaluating, need_likelihood
 from ...evaluation.predictions import diffusion, free_positions, token_nll
 from ...evaluation.spans import Passage, lay_out
 from ...lm import LM
-from ...models.language_model import LanguageModel, in_chunks
+from ...models.language_model import LanguageModel
 from ...models.masked import MaskedDiffusion, as_masked
+from ...process.chunks import in_chunks
 from ...process.keys import Keys
-from ...types import Batch, UserError
+from ...process.masking import at_tokens
+from ...types import Batch
 
 Answer = Callable[[int, float, bool], None]  # (which request, log-likelihood, whether it is the greedy one)
 
@@ -49,11 +52,10 @@ class LikelihoodRequests:
     seen: dict[str, int] = field(default_factory=lambda: dict.fromkeys(("contexts_cut", "continuations_in_windows"), 0))
 
     def __post_init__(self) -> None:
-        if self.estimator is not None and self.estimator not in ESTIMATORS:
-            raise UserError(f"unknown estimator {self.estimator!r}; choose one of {', '.join(ESTIMATORS)}")
-        for name in ("draws", "rows"):
-            if getattr(self, name) < 1:
-                raise UserError(f"{name}={getattr(self, name)} must be at least 1")
+        if self.estimator is not None:
+            choose(self.estimator, ESTIMATORS, "estimator")
+        at_least("draws", self.draws)
+        at_least("rows", self.rows)
         if self.estimator == "strata" and not self.exact:
             diffusion(self.lm.model, "strata", timeless=True)  # what it refuses is said before anything is read
         self.keys = eval_keys(self.seed)
@@ -68,7 +70,7 @@ class LikelihoodRequests:
         """The estimator in use."""
         if self.exact:
             return "none: exact"
-        return self.estimator or ("strata" if usual_method(self.lm.model) == "strata" else "times")
+        return self.estimator or ("strata" if default_method(self.lm.model) == "strata" else "times")
 
     @property
     def room(self) -> int:
@@ -106,7 +108,7 @@ class LikelihoodRequests:
 
     def _given(self) -> int:
         """Tokens at the start of a row that the model cannot score; BOS is one where rows have it."""
-        return self.lm.model.given if self.lm.painter.frame is None else 0
+        return self.lm.model.given if self.lm.painter.block_ends is None else 0
 
     def _prefix(self) -> list[int]:
         return start_of_text(self.lm)
@@ -173,12 +175,12 @@ def _name(passage: Passage) -> str:
 
 def room(painter: PromptBuilder) -> int:
     """The tokens of a text that fit into a row beside BOS and EOS."""
-    return painter.spec.length - (0 if painter.frame is None else 2)
+    return painter.capacity
 
 
 def start_of_text(lm: LM) -> list[int]:
     """What has to stand before a text: for a model that cannot predict its first token, the end of another text."""
-    if not lm.model.given or lm.painter.frame is not None:
+    if not lm.model.given or lm.painter.block_ends is not None:
         return []
     vocab = lm.tokenizer.vocab
     token = vocab.eos if vocab.bos is None else vocab.bos
@@ -273,7 +275,7 @@ def next_tokens(
 
     def judge(rows: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         log_x = net.log_x(rows)
-        return -log_x.gather(-1, targets[:, None]).squeeze(-1), _likeliest(log_x, model.vocab.mask) == targets
+        return -at_tokens(log_x, targets), _likeliest(log_x, model.vocab.mask) == targets
 
     scored = counts.to(x.device)
     nll, right = in_chunks(judge, model.vocab.size, hidden[scored], x.gather(1, columns)[scored])

@@ -22,13 +22,13 @@ from torch.utils.data import get_worker_info
 
 from ...config import Config
 from ...data.tokenization import Tokenizer
+from ...errors import UserError, at_least
 from ...models import registry
 from ...models.masked import SIGMA_TOLD
 from ...process import bounds
 from ...process.keys import Keys
 from ...process.masking import corrupt
 from ...process.schedule import Law, Schedule, strata
-from ...types import UserError
 
 IGNORED = -100  # of a label: not a token that counts
 _MARK, _BITS = 1 << 62, 31  # packed: the mark, 31 bits of a float32 that is not negative, 31 bits of the token
@@ -148,8 +148,7 @@ class MDLMCollator:
             )
         if self.mask == self.pad:
             raise UserError("the mask token of this tokenizer is its pad token too; give it one of its own")
-        if pad_to_multiple_of is not None and pad_to_multiple_of < 1:
-            raise UserError(f"pad_to_multiple_of={pad_to_multiple_of} must be at least 1")
+        at_least("pad_to_multiple_of", pad_to_multiple_of)
         self.process = Process.of(config)
         self.seed, self.packed, self.multiple = seed, packed, pad_to_multiple_of
         self.rank = int(os.environ.get("RANK", "0")) if rank is None else rank

@@ -78,7 +78,7 @@ def available(names: Sequence[str], local: str | None) -> list[str]:
         try:
             for split in ("train", *task.evaluations):
                 tasks.load(task, split, local)
-        except tasks.NotHere as error:  # a file that is there and damaged is no reason to go on without it
+        except tasks.MissingTaskData as error:  # a file that is there and damaged is no reason to go on without it
             first = first or str(error)
             continue
         found.append(name)
