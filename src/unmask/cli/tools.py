@@ -14,8 +14,8 @@ def reproduce(
     name: Annotated[
         str,
         typer.Argument(
-            help="ablation, schedules, steps, time-conditioning, lm, caching, semi-ar, variance-curve, zero-shot, "
-            "bert, glue, encoder, dna, genomics or dna-curves."
+            help="A table of the paper, such as ablation, lm, caching, zero-shot, bert or dna; an unknown name is "
+            "answered with all of them."
         ),
     ],
     scale: Annotated[
@@ -41,7 +41,7 @@ def reproduce(
     """Re-create a table of the paper, beside the paper's figures: trains what it needs, writes report.md and plots."""
     from ..reproduce import reproduce as run
     from ..reproduce.bench import Missing
-    from ..reproduce.report import terminal_lines
+    from ..reproduce.rendering import terminal_lines
 
     try:
         report, page = run(

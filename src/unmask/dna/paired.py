@@ -19,7 +19,6 @@ may differ it is too large rather than too small.
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -30,6 +29,7 @@ from torch import Tensor
 from ..data.genome.bases import A, N
 from ..errors import UserError, choose
 from ..evaluation.exact import pseudo_nats, time_of
+from ..evaluation.uncertainty import standard_errors
 from ..lm import LM
 from ..models.language_model import LanguageModel
 from ..models.masked import as_masked
@@ -289,7 +289,7 @@ def summarise(values: np.ndarray, stratified: bool) -> tuple[np.ndarray, np.ndar
     if draws == 1:
         return values[:, 0], None
     if not stratified:
-        return values.mean(1), values.std(1, ddof=1) / math.sqrt(draws)
+        return values.mean(1), standard_errors(values)
     cuts = list(range(2, draws - 1, 2))
     groups = np.split(values, cuts, axis=1)
     variance = sum(group.shape[1] * group.var(1, ddof=1) for group in groups)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -24,6 +23,7 @@ from .likelihood import compute_dtype, eval_keys, evaluating, need_likelihood, s
 from .predictions import RowNats, free_positions
 from .spans import Passage, ScoredPassage, each_span, lay_out, read_passages
 from .trajectories import plan_nats
+from .uncertainty import combined, standard_errors
 
 
 @dataclass(frozen=True)
@@ -239,5 +239,5 @@ def _error(rows: Sequence[RowNats], nats: np.ndarray, tokens: int) -> float | No
     """The Monte Carlo error per token: from the errors of the rows, else from the draws of their sum."""
     known = [row.error for row in rows if row.error is not None]
     if len(known) == len(rows):
-        return math.sqrt(sum(float(error) ** 2 for error in known)) / tokens
-    return float(nats.std(ddof=1) / math.sqrt(len(nats)) / tokens) if len(nats) > 1 else None
+        return combined(*map(float, known)) / tokens
+    return float(standard_errors(nats) / tokens) if len(nats) > 1 else None
