@@ -418,7 +418,7 @@ def test_names_and_rates() -> None:
     assert list(model.state_dict()) == [name for name, _ in model.named_parameters()]  # an EMA has all of it
     noise = {"noise_schedule.slope", "noise_schedule.shift", "noise_schedule.height", "gamma_bounds.gamma"}
     assert model.rates().keys() == {"embedding_matrix.embedding", *noise} and set(model.rates().values()) == {3.0}
-    assert model.usual_sampler == "gaussian" and model.likelihood and not model.exact
+    assert model.default_sampler == "gaussian" and model.likelihood and not model.exact
     assert model.describe()["gamma"] == [-3, 6]
 
 

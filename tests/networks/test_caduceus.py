@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from support.drawing import generate
 from unmask.data.genome.bases import VOCAB
 from unmask.models.masked import MaskedDiffusion, Objective
 from unmask.networks.caduceus import BiMamba, Caduceus
@@ -451,5 +452,5 @@ def test_it_gives_no_more_than_one_in_all(kind, meaning: Parameterization):
 def test_masked_diffusion_writes_with_it(kind):
     model = MaskedDiffusion(caduceus(*KINDS[kind]), Polynomial()).eval()
     canvas = torch.tensor([7, 3, 3, 9, 3])
-    last = next(s for s in model.generate([canvas], FirstHitting(), [Keys(3)]) if s.done).canvas
+    last = next(s for s in generate(model, [canvas], FirstHitting(), [Keys(3)]) if s.done).canvas
     assert last[[0, 3]].tolist() == [7, 9] and (last != VOCAB.mask).all() and (last < VOCAB.size).all()

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from support.drawing import generate
 from unmask.models.autoregressive import AutoRegressive
 from unmask.networks.foreign.hyenadna import published
 from unmask.networks.hyena import Hyena
@@ -504,7 +505,7 @@ def test_samples_have_the_chances_of_a_network_without_a_cache(batch_size):
     written: list[dict[int, float]] = [{} for _ in canvases]
     texts: dict[int, list[int]] = {}
     keys = [Keys(i) for i in range(len(canvases))]
-    for state in model.generate(canvases, LeftToRight(), keys, batch_size=batch_size):
+    for state in generate(model, canvases, LeftToRight(), keys, batch_size=batch_size):
         written[state.row] |= dict(zip(state.positions.tolist(), state.probs.tolist(), strict=True))
         if state.done:
             texts[state.row] = state.canvas.tolist()

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from support.drawing import generate
 from unmask.data.genome.bases import VOCAB as DNA
 from unmask.models.autoregressive import AutoRegressive
 from unmask.networks.kernels import scan
@@ -393,7 +394,7 @@ def test_samples_follow_the_likelihood():
         chances = torch.exp(-model.nats(Batch(every, torch.arange(27), 27), Keys(0)).nats.double().sum(1))
     canvases = [torch.tensor([1, 1, 1]) if i % 2 else torch.tensor([2, 1, 1]) for i in range(2 * n)]
     counts = torch.zeros(2, 27)
-    states = model.generate(canvases, LeftToRight(), [Keys(i) for i in range(2 * n)], choice=Choice(), batch_size=50)
+    states = generate(model, canvases, LeftToRight(), [Keys(i) for i in range(2 * n)], choice=Choice(), batch_size=50)
     done = [state for state in states if state.done]
     assert len(done) == 2 * n
     for state in done:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from support.drawing import generate
 from unmask.config import ModelConfig
 from unmask.models import registry
 from unmask.models.autoregressive import AutoRegressive
@@ -246,7 +247,7 @@ def test_the_causal_likelihood_is_one_over_all_texts_and_samples_follow_it():
     n = 600
     canvases = [torch.full((3,), 1)] * n
     counts = {tuple(row): 0 for row in every.tolist()}
-    states = model.generate(canvases, LeftToRight(), [Keys(i) for i in range(n)], choice=Choice(), batch_size=64)
+    states = generate(model, canvases, LeftToRight(), [Keys(i) for i in range(n)], choice=Choice(), batch_size=64)
     for state in states:
         if state.done:
             counts[tuple(state.canvas.tolist())] += 1
@@ -266,7 +267,7 @@ def test_a_network_that_looks_both_ways_is_no_autoregressive_model():
 def test_masked_diffusion_writes_with_it():
     model = MaskedDiffusion(bert(), Polynomial()).eval()
     canvas = torch.tensor([7, 5, 5, 9, 5])
-    last = next(s for s in model.generate([canvas], FirstHitting(), [Keys(3)]) if s.done).canvas
+    last = next(s for s in generate(model, [canvas], FirstHitting(), [Keys(3)]) if s.done).canvas
     assert last[[0, 3]].tolist() == [7, 9] and (last != VOCAB.mask).all() and (last < VOCAB.size).all()
 
 

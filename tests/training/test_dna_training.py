@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from support.drawing import generate
 from support.helpers import once, refused, run, train_once
 from unmask import load
 from unmask.config import TrainConfig
@@ -192,7 +193,7 @@ def test_mixed_prompts_give_the_chances_of_a_network_without_memory(batch_size: 
     final: dict[int, torch.Tensor] = {}
     with torch.no_grad():
         keys = [Keys(i) for i in range(len(canvases))]
-        for state in model.generate(canvases, LeftToRight(1), keys, batch_size=batch_size):
+        for state in generate(model, canvases, LeftToRight(1), keys, batch_size=batch_size):
             final[state.row] = state.canvas
             for place, chance in zip(state.positions.tolist(), state.probs.tolist(), strict=True):
                 written[state.row, place] = chance
@@ -220,5 +221,5 @@ def test_one_more_base_costs_one_column() -> None:
     model.backbone.forward = counted  # type: ignore[method-assign, assignment]
     canvas = torch.full((40,), VOCAB.mask)
     with torch.no_grad():
-        list(model.generate([canvas], LeftToRight(1), [Keys(0)]))
+        list(generate(model, [canvas], LeftToRight(1), [Keys(0)]))
     assert read == [1] * 40

@@ -13,7 +13,7 @@ from torch import Tensor
 from ..data.canvas import PromptBuilder
 from ..errors import UserError, at_least, choose
 from ..models.language_model import LanguageModel
-from ..models.masked import MaskedDiffusion
+from ..models.masked import as_masked
 from ..process.keys import Keys
 from ..sampling import FirstHitting, LeftToRight, Sampler
 from ..types import Batch, Likelihood, Progress
@@ -107,7 +107,8 @@ METHODS: dict[str, Method] = {
 
 def default_method(model: LanguageModel) -> str:
     """The bound with the least noise that the model allows."""
-    known = isinstance(model, MaskedDiffusion) and model.normalised and not model.time_conditioned
+    net = as_masked(model)
+    known = net is not None and net.normalised and not net.time_conditioned
     return "strata" if known else "bound"
 
 

@@ -22,7 +22,7 @@ from ..evaluation.judge import Scorer, judge
 from ..evaluation.likelihood import evaluating
 from ..evaluation.uncertainty import mean
 from ..lm import LM, Job
-from ..models.masked import MaskedDiffusion
+from ..models.masked import as_masked
 from ..process.keys import Keys
 from ..progress import progress_bar
 from ..sampling.params import SamplingParams
@@ -137,10 +137,8 @@ def by_some_steps(bench: Bench, lm: LM, sampler: str, steps: int) -> Write:
 
 def by_caching(lm: LM, steps: int) -> Write:
     """The paper's sampler with caching, as a careful author would write it."""
-    model = lm.model
-    assert isinstance(model, MaskedDiffusion) and not model.time_conditioned, (
-        "a cache is wrong for a time-conditioned model"
-    )
+    model = as_masked(lm.model)
+    assert model is not None and not model.time_conditioned, "a cache is wrong for a time-conditioned model"
 
     def write(n: int, seed: int) -> GeneratedTexts:
         canvas = lm.prompt_canvas("")

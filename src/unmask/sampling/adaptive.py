@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from ..errors import UserError, choose
-from ..process.keys import Keys
 from ..types import Vocab
-from .sampler import Denoiser, Sampler, Trajectory, masked_positions
+from .request import Request
+from .sampler import Sampler, TokenDenoiser, Trajectory, positions_of
 from .settings import k_setting, setting, steps_setting
 
 
@@ -78,37 +78,36 @@ class Adaptive(Sampler):
                 raise UserError(f"threshold={self.threshold} of the {self.measure} order must be {limit}")
         super().__post_init__()
 
-    def course(self, canvas: Tensor, model: Denoiser, key: Keys) -> Trajectory:
-        """Ready to look at all masks."""
-        masks = int((canvas == model.vocab.mask).sum())
-        k = None if self.steps is None else -(-masks // self.steps)
-        k = k if self.k is None else min(self.k, len(canvas))
+    def trajectory(self, request: Request, model: TokenDenoiser) -> Trajectory:
+        """Ready, with all free positions as candidates."""
+        free = int(request.writable(model.vocab).sum())
+        k = None if self.steps is None else -(-free // self.steps)
+        k = k if self.k is None else min(self.k, len(request.canvas))
         least = self.threshold
         if least is not None and self.measure == "entropy":
             least = -least
-        return _AdaptiveTrajectory(canvas, key, model.vocab, MEASURES[self.measure], k, least)
+        return _AdaptiveTrajectory(request, model.vocab, MEASURES[self.measure], k, least)
 
 
 class _AdaptiveTrajectory(Trajectory):
     def __init__(
         self,
-        canvas: Tensor,
-        key: Keys,
+        request: Request,
         vocab: Vocab,
         measure: Callable[[Tensor], Tensor],
         k: int | None,
         least: float | None,
     ) -> None:
-        super().__init__(canvas, key)
-        self.vocab, self.measure, self.k, self.least = vocab, measure, k, least
-        self.left = masked_positions(canvas, vocab)
-        self.masks, self.chosen = len(self.left), self.left[:0]
+        super().__init__(request, vocab)
+        self.measure, self.k, self.least = measure, k, least
+        self.left = positions_of(self.open)
+        self.total, self.chosen = len(self.left), self.left[:0]
 
     @property
     def finished(self) -> bool:
         return not len(self.left)
 
-    def look(self) -> Tensor:
+    def candidates(self) -> Tensor:
         return self.left
 
     def score(self, log_x: Tensor) -> Tensor:
@@ -125,7 +124,7 @@ class _AdaptiveTrajectory(Trajectory):
 
     def write(self, positions: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
         changes = super().write(positions, tokens)
-        self.left = masked_positions(self.canvas, self.vocab)
+        self.left = positions_of(self.open)
         self.step += 1
-        self.t = len(self.left) / self.masks
+        self.t = len(self.left) / self.total
         return changes

@@ -21,9 +21,10 @@ import torch
 from torch import Tensor
 
 from ..process.keys import Keys
-from ..types import UserError
+from ..types import UserError, Vocab
 from .choice import Choice
-from .sampler import Denoiser, Sampler, Trajectory, masked_positions
+from .request import Request
+from .sampler import Sampler, TokenDenoiser, Trajectory, positions_of
 from .settings import setting, steps_setting
 
 Scan = Literal["random", "sequential", "parallel"]
@@ -43,9 +44,9 @@ class Gibbs(Sampler):
         if not self.burn < self.steps:
             raise UserError(f"burn={self.burn} must be at least 0 and less than steps={self.steps}")
 
-    def course(self, canvas: Tensor, model: Denoiser, key: Keys) -> Trajectory:
+    def trajectory(self, request: Request, model: TokenDenoiser) -> Trajectory:
         """Ready at the first update."""
-        return _GibbsTrajectory(canvas, key, model, self)
+        return _GibbsTrajectory(request, model.vocab, self)
 
     def turns(self, gaps: Tensor, key: Keys) -> Tensor:
         """(steps, k) the positions of each update, for gaps (n,)."""
@@ -64,11 +65,13 @@ class Gibbs(Sampler):
 class _GibbsTrajectory(Trajectory):
     """Update after update. A state shows the canvas as the network sees it next: the next position is taken back."""
 
-    def __init__(self, canvas: Tensor, key: Keys, model: Denoiser, plan: Gibbs) -> None:
-        super().__init__(canvas, key)
-        self.mask, self.burn, self.masks = model.vocab.mask, plan.burn, plan.scan != "parallel"
-        self.gaps = masked_positions(canvas, model.vocab)
-        self.turns = plan.turns(self.gaps, key) if len(self.gaps) else self.gaps
+    final = False
+
+    def __init__(self, request: Request, vocab: Vocab, sampler: Gibbs) -> None:
+        super().__init__(request, vocab)
+        self.burn, self.masks = sampler.burn, sampler.scan != "parallel"
+        gaps = positions_of(self.free)
+        self.turns = sampler.turns(gaps, self.key) if len(gaps) else gaps
 
     @property
     def finished(self) -> bool:
@@ -77,21 +80,18 @@ class _GibbsTrajectory(Trajectory):
     def due(self) -> Tensor:
         return self.turns[self.step]
 
-    def choice(self, given: Choice) -> Choice:
-        return Choice() if self.step < self.burn else given
+    def choice(self, asked: Choice) -> Choice:
+        return Choice() if self.step < self.burn else asked
 
     def uniform(self, positions: Tensor) -> Tensor:
         return self.key.uniform("token", [self.step], len(self.canvas))[0][positions]
 
-    def fixed(self, mask: int) -> int:
-        return len(self.canvas) if self.finished else int(self.gaps[0])
-
     def write(self, positions: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        self.canvas[positions] = tokens
+        self.put(positions, tokens)
         self.step += 1
         self.t = 1 - self.step / len(self.turns)  # the share of updates that are left; no network is told
         if self.finished or not self.masks:
             return positions, tokens
-        back = self.due()[self.canvas[self.due()] != self.mask]  # none in the first visit
-        self.canvas[back] = self.mask
-        return torch.cat([positions, back]), torch.cat([tokens, torch.full_like(back, self.mask)])
+        back = self.due()[self.canvas[self.due()] != self.vocab.mask]  # none in the first visit
+        self.put(back, self.vocab.mask)
+        return torch.cat([positions, back]), torch.cat([tokens, torch.full_like(back, self.vocab.mask)])

@@ -13,7 +13,7 @@ import torch
 from ..data.canvas import Canvas, PromptBuilder
 from ..data.genome.bases import BASES
 from ..errors import UserError, choose, nearest
-from ..types import State
+from ..types import Ending, State
 from .adaptive import Adaptive
 from .ancestral import Ancestral
 from .choice import Choice
@@ -241,7 +241,7 @@ class SamplingParams:
 
     def settle(self, model: LanguageModel) -> SamplingParams:
         """The same, with the model's usual sampler where none was named."""
-        return self if self.sampler is not None else replace(self, sampler=model.usual_sampler)
+        return self if self.sampler is not None else replace(self, sampler=model.default_sampler)
 
     @property
     def _sampler(self) -> str:
@@ -416,8 +416,8 @@ class Stop:
             raise UserError("stop_at_eos needs a tokenizer with an end-of-text token, and this model's has none")
         return Stop(canvas, options, painter)
 
-    def end(self, state: State) -> tuple[str, str, int] | None:
-        """(text up to the end, why it ended, tokens that count), or None while it goes on."""
+    def __call__(self, state: State) -> Ending | None:
+        """None while it goes on."""
         gap = next(part for part in reversed(self.canvas.parts) if isinstance(part, slice))
         if self.options.stop_at_eos:
             written = state.canvas[gap.start : state.fixed].tolist()
@@ -426,23 +426,23 @@ class Stop:
                 return self._cut(state, last, "eos", gap.start)
         if not self.options.stop or state.fixed <= gap.start:
             return None
-        cut, why, tokens = self._cut(state, state.fixed, "", gap.start)
-        return (cut, why, tokens) if why else None
+        ending = self._cut(state, state.fixed, "", gap.start)
+        return ending if ending.reason else None
 
-    def _cut(self, state: State, tokens: int, why: str, start: int) -> tuple[str, str, int]:
+    def _cut(self, state: State, tokens: int, why: str, start: int) -> Ending:
         """At the first stop string in what was written from `start` on."""
         text = self._reads(state, tokens)
         given = len(self._reads(state, start))
         places = [(at, at + len(word)) for word in self.options.stop if (at := text.find(word, given)) >= 0]
         if not places:
-            return text, why, tokens
+            return Ending(text, why, tokens)
         at, end = min(places)
 
         def complete(count: int) -> bool:
             return self._reads(state, count)[:end] == text[:end]
 
         # No token after the one that completed the stop string.
-        return text[:at], "stop", bisect_left(range(tokens), True, lo=start, key=complete)
+        return Ending(text[:at], "stop", bisect_left(range(tokens), True, lo=start, key=complete))
 
     def _reads(self, state: State, tokens: int) -> str:
         return self.painter.text(self.canvas, state.canvas, tokens)

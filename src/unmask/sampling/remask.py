@@ -20,9 +20,10 @@ import torch
 from torch import Tensor
 
 from ..errors import UserError, choose
-from ..process.keys import Keys
 from ..process.schedule import Schedule
-from .sampler import Denoiser, Sampler, Trajectory, time_grid
+from ..types import Vocab
+from .request import Request
+from .sampler import Sampler, TokenDenoiser, Trajectory, positions_of, time_grid
 from .settings import MOST_STEPS, setting, steps_setting
 
 
@@ -121,9 +122,9 @@ class Remasking(Sampler):
         sigma = sigma_most(alphas[:-1], alphas[1:]).clamp(max=self.eta) * standing
         return legs_of(told, alphas, sigma)
 
-    def course(self, canvas: Tensor, model: Denoiser, key: Keys) -> Trajectory:
+    def trajectory(self, request: Request, model: TokenDenoiser) -> Trajectory:
         """Ready at t = 1."""
-        return _RemaskTrajectory(canvas, key, model, self.legs(model.schedule))
+        return _RemaskTrajectory(request, model.vocab, self.legs(model.schedule))
 
 
 @dataclass(frozen=True)
@@ -158,19 +159,20 @@ class PredictorCorrector(Sampler):
         sigma = sigma_most(grid[:-1], grid[1:]).clamp(max=self.eta) * torch.tensor(correct)
         return legs_of(torch.stack(t), grid, sigma)
 
-    def course(self, canvas: Tensor, model: Denoiser, key: Keys) -> Trajectory:
+    def trajectory(self, request: Request, model: TokenDenoiser) -> Trajectory:
         """Ready at t = 1."""
-        return _RemaskTrajectory(canvas, key, model, self.legs(model.schedule))
+        return _RemaskTrajectory(request, model.vocab, self.legs(model.schedule))
 
 
 class _RemaskTrajectory(Trajectory):
     """Leg after leg; what is taken back in legs without a reveal is reported with the next write."""
 
-    def __init__(self, canvas: Tensor, key: Keys, model: Denoiser, legs: Legs) -> None:
-        super().__init__(canvas, key)
-        self.legs, self.reveal, self.mask = legs, legs.reveal, model.vocab.mask
-        self.ours = canvas == self.mask  # may be written and taken back
-        self.leg = 0 if self.ours.any() else len(self.reveal)
+    final = False
+
+    def __init__(self, request: Request, vocab: Vocab, legs: Legs) -> None:
+        super().__init__(request, vocab)
+        self.legs, self.reveal, self.mask = legs, legs.reveal, vocab.mask
+        self.leg = 0 if self.free.any() else len(self.reveal)
         self.fresh = self.taken = torch.empty(0, dtype=torch.int64)
         self.shown = self.canvas.clone()  # as of the last state
         self._seek()
@@ -183,27 +185,27 @@ class _RemaskTrajectory(Trajectory):
         """On to the next leg in which something is revealed."""
         while not self.finished:
             uniform = self.key.uniform("leg", [self.leg], len(self.canvas))[0]
-            masked = self.canvas == self.mask
-            self.fresh = torch.nonzero(masked & (uniform < self.reveal[self.leg])).squeeze(-1)
-            self.taken = torch.nonzero(self.ours & ~masked & (uniform < self.legs.sigma[self.leg])).squeeze(-1)
+            self.fresh = positions_of(self.open & (uniform < self.reveal[self.leg]))
+            self.taken = positions_of(self.free & ~self.open & (uniform < self.legs.sigma[self.leg]))
             if len(self.fresh):
                 self.step, self.t = self.leg, float(self.legs.t[self.leg])
                 return
-            self.canvas[self.taken] = self.mask
+            self._take_back()
             self.leg += 1
+
+    def _take_back(self) -> None:
+        self.put(self.taken, self.mask)
+        self.open[self.taken] = True
 
     def due(self) -> Tensor:
         return self.fresh
-
-    def fixed(self, mask: int) -> int:
-        return len(self.canvas) if self.finished else int(torch.nonzero(self.ours)[0])
 
     def uniform(self, positions: Tensor) -> Tensor:
         return self.key.uniform("token", [self.leg], len(self.canvas))[0][positions]
 
     def write(self, positions: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        self.canvas[positions] = tokens
-        self.canvas[self.taken] = self.mask
+        self.put(positions, tokens)
+        self._take_back()
         self.leg += 1
         self._seek()
         # Also what the legs up to the next reveal took back: a state shows the canvas as the network sees it next.

@@ -18,7 +18,8 @@ from starlette.types import Receive
 
 from ..data.canvas import Canvas
 from ..evaluation import default_method
-from ..lm import LM, Job, Work
+from ..lm import LM, Job
+from ..sampling import Request as WritingRequest
 from ..sampling.params import SAMPLERS, SamplingParams, default_words, settings_on
 from ..types import Likelihood, UserError
 from .answers import Completion, all_done, diffusion_events, samples_answer, score_answer
@@ -124,7 +125,7 @@ class Service:
             stop.set()
 
     async def _submit(
-        self, receive: Receive, name: str, works: Callable[..., list[Work]], asked: Body, steps: bool
+        self, receive: Receive, name: str, works: Callable[..., list[WritingRequest]], asked: Body, steps: bool
     ) -> RequestHandle:
         lm, clock = self.engine.lms[name], self.engine.clock
         deadline = clock() + self.limits.timeout
@@ -159,10 +160,10 @@ class Service:
     async def completions(self, request: Request) -> Response:
         """POST /v1/completions: as OpenAI's."""
         asked = await self._asked(CompletionBody, request)
-        name, _ = self._lm(asked.model)
+        name, lm = self._lm(asked.model)
         steps = bool(asked.stream) or bool(asked.logprobs)
         handle = await self._submit(request.receive, name, prepare_completion, asked, steps)
-        completion = Completion(name, asked, handle)
+        completion = Completion(name, lm, asked, handle)
         if asked.stream:
             return self._stream(handle, completion.stream())
         return answer(await self._wait(request.receive, handle, completion.collect()))
@@ -234,7 +235,7 @@ def _score(lm: LM, asked: ScoreBody, texts: list[str], limits: Limits) -> Likeli
 def _card(name: str, lm: LM, limits: Limits, created: int) -> dict[str, Any]:
     """What clients are told about a model."""
     tokenizer, model = lm.tokenizer, lm.model
-    windows = _can(lm, model.usual_sampler, max(1, lm.length // 2))
+    windows = _can(lm, model.default_sampler, max(1, lm.length // 2))
     longest = limits.length if model.any_length or windows else min(lm.length, limits.length)
     return {
         "id": name,
@@ -248,8 +249,8 @@ def _card(name: str, lm: LM, limits: Limits, created: int) -> dict[str, Any]:
             "vocab_size": tokenizer.vocab.size,
             "mask_piece": tokenizer.piece(tokenizer.vocab.mask),
             "samplers": [sampler for sampler in NAMES if _can(lm, sampler)],
-            "default_sampler": model.usual_sampler,
-            "usual_sampler": model.usual_sampler,  # the older name
+            "default_sampler": model.default_sampler,
+            "usual_sampler": model.default_sampler,  # the older name
             "takes": {
                 sampler: [name for name in SAMPLERS[sampler].takes if name in Writing.model_fields] for sampler in NAMES
             },

@@ -6,8 +6,9 @@ import secrets
 from dataclasses import replace
 
 from ..data.canvas import Canvas, Gap, parse_gaps, split_gaps
-from ..lm import LM, Job, Work
+from ..lm import LM
 from ..process.keys import check_seed
+from ..sampling import Request
 from ..sampling.params import SamplingParams
 from ..sampling.settings import STEPS
 from .limits import Limits, Refusal
@@ -21,7 +22,7 @@ def ranged(text: str) -> bool:
     return any("-" in inside for inside in split_gaps(text)[1::2])
 
 
-def prepare(lm: LM, asked: DiffusionBody | InfillBody, limits: Limits) -> list[Work]:
+def prepare(lm: LM, asked: DiffusionBody | InfillBody, limits: Limits) -> list[Request]:
     """The sequences of /v1/diffusion and /v1/infill."""
     _within(asked, limits)
     options = asked.options(_seed(asked))
@@ -31,7 +32,7 @@ def prepare(lm: LM, asked: DiffusionBody | InfillBody, limits: Limits) -> list[W
     return _works(lm, [canvas] * asked.n, options, limits, getattr(asked, "tops", 0))
 
 
-def prepare_completion(lm: LM, asked: CompletionBody, limits: Limits) -> list[Work]:
+def prepare_completion(lm: LM, asked: CompletionBody, limits: Limits) -> list[Request]:
     """The sequences of /v1/completions: n for each prompt."""
     _within(asked, limits)
     for name in ("presence_penalty", "frequency_penalty"):
@@ -115,7 +116,7 @@ def _fits(length: int, limits: Limits) -> None:
         )
 
 
-def _works(lm: LM, canvases: list[Canvas], options: SamplingParams, limits: Limits, tops: int) -> list[Work]:
+def _works(lm: LM, canvases: list[Canvas], options: SamplingParams, limits: Limits, tops: int) -> list[Request]:
     for canvas in canvases[:1]:
         _fits(len(canvas.ids), limits)
     if (total := sum(len(canvas.ids) for canvas in canvases)) > limits.tokens:
@@ -125,10 +126,10 @@ def _works(lm: LM, canvases: list[Canvas], options: SamplingParams, limits: Limi
     if len(canvases) > limits.queue + limits.batch:
         raise Refusal(400, f"{len(canvases)} samples are more than this server holds at a time", param="n")
     check_seed(options.seed + len(canvases) - 1)
-    works, jobs = [], [Job(canvas, replace(options, seed=options.seed + i)) for i, canvas in enumerate(canvases)]
-    for i, job in enumerate(jobs):
-        if i == 0 or job.canvas is not jobs[i - 1].canvas:
-            _fits(len(job.canvas.ids), limits)
-            lm.check(job)
-        works.append(Work(lm, job, i, tops))
-    return works
+    requests: list[Request] = []
+    for i, canvas in enumerate(canvases):
+        _fits(len(canvas.ids), limits)
+        requests.append(lm.request(canvas, replace(options, seed=options.seed + i), row=i, tops=tops))
+        if i == 0 or canvas is not canvases[i - 1]:
+            lm.check(requests[-1])
+    return requests

@@ -11,7 +11,7 @@ import numpy as np
 from ...evaluation import ESTIMATORS
 from ...evaluation.uncertainty import deviation, mean
 from ...models.language_model import LanguageModel
-from ...models.masked import MaskedDiffusion, Objective
+from ...models.masked import Objective, as_masked
 from ...process.schedule import ContinuousTime, Cosine, Linear, LogUniform, Polynomial, Schedule
 from .. import paper
 from ..bench import Bench, ScoredModel
@@ -56,9 +56,10 @@ def proposed(schedule: Schedule, stratified: bool) -> Callable[[LanguageModel], 
     """The model with its schedule, and times that are drawn under another: a proposal changes no mean."""
 
     def change(model: LanguageModel) -> LanguageModel:
-        assert isinstance(model, MaskedDiffusion)
+        net = as_masked(model)
+        assert net is not None
         law, objective = ContinuousTime(1e-3, schedule), Objective(stratified=stratified)
-        return MaskedDiffusion(model.backbone, model.schedule, law, model.parameterization, objective)
+        return net.under(law=law, objective=objective)
 
     return change
 
