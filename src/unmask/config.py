@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 import yaml
 from pydantic import (
+    AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
@@ -26,6 +27,7 @@ from pydantic import (
     field_validator,
     model_validator,
 )
+from pydantic_core import PydanticCustomError
 
 from .errors import UserError
 from .errors import nearest as nearest  # many import it from where it was
@@ -84,6 +86,26 @@ class DataConfig(Section):
         return self
 
 
+# Each method, and the function that makes its model from a config, a vocabulary and the number of labels.
+METHODS: dict[str, str] = {
+    "mdlm": "unmask.models.registry:mdlm",
+    "no-carry-over": "unmask.models.registry:no_carry_over",
+    "d3pm": "unmask.models.registry:d3pm",
+    "sedd": "unmask.models.registry:sedd",
+    "ar": "unmask.models.registry:autoregressive",
+    "ssd-lm": "unmask.models.registry:simplex",
+    "plaid": "unmask.models.registry:plaid",
+}
+
+
+def _method(name: str) -> str:
+    if name not in METHODS:
+        *first, last = map(repr, METHODS)
+        text = f"Input should be {', '.join(first)} or {last}{nearest(name, METHODS)}"
+        raise PydanticCustomError("method", "{text}", {"text": text})
+    return name
+
+
 class ModelConfig(Section):
     """The method and the network. Each network has settings of its own: a subclass, which ModelConfig(network=...) is.
 
@@ -91,7 +113,7 @@ class ModelConfig(Section):
     """
 
     implementation: ClassVar[str] = ""  # module:class of the network, imported when it is built
-    method: Literal["mdlm", "no-carry-over", "d3pm", "sedd", "ar", "ssd-lm", "plaid"] = "mdlm"
+    method: Annotated[str, AfterValidator(_method)] = "mdlm"
     network: str = "dit"
     hidden_dim: PositiveInt = 768
     n_blocks: PositiveInt = 12

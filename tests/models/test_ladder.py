@@ -41,8 +41,9 @@ from oracles.enumeration import (
 from oracles.laws import collect, masks_of, ruled, written
 from support.drawing import check, finish, generate, keys_of, outcomes, p_value, request_of
 from support.helpers import folder, random_model, refused, run, settings, tiny_config, train_once
+from unmask.config import METHODS
 from unmask.models.masked import MaskedDiffusion, Objective
-from unmask.models.registry import METHODS
+from unmask.models.registry import model
 from unmask.process.keys import Keys
 from unmask.process.parameterization import Mean, Parameterization, Score
 from unmask.process.schedule import ContinuousTime, DiscreteTime, Law
@@ -608,4 +609,4 @@ def test_without_carry_over_copying_must_be_learnt(method: str, change: str) -> 
     """Neither of these losses has the reconstruction in it: the model's bound would be worse than nothing."""
     config = tiny_config(f"model.method={method}", change)
     with pytest.raises(UserError, match="learns to copy"):
-        METHODS[method](config, Vocab(9, 4), 0)
+        model(config, Vocab(9, 4))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from importlib import import_module
 
-from ..config import Config, ModelConfig, ObjectiveConfig, ScheduleConfig
+from ..config import METHODS, Config, ModelConfig, ObjectiveConfig, ScheduleConfig
 from ..data.tasks import Task
 from ..networks.interface import Network
 from ..process.parameterization import Mean, Parameterization, Score
@@ -177,15 +177,17 @@ def plaid(config: Config, vocab: Vocab, n_labels: int) -> LanguageModel:
 
 
 Method = Callable[[Config, Vocab, int], LanguageModel]
-METHODS: dict[str, Method] = {
-    "mdlm": masked(Mean()),
-    "no-carry-over": masked(Mean(carry_over=False)),
-    "d3pm": masked(Mean(zero_mask=False, carry_over=False)),
-    "sedd": masked(Score()),
-    "ar": autoregressive,
-    "ssd-lm": simplex,
-    "plaid": plaid,
-}
+mdlm = masked(Mean())
+no_carry_over = masked(Mean(carry_over=False))
+d3pm = masked(Mean(zero_mask=False, carry_over=False))
+sedd = masked(Score())
+
+
+def maker(method: str) -> Method:
+    """The function that makes models of a method (`config.METHODS`)."""
+    module, _, name = METHODS[method].partition(":")
+    found: Method = getattr(import_module(module), name)
+    return found
 
 
 def model(config: Config, vocab: Vocab, n_labels: int = 0) -> LanguageModel:
@@ -195,7 +197,7 @@ def model(config: Config, vocab: Vocab, n_labels: int = 0) -> LanguageModel:
     """
     if not config.objective.start_token and config.model.method != "ar":
         raise UserError(f"objective.start_token belongs to model.method=ar, not {config.model.method}; leave it out")
-    return METHODS[config.model.method](config, vocab, n_labels)
+    return maker(config.model.method)(config, vocab, n_labels)
 
 
 def classifier(config: Config, task: Task, vocab: Vocab, n_labels: int) -> Classifier:
