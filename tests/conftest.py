@@ -5,6 +5,7 @@ All workers of a session share one folder (`support.helpers.folder`): what is tr
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import tempfile
@@ -22,6 +23,11 @@ def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):  # workers inherit the environment of the process that starts them
         os.environ["UNMASK_TESTS_FOLDER"] = folder = tempfile.mkdtemp(prefix="unmask-tests-")
         config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
+
+
+def pytest_collection_finish() -> None:
+    gc.collect()
+    gc.freeze()  # what all imports left is there to the end: nobody need look through it again and again
 
 
 @pytest.fixture(autouse=True)

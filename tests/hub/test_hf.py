@@ -105,8 +105,20 @@ def test_without_transformers_one_sentence_says_what_is_missing():
     assert python(code) == said
 
 
-@pytest.mark.parametrize("first", ["transformers", "unmask.transformers"])
-@pytest.mark.parametrize("name", ["unmask.transformers", "unmask.hub.transformers"])
+@pytest.mark.parametrize(
+    ("first", "name"),
+    [
+        ("unmask.transformers", "unmask.hub.transformers"),
+        *(
+            pytest.param(*pair, marks=pytest.mark.slow)
+            for pair in [
+                ("transformers", "unmask.transformers"),
+                ("transformers", "unmask.hub.transformers"),
+                ("unmask.transformers", "unmask.transformers"),
+            ]
+        ),
+    ],
+)
 def test_the_import_registers_whoever_comes_first(first, name):
     code = f"import {first}\nimport {name}\nfrom transformers import AutoConfig, AutoModelForMaskedLM\n"
     small = "vocab_size=11, hidden_dim=8, n_blocks=1, n_heads=1, cond_dim=8, model_length=8"

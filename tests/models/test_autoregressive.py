@@ -313,7 +313,7 @@ def test_samples_follow_the_law(start):
     """Seven ways of writing through each other, so that rows of all kinds join and leave all the time."""
     model = model_of(start, SMALL, seed=3)
     cases = cases_of(model)
-    states = mixed(model, cases, keys_of(400, seed=1), batch_size=200)
+    states = mixed(model, cases, keys_of(200, seed=1), batch_size=200)
     for case, own in zip(cases, states, strict=True):
         assert judge(own, case.law()) > 1e-3, case
 

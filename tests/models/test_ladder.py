@@ -406,7 +406,7 @@ def ladder_law(start: State, denoise: Denoiser, name: str, steps: int) -> dict[S
     ],
 )
 def test_the_law_of_the_sampler(kind, name, steps, canvas, timed):
-    net, n = network(7, timed), 500
+    net, n = network(7, timed), 300
     denoise = net.denoiser(name, KINDS[kind][1])
     law = ladder_law(canvas, denoise, name, steps)
     model = MaskedDiffusion(net, SCHEDULES[name], parameterization=KINDS[kind][0])

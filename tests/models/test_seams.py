@@ -82,7 +82,7 @@ def estimated(model: LanguageModel, xs: list[tuple[int, ...]], draws: int) -> tu
     return nats.mean(1), nats.std(1) / math.sqrt(draws)
 
 
-def assert_is_the_bound(model: LanguageModel, truth: dict[tuple[int, ...], float], draws: int = 4000) -> None:
+def assert_is_the_bound(model: LanguageModel, truth: dict[tuple[int, ...], float], draws: int = 2000) -> None:
     """The mean of the nats is the bound, and the bound is one: the sum of exp(-nats) is at most 1."""
     mean, error = estimated(model, list(truth), draws)
     assert (np.abs(mean - list(truth.values())) < 5 * error + 1e-9).all()
@@ -231,7 +231,7 @@ def test_uniform_noise_has_its_bound():
 @pytest.mark.parametrize("given", [{}, {0: 2}, {1: 0}], ids=str)
 def test_uniform_noise_is_sampled_where_the_canvas_is_free(given):
     """The canvas holds ordinary tokens everywhere: only `free` says what may be written."""
-    model, n = UniformDiffusion(), 3000
+    model, n = UniformDiffusion(), 800
     canvas = torch.tensor([given.get(p, 1) for p in range(LENGTH)])
     free = torch.tensor([p not in given for p in range(LENGTH)])
     requests = [Request(i, canvas, Denoising(), Keys(i), free=free) for i in range(n)]
@@ -389,7 +389,7 @@ def test_blocks_have_their_bound():
 
 
 def test_blocks_are_sampled_and_each_is_read_once():
-    model, n = BlockDiffusion(), 3000
+    model, n = BlockDiffusion(), 900
     requests = [Request(i, torch.full((4,), MASK), BlockAfterBlock(), Keys(i)) for i in range(n)]
     states = written(model, requests, 7)
     assert p_value(Counter(tuple(state.canvas.tolist()) for state in states), block_law(model)) > 1e-3
@@ -400,7 +400,7 @@ def test_blocks_are_sampled_and_each_is_read_once():
 
 def test_a_block_that_is_given_is_read_and_not_written():
     model, law = BlockDiffusion(), block_law(BlockDiffusion())
-    canvas, n = torch.tensor([1, 0, MASK, MASK]), 2000
+    canvas, n = torch.tensor([1, 0, MASK, MASK]), 600
     states = written(model, [Request(i, canvas, BlockAfterBlock(), Keys(i)) for i in range(n)], 64)
     given = {x: p for x, p in law.items() if x[:2] == (1, 0)}
     given = {x: p / sum(given.values()) for x, p in given.items()}
@@ -418,7 +418,7 @@ def test_masked_diffusion_takes_a_time_for_each_position():
     model = MaskedDiffusion(TableNet(table), UNCUT, TimePerBlock(4, block=1)).eval()
     log_x = np.stack([subs(row) for row in alone])
     truth = {x: -sum(log_x[i, token] for i, token in enumerate(x)) for x in itertools.product(CLEAN, repeat=3)}
-    mean, error = estimated(model, list(truth), 4000)
+    mean, error = estimated(model, list(truth), 1500)
     assert (np.abs(mean - list(truth.values())) < 5 * error).all()
     index = torch.arange(64)
     uniform = model.law.uniforms(index, 64, 3, Keys(0), True)

@@ -284,7 +284,7 @@ def test_the_bound_of_a_toy_is_that_of_enumeration(model):
 @pytest.mark.parametrize("batch_size", [1, 64])
 @pytest.mark.parametrize("sampler", ["plan", "first-hitting"])
 def test_a_toy_is_sampled_through_the_batcher(model, sampler, batch_size):
-    n, start = 1500 if batch_size > 1 else 300, (MASK,) * LENGTH
+    n, start = 500 if batch_size > 1 else 80, (MASK,) * LENGTH
     plan = RevealPlan(2) if sampler == "plan" else FirstHitting()
     denoise = denoiser(model)
     law = ancestral_law(start, denoise, "log-linear", 2) if sampler == "plan" else random_order_law(start, denoise)

@@ -136,7 +136,7 @@ def windowed_law():
 
 @functools.cache
 def run():
-    return dict(zip(CASES, mixed(with_eos(), list(CASES.values()), keys_of(300), batch_size=100), strict=True))
+    return dict(zip(CASES, mixed(with_eos(), list(CASES.values()), keys_of(200), batch_size=100), strict=True))
 
 
 @pytest.mark.parametrize("case", CASES)

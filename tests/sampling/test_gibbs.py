@@ -198,7 +198,7 @@ def test_exact_conditionals_lead_to_the_joint_law(scan, steps):
     start = gibbs_law(M3, [denoise] * 3, scan)
     assert variation(start, JOINT) > 0.25
     assert variation(gibbs_law(M3, [denoise] * steps, scan), JOINT) < 2e-3
-    seen = counts(net, Gibbs(steps, scan), n=400)
+    seen = counts(net, Gibbs(steps, scan), n=200)
     assert p_value(seen, JOINT) > 1e-3
     assert p_value(seen, start) < 1e-6
 
@@ -305,7 +305,7 @@ def test_the_law_with_burn_in():
     """Temperature and top-k together, and not an update too early or too late."""
     net = TableNet.random(14)
     plain, cut = net.denoiser(), filtered(net.denoiser(), 0.5, 2)
-    seen = counts(net, Gibbs(5, "sequential", 3), n=1000, choice=Choice(0.5, 2))
+    seen = counts(net, Gibbs(5, "sequential", 3), n=800, choice=Choice(0.5, 2))
     early, right, late = (
         p_value(seen, gibbs_law(M3, [plain] * burn + [cut] * (5 - burn), "sequential")) for burn in (2, 3, 4)
     )

@@ -50,7 +50,7 @@ CASES: dict[str, Case] = {
 @functools.cache
 def run():
     model = MaskedDiffusion(network(), SCHEDULES[NAME])
-    return dict(zip(CASES, mixed(model, list(CASES.values()), keys_of(300), batch_size=100), strict=True))
+    return dict(zip(CASES, mixed(model, list(CASES.values()), keys_of(200), batch_size=100), strict=True))
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -82,7 +82,7 @@ def test_an_exact_model_of_one_token_writes_its_law() -> None:
 
 def test_an_exact_model_of_pairs_writes_its_law() -> None:
     model = pairs(1)
-    n = 200
+    n = 120
     texts, _ = write(model, [[0, 0]] * n, Gaussian(25), batch_size=n)
     counts = np.zeros((4, 4))
     for a, b in texts:
@@ -102,7 +102,7 @@ def test_what_is_given_steers_the_rest() -> None:
     joint[1, 2], joint[2, 3], joint[3, 1] = 0.3, 0.3, 0.34
     model.joint = joint / joint.sum()
     follows = {1: 2, 2: 3, 3: 1}
-    n, right = 25, {"forth": 0, "back": 0}
+    n, right = 12, {"forth": 0, "back": 0}
     for first, second in follows.items():
         texts, _ = write(model, [[first, 0]] * n, Gaussian(25), batch_size=n)
         assert all(text[0] == first for text in texts)

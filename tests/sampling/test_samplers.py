@@ -97,7 +97,7 @@ def test_the_textbook_is_exact_where_the_network_has_mass_on_mask(name, steps, c
         net.table[..., MASK] += 1.5
     law = mass_law(canvas, net.denoiser(name, d3pm), name, steps)
     model = MaskedDiffusion(net, SCHEDULES[name], parameterization=Mean(zero_mask=False))
-    counts = outcomes(model, [canvas] * 600, Ancestral(steps), keys_of(600), batch_size=600)
+    counts = outcomes(model, [canvas] * 300, Ancestral(steps), keys_of(300), batch_size=300)
     assert p_value(counts, law) > 1e-3
     without = ancestral_law(canvas, net.denoiser(name), name, steps)
     assert len(canvas) == 1 or p_value(counts, without) < 1e-3  # and that is not the law of SUBS

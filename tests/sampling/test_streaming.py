@@ -50,7 +50,7 @@ def target(lm: LM, text: str | bytes | list[int], prompt: str = "", **how: Any) 
 # -- the pieces are the text -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["bytes", "bpe", "wordpiece"])
+@pytest.mark.parametrize("kind", ["bytes", pytest.param("bpe", marks=pytest.mark.slow), "wordpiece"])
 @EACH_SAMPLER
 def test_pieces_add_up_to_the_text(kind: str, how: dict[str, Any]) -> None:
     add_up(make(kind), how)
@@ -70,7 +70,7 @@ def add_up(lm: LM, how: dict[str, Any]) -> None:
     assert "".join(shown) == sample.text
 
 
-@pytest.mark.parametrize("kind", ["bytes", "wordpiece"])
+@pytest.mark.parametrize("kind", ["bytes", pytest.param("wordpiece", marks=pytest.mark.slow)])
 @EACH_SAMPLER
 def test_stops_and_ends_of_text_in_random_text(kind: str, how: dict[str, Any]) -> None:
     """Short stop strings that random text often has, in every way of writing; what was shown was never too much."""
@@ -219,7 +219,13 @@ COMMANDS = [
 ]
 
 
-@pytest.mark.parametrize("args", COMMANDS, ids=[" ".join(args)[:40] for args in COMMANDS])
+@pytest.mark.parametrize(
+    "args",
+    [
+        pytest.param(args, id=" ".join(args)[:40], marks=[pytest.mark.slow] if number in (3, 4, 5) else [])
+        for number, args in enumerate(COMMANDS)
+    ],
+)
 def test_streamed_text_is_that_of_json(args: list[str], tmp_path: Path) -> None:
     """And of --jsonl, of --watch, and of the replay."""
     command = ["sample", str(trained()), *args, "--seed", "4"]

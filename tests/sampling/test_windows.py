@@ -63,7 +63,7 @@ def two_at_a_time(z):
 @functools.cache
 def run():
     model = MaskedDiffusion(TableNet.random(8, length=4), SCHEDULES[SCHEDULE])
-    return dict(zip(CASES, mixed(model, list(CASES.values()), keys_of(500), batch_size=100), strict=True))
+    return dict(zip(CASES, mixed(model, list(CASES.values()), keys_of(250), batch_size=100), strict=True))
 
 
 @pytest.mark.parametrize("case", CASES)
