@@ -1,13 +1,12 @@
 """How fast is the server? Throughput and latency under 1 to 128 clients, a long request among short ones, memory.
 
-A network of about 5M random weights (6 x 256, bytes) is served by `unmask serve` in a process of its own; clients talk
+A network of about 5M random weights (6 x 256, bytes) is served by `unmask serve` in a separate process; clients talk
 HTTP from this one. The same requests, of mixed lengths and steps, are also written by the library in one batch, and by
-a server that takes one sequence at a time. All of them in turns, --repeats times. The machine's speed drifts, so every
-run of a server stands between two of the offline batch, and is compared with their mean; ± is the standard error over
-the turns.
+a server with batches of one. All of this is repeated --repeats times. The machine's speed drifts, so every run of a
+server stands between two of the offline batch and is compared with their mean; ± is the standard error over the rounds.
 
-    throughput   written tokens a second; latency of whole requests, p50 and p99
-    long         p50 of short requests of 8 clients, without and with one long request after the other beside them
+    throughput   written tokens per second; latency of whole requests, p50 and p99
+    long         p50 of short requests of 8 clients, without and with a constant long request beside them
     memory       of the server after each tenth of many tiny requests
 
 Targets: with 32 clients 0.9 of the offline batch; the long request costs short ones at most a factor of 1.5; memory
@@ -147,13 +146,13 @@ async def load(port: int, bodies: Sequence[Body], clients: int) -> Run:
     left, latencies = list(reversed(bodies)), []
 
     async def client() -> None:
-        own = Client(port)
+        connection = Client(port)
         while left:
             body = left.pop()
             begun = time.perf_counter()
-            await own.ask("POST", "/v1/infill", body)
+            await connection.ask("POST", "/v1/infill", body)
             latencies.append(time.perf_counter() - begun)
-        own.close()
+        connection.close()
 
     begun = time.perf_counter()
     await asyncio.gather(*(client() for _ in range(min(clients, len(bodies)))))
@@ -164,10 +163,10 @@ async def beside(port: int, bodies: Sequence[Body], clients: int, long: Body) ->
     """The same, while one long request after the other is under way."""
 
     async def forever() -> None:
-        own, seed = Client(port), 0
+        connection, seed = Client(port), 0
         while True:
             seed += 1
-            await own.ask("POST", "/v1/infill", {**long, "seed": seed})
+            await connection.ask("POST", "/v1/infill", {**long, "seed": seed})
 
     other = asyncio.ensure_future(forever())
     await asyncio.sleep(0.2)
@@ -178,15 +177,15 @@ async def beside(port: int, bodies: Sequence[Body], clients: int, long: Body) ->
 
 
 async def figure(port: int, name: str) -> float:
-    own = Client(port)
-    text = (await own.ask("GET", "/metrics")).decode()
-    own.close()
+    connection = Client(port)
+    text = (await connection.ask("GET", "/metrics")).decode()
+    connection.close()
     return sum(float(line.rpartition(" ")[2]) for line in text.splitlines() if line.startswith(name))
 
 
 @contextlib.contextmanager
 def serving(folder: Path, threads: int, *options: str) -> Iterator[int]:
-    """The port of a server in a process of its own."""
+    """The port of a server in a separate process."""
     words = [sys.executable, "-m", "unmask", "serve", f"net={folder}", "--port", "0", "--device", "cpu", *options]
     env = {**os.environ, "OMP_NUM_THREADS": str(threads)}
     with subprocess.Popen(words, stderr=subprocess.PIPE, text=True, env=env) as process:
@@ -230,8 +229,8 @@ def throughput(args: argparse.Namespace, lm: LM, port: int, single: int) -> dict
         }
     base = shares["one at a time"]
     for name, row in table.items():
-        own = shares.get(name, [1.0] * len(base))
-        row["of_one_at_a_time"] = mean_and_error([a / b for a, b in zip(own, base, strict=True)])
+        relative = shares.get(name, [1.0] * len(base))
+        row["of_one_at_a_time"] = mean_and_error([a / b for a, b in zip(relative, base, strict=True)])
     return table
 
 
@@ -242,7 +241,7 @@ def mean_and_error(values: Sequence[float]) -> tuple[float, float]:
 
 
 def long_among_short(args: argparse.Namespace, port: int) -> dict[str, float]:
-    """The p50 of short requests without and with a long one, in turns."""
+    """The p50 of short requests without and with a long one, alternately."""
     short = [{"prompt": "", "length": min(32, args.length), "steps": 16, "seed": i} for i in range(args.requests)]
     long = {"prompt": "", "length": args.length, "sampler": "first-hitting"}
     alone, both = [], []
@@ -296,7 +295,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         late = "".join(f"{row[key]:9.3f}" if key in row else " " * 9 for key in ("p50", "p99"))
         ratios = [f"{row[key][0]:.2f} ± {row[key][1]:.2f}" for key in ("of_offline", "of_one_at_a_time")]
         print(f"{name:>14} {row['tokens_per_second']:9.0f} {ratios[0]:>13} {ratios[1]:>17}{late}")
-    print(f"\nsequences a network call: {fill:.1f}")
+    print(f"\nsequences per network call: {fill:.1f}")
     print(
         f"p50 of short requests: {long['alone']:.3f} s alone, {long['beside']:.3f} s beside a long one, "
         f"ratio {long['ratio']:.2f} (at most 1.5)"

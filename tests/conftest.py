@@ -1,6 +1,13 @@
-"""One thread and one seed for every test: the machine is shared, and a failure must come back when it is run again."""
+"""One thread and one seed for every test: the machine is shared, and a failure must come back when it is run again.
+
+All workers of a session share one folder (`support.helpers.folder`): what is trained once is trained once.
+"""
 
 from __future__ import annotations
+
+import os
+import shutil
+import tempfile
 
 import pytest
 import torch
@@ -9,6 +16,12 @@ from hypothesis import settings
 torch.set_num_threads(1)
 settings.register_profile("same every time", derandomize=True, deadline=None, database=None)
 settings.load_profile("same every time")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):  # workers inherit the environment of the process that starts them
+        os.environ["UNMASK_TESTS_FOLDER"] = folder = tempfile.mkdtemp(prefix="unmask-tests-")
+        config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
 
 
 @pytest.fixture(autouse=True)

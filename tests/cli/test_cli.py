@@ -19,7 +19,7 @@ from unittest import mock
 import pytest
 import yaml
 
-from support.helpers import cli, folder, refused, run, sentence, settings, trained
+from support.helpers import cli, folder, once, refused, run, sentence, settings, trained
 from unmask.config import parse
 from unmask.recipes import recipe
 from unmask.version import __version__
@@ -29,9 +29,7 @@ from unmask.version import __version__
 
 @functools.cache
 def file(name: str, content: bytes = b"") -> str:
-    path = folder() / name
-    path.write_bytes(content)
-    return str(path)
+    return str(once(name, lambda path: path.write_bytes(content)))
 
 
 @functools.cache

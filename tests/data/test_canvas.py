@@ -41,7 +41,7 @@ def pasted(parts: list[str], text: str) -> bool:
 
 
 @ALL
-@effort(max_examples=25)
+@effort(max_examples=12)
 @given(data=st.data(), parts=st.lists(TEXTS, min_size=2, max_size=4), seed=st.integers(0, 2**62))
 def test_given_text_comes_back_byte_for_byte(kind: str, data: st.DataObject, parts: list[str], seed: int) -> None:
     lm = make(kind)

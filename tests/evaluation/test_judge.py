@@ -12,7 +12,7 @@ import pytest
 from scipy import stats
 
 import unmask
-from support.helpers import SENTENCE, folder, refused, run, settings
+from support.helpers import SENTENCE, once, refused, run, settings, train_once
 from unmask.evaluation.generative import BoundScorer, judge_model, real_rows, text_tokens
 from unmask.evaluation.judge import JudgedText, judge, protocol_lines, table
 from unmask.evaluation.judge.judgement import likelihood
@@ -116,19 +116,14 @@ def test_the_table_shows_errors_and_what_is_not_there():
 @functools.cache
 def model() -> str:
     """A run of two steps: what it writes is noise, which is as good to judge."""
-    out = folder() / "judged"
-    ran = run("train", "tiny", *settings("train.steps=2", "eval.every=0"), "--quiet", "--out", str(out))
-    assert ran.code == 0, ran.err
-    return str(out)
+    return str(train_once("judged", "tiny", *settings("train.steps=2", "eval.every=0")))
 
 
 @functools.cache
 def arpa() -> str:
-    path = folder() / "words.arpa"
     words = ["one", "two", "three", "four"]
     lines = ["\\data\\", "ngram 1=4", "", "\\1-grams:", *(f"-0.5\t{word}" for word in words), "\\end\\"]
-    path.write_text("\n".join(lines))
-    return str(path)
+    return str(once("words.arpa", lambda path: path.write_text("\n".join(lines))))
 
 
 def generative(*args: str) -> list[str]:

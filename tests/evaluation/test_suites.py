@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from support.helpers import folder, refused, run, settings, trained, zero_shot_sets
+from support.helpers import refused, run, settings, train_once, trained, zero_shot_sets
 from unmask import load
 from unmask.config import DataConfig
 from unmask.data.loader import eval_batch
@@ -27,12 +27,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def causal() -> Path:
     """A model with exact likelihoods, so that nothing is left to draws."""
-    out = folder() / "causal-suite"
-    assert (
-        run("train", "tiny", *settings("model.method=ar", "train.steps=20", "eval.every=0"), "--out", str(out)).code
-        == 0
-    )
-    return out
+    return train_once("causal-suite", "tiny", *settings("model.method=ar", "train.steps=20", "eval.every=0"))
 
 
 def test_the_suite_has_the_papers_seven_sets_on_what_plays_validation():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import importlib.util
 import re
 import shlex
 from pathlib import Path
@@ -119,3 +121,20 @@ def test_python_blocks_compile(page):
     for language, body in FENCE.findall(text_of(page)):
         if language == "python":
             compile(body, page.name, "exec")
+
+
+@every_page
+def test_python_blocks_import_what_is_there(page):
+    for language, body in FENCE.findall(text_of(page)):
+        for node in ast.walk(ast.parse(body)) if language == "python" else ():
+            if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "unmask":
+                module = importlib.import_module(node.module)
+                for alias in node.names:
+                    assert hasattr(module, alias.name) or _is_module(f"{node.module}.{alias.name}"), alias.name
+
+
+def _is_module(name: str) -> bool:
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ModuleNotFoundError:
+        return False

@@ -19,8 +19,8 @@ EXCEPTIONS = {
     ("evaluation", "unmask"),  # the judge of generated text may be the name of a model: unmask.load
 }
 OPTIONAL = """
-    tensorboard trackio wandb transformers scipy matplotlib lm_eval starlette uvicorn mauve pocketsphinx accelerate
-    sklearn mamba_ssm
+    tensorboard trackio wandb transformers scipy matplotlib lm_eval starlette uvicorn prometheus_client mauve
+    pocketsphinx accelerate sklearn mamba_ssm
 """.split()  # noqa: SIM905
 FILES = [file for file in sorted(ROOT.rglob("*.py")) if "compat" not in file.parts]  # old names: each a stub
 

@@ -41,7 +41,7 @@ from oracles.enumeration import (
     nelbo_discrete,
     random_joint,
 )
-from support.helpers import SENTENCE, folder, random_lm, sentence, tiny_config
+from support.helpers import SENTENCE, once, random_lm, sentence, tiny_config
 from unmask.data.tokenization import Tokenizer, bpe_tokenizer, bytes_tokenizer, chars_tokenizer
 from unmask.hub.lm_eval import GenerationRequests, LikelihoodRequests, adapter, settings
 from unmask.hub.lm_eval.likelihood_requests import split, windows
@@ -647,13 +647,16 @@ def test_what_was_cut_is_said(caplog: pytest.LogCaptureFixture) -> None:
 @functools.cache
 def saved() -> str:
     """A random model as a folder."""
-    lm, path = bytes_lm(), folder() / "harness-model"
-    with checkpoint.writing(path) as here:
-        (here / "config.yaml").write_text(lm.config.to_yaml())
-        lm.tokenizer.save(here)
-        weights = dict(lm.model.state_dict())
-        checkpoint.write_whole(here, {"model": weights, "ema": weights})
-    return str(path)
+
+    def save(path: Path) -> None:
+        lm = bytes_lm()
+        with checkpoint.writing(path) as here:
+            (here / "config.yaml").write_text(lm.config.to_yaml())
+            lm.tokenizer.save(here)
+            weights = dict(lm.model.state_dict())
+            checkpoint.write_whole(here, {"model": weights, "ema": weights})
+
+    return str(once("harness-model", save))
 
 
 def command(*args: str) -> tuple[int, str, str]:

@@ -163,7 +163,7 @@ def test_chunks_of_the_head_change_nothing(name, monkeypatch):
         "tops": 2,
     }
     whole = finish(model, canvases, plans, keys_of(n), **more)
-    for rows in (1, 2, 5):
+    for rows in (1, 4):
         monkeypatch.setattr(batcher, "LOGITS_AT_ONCE", rows * V)
         for state, same in zip(finish(model, canvases, plans, keys_of(n), **more), whole, strict=True):
             assert state.canvas.tolist() == same.canvas.tolist()
@@ -335,7 +335,7 @@ def test_neither_filters_nor_rules_change_when_a_position_is_written(name):
         ]
 
     plain, n = clock(), len(canvases)
-    for choice in (Choice(temperature=0), Choice(temperature=3), Choice(top_k=1), Choice(top_p=0.2), Choice(min_p=0.9)):
+    for choice in (Choice(temperature=0), Choice(temperature=3, top_p=0.2), Choice(top_k=1, min_p=0.9)):
         assert clock(choice=choice) == plain
     assert clock(controls=[Rules(frozenset({0, 2}))] * n) == plain
 

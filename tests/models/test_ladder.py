@@ -40,7 +40,7 @@ from oracles.enumeration import (
 )
 from oracles.laws import collect, masks_of, ruled, written
 from support.drawing import finish, keys_of, outcomes, p_value
-from support.helpers import folder, random_model, refused, run, settings, tiny_config
+from support.helpers import folder, random_model, refused, run, settings, tiny_config, train_once
 from unmask.models.masked import MaskedDiffusion, Objective
 from unmask.models.registry import METHODS
 from unmask.process.keys import Keys
@@ -542,11 +542,8 @@ TRAINED = [
 
 @functools.cache
 def run_of(method: str) -> str:
-    out = folder() / f"ladder {method}"
     more = ["model.time_conditioning=true"] if method in ("d3pm", "sedd") else []
-    ran = run("train", "tiny", *settings(*TRAINED, f"model.method={method}", *more), "--out", str(out), "--quiet")
-    assert ran.code == 0, ran.err
-    return str(out)
+    return str(train_once(f"ladder {method}", "tiny", *settings(*TRAINED, f"model.method={method}", *more)))
 
 
 TRAINABLE = ["d3pm", "no-carry-over", "sedd", "ar"]

@@ -11,7 +11,7 @@ import pytest
 import torch
 import yaml
 
-from support.helpers import folder, refused, run, settings
+from support.helpers import refused, run, settings, train_once
 from unmask import load
 from unmask.cli import commands
 from unmask.evaluation.generative import open_judge
@@ -34,11 +34,8 @@ MADE = {
 @functools.cache
 def made(name: str) -> str:
     """A run of two steps."""
-    out = folder() / "methods" / name
     more = settings(*MADE[name], "train.steps=2", "eval.rows=4", "eval.every=0")
-    ran = run("train", "tiny", *more, "--out", str(out), "--quiet")
-    assert ran.code == 0, ran.err
-    return str(out)
+    return str(train_once(f"method-{name}", "tiny", *more))
 
 
 # -- a first token that is given and not scored ----------------------------------------------------------------------

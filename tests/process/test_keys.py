@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 import torch
@@ -116,3 +118,15 @@ def test_the_streams_are_these_and_no_others():
     assert Keys(0).uniform("mask", [0, 1], 2).tolist() == golden
     assert Keys(7, 3).permute("strata", range(5), 5).tolist() == [3, 4, 0, 2, 1]
     assert Keys(7, 3).permute("strata", range(3), 10**6).tolist() == [743636, 534520, 376689]
+
+
+def test_uniforms_are_the_beginnings_of_their_streams():
+    """Also in threads that draw at the same time, and beside a stream that is half read."""
+    keys, rows = Keys(5, 2), range(40)
+    want = np.stack([keys.stream("x", row).random((3,)) for row in rows])
+    half = keys.stream("x", 7)
+    half.random(2)
+    with ThreadPoolExecutor(4) as pool:
+        drawn = list(pool.map(lambda _: keys.uniform("x", rows, 3), range(8)))
+    assert all((uniforms.numpy() == want).all() for uniforms in drawn)
+    assert half.random() == want[7, 2]

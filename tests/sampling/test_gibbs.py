@@ -36,7 +36,7 @@ from unmask.types import UserError
 Law = dict[State, float]
 M3 = (MASK,) * LENGTH
 JOINT = {x: (p + 0.03) / (1 + 0.03 * len(XS)) for x, p in random_joint(5).items()}  # chains forget soon
-N = 600
+N = 400
 
 # -- the truth: dense matrices over all texts ------------------------------------------------------------------------
 

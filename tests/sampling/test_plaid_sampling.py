@@ -13,7 +13,7 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from support.helpers import folder, refused, run, settings
+from support.helpers import refused, run, settings, train_once
 from support.plaid_models import DIM, MASK, SIZE, VOCAB, model_of, pairs, table_model
 from unmask.models.plaid import Plaid
 from unmask.process.keys import Keys
@@ -271,11 +271,8 @@ def test_what_cannot_be_written_is_a_sentence() -> None:
 
 @functools.cache
 def trained() -> str:
-    out = folder() / "plaid sampling"
     more = ("model.method=plaid", "train.steps=4", "eval.every=0", "eval.rows=4", "sample.every=2", "sample.steps=3")
-    ran = run("train", "tiny", *settings(*more), "--out", str(out), "--quiet")
-    assert ran.code == 0, ran.err
-    return str(out)
+    return str(train_once("plaid sampling", "tiny", *settings(*more)))
 
 
 def test_samples_on_the_command_line() -> None:

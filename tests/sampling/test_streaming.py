@@ -64,8 +64,8 @@ def test_pieces_of_real_tokenizers_add_up_to_the_text(kind: str, name: str) -> N
 
 def add_up(lm: LM, how: dict[str, Any]) -> None:
     windowed = "stride" in how
-    same_text(lm, lm.prompt_canvas("The café ", 33, windowed=windowed), temperature=1.5, **how)
-    gaps = lm.gap_canvas("{{9}} the Cat\n{{7}}{{2}} sat. ", windowed=windowed)
+    same_text(lm, lm.prompt_canvas("The café ", 24, windowed=windowed), temperature=1.5, **how)
+    gaps = lm.gap_canvas("{{6}} the Cat\n{{4}}{{2}} sat. ", windowed=windowed)
     shown, sample = watch(lm, gaps, temperature=1.5, seed=1, **how)
     assert "".join(shown) == sample.text
 
@@ -77,8 +77,8 @@ def test_stops_and_ends_of_text_in_random_text(kind: str, how: dict[str, Any]) -
     lm = make(kind)
     stops = ["e", "1a", "s t", "\n", "##"] if kind == "wordpiece" else ["\x01", "ab", "e", "\n", "\ufffd\ufffd"]
     reasons = set()
-    for seed in range(3):
-        canvas = lm.prompt_canvas("a", 30, windowed="stride" in how)
+    for seed in range(2):
+        canvas = lm.prompt_canvas("a", 24, windowed="stride" in how)
         _, sample = same_text(lm, canvas, seed=seed, stop=stops, stop_at_eos=True, temperature=2.0, **how)
         assert not any(stop in sample.text[1:] for stop in stops)
         reasons.add(sample.stopped)
@@ -154,7 +154,6 @@ def test_no_part_of_a_stop_string_is_ever_shown(how: dict[str, Any]) -> None:
         ("ab stam stamp stop", "ab stam "),
         ("ab sto", "ab sto"),
         ("stop", ""),
-        ("no end here", "no end here"),
     ]:
         shown, sample = target(lm, text, "sto", stop=["stop", "stamp"], **how)
         assert sample.text == "sto" + want

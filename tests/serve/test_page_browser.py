@@ -105,28 +105,57 @@ def artefacts(tmp_path_factory) -> Path:
     return folder
 
 
-@pytest.fixture
-def open_page(browser, address):
-    """Opens the page; whatever it complains about, or fetches from elsewhere, fails the test."""
-    contexts, wrong = [], []
+class Tabs:
+    """Tabs of one window that are used again: the page keeps nothing, and opening a tab costs more than the page."""
 
-    def open_(hash: str = "", **how: Any) -> Any:
-        how.setdefault("viewport", {"width": 1180, "height": 860})
-        contexts.append(browser.new_context(**how))
-        page = contexts[-1].new_page()
-        page.set_default_timeout(8_000)
+    def __init__(self, browser: Any, address: str) -> None:
+        self.browser, self.address = browser, address
+        self.window = browser.new_context(viewport={"width": 1180, "height": 860})
+        self.idle: list[Any] = []
+        self.wrong: list[str] = []  # what pages complain about, or fetch from elsewhere
+
+    def make(self, context: Any) -> Any:
+        page, wrong = context.new_page(), self.wrong
+        allowed = (self.address, "blob:", "about:")
+        page.set_default_timeout(20_000)
         page.on("console", lambda said: wrong.append(said.text) if said.type in ("error", "warning") else None)
         page.on("pageerror", lambda error: wrong.append(str(error)))
-        page.on("request", lambda asked: wrong.append(asked.url) if not asked.url.startswith((address, "blob:")) else 0)
+        page.on("request", lambda asked: wrong.append(asked.url) if not asked.url.startswith(allowed) else None)
+        return page
+
+
+@pytest.fixture(scope="module")
+def tabs(browser, address) -> Iterator[Tabs]:
+    opened = Tabs(browser, address)
+    yield opened
+    opened.window.close()
+
+
+@pytest.fixture
+def open_page(browser, tabs, address):
+    """Opens the page; whatever it complains about, or fetches from elsewhere, fails the test."""
+    used, contexts = [], []
+    tabs.wrong.clear()
+
+    def open_(hash: str = "", **how: Any) -> Any:
+        if how:
+            contexts.append(browser.new_context(**how))
+            page = tabs.make(contexts[-1])
+        else:
+            page = tabs.idle.pop() if tabs.idle else tabs.make(tabs.window)
+            used.append(page)
         page.goto(address + hash)
         page.wait_for_selector("body.ready")
         return page
 
-    open_.wrong = wrong
+    open_.wrong = tabs.wrong
     yield open_
     for context in contexts:
         context.close()
-    assert not wrong
+    for page in used:
+        page.goto("about:blank")
+    tabs.idle += used
+    assert not tabs.wrong
 
 
 def until(page: Any, true: str) -> None:
@@ -320,12 +349,12 @@ def test_labels_and_windows(open_page, lms):
     assert shown(page) == sample.text
     page.select_option("#a-label", "")
     assert page.is_disabled("#a-guidance")
-    page = open_page("#model=tiny-en&stride=64&length=200&steps=16&seed=1")
+    page = open_page("#model=tiny-en&stride=64&length=160&steps=8&seed=1")
     assert page.get_attribute("#a-length", "max") == "4096"
     page.click("#run")
     finish(page)
-    assert page.locator("#stage .k").count() == 200
-    (sample,) = lms["tiny-en"].write_samples(1, length=200, steps=16, seed=1, stride=64)
+    assert page.locator("#stage .k").count() == 160
+    (sample,) = lms["tiny-en"].write_samples(1, length=160, steps=8, seed=1, stride=64)
     assert shown(page) == sample.text
 
 
@@ -620,8 +649,11 @@ def test_only_what_is_used_must_be_right(open_page, lms):
 
 
 def test_links_from_anywhere(open_page, address):
+    page = open_page()
     for odd in ("#mode=constructor", "#mode=toString&text=x", "#view=bases&model=tiny-en", "#nothing", "#seed=x&n=-1"):
-        page = open_page(odd)
+        page.goto("about:blank")
+        page.goto(address + odd)
+        page.wait_for_selector("body.ready")
         assert page.locator("body.ready").count() and page.locator("[name=view]:checked").is_visible(), odd
     page = open_page("#text=Hello&suffix=The+end.&top_k=5&seed=3&compare=1&b.steps=4")
     page.goto(address + "#seed=7&steps=4")  # in the same page: nothing of the last one is left
@@ -747,13 +779,13 @@ def test_with_a_key(browser, lms):
 def test_the_files_are_what_the_package_declares():
     import tomllib
 
-    from unmask.serve.page import OWN, assets
+    from unmask.serve.page import FILES, assets
 
     root = Path(__file__).parents[2]
     declared = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))
     patterns = declared["tool"]["setuptools"]["package-data"]["unmask.serve.page"]
     folder = root / "src/unmask/serve/page"
-    assert {p.name for pattern in patterns for p in folder.glob(pattern)} == set(OWN)
+    assert {p.name for pattern in patterns for p in folder.glob(pattern)} == set(FILES)
     served = assets()
     assert json.dumps(sorted(served)) and b"innerHTML" not in b"".join(asset.body for asset in served.values())
     index = served["index.html"].body.decode()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
 import re
@@ -269,24 +268,23 @@ STOPS = [
 
 
 def test_a_stream_ends_where_the_text_does():
-    lm = unmask.load("tiny-en")
-    with running({"tiny-en": lm}) as server:
-        for how, seed in itertools.product(STOPS, (0, 4)):
-            body = {"prompt": "Once upon a time", "max_tokens": 40, "seed": seed, **how}
-            plain = server.post("/v1/completions", body).json["choices"][0]
-            events = server.post("/v1/completions", {**body, "stream": True}).events[:-1]
-            streamed = [event["choices"][0] for _, event in events]
-            assert "".join(choice["text"] for choice in streamed) == plain["text"]
-            assert streamed[-1]["finish_reason"] == plain["finish_reason"]
-            options = {"sampler": how.get("sampler"), "steps": how.get("steps")}
-            (sample,) = lm.write(
-                [lm.prompt_canvas("Once upon a time", 40 + len(lm.encode("Once upon a time")))],
-                seed=seed,
-                stop=[how["stop"]] if isinstance(how.get("stop"), str) else how.get("stop", []),
-                stop_at_eos=True,
-                **{name: value for name, value in options.items() if value is not None},
-            )
-            assert sample.text == "Once upon a time" + plain["text"]
+    lm, prompt, seeds = unmask.load("tiny-en"), "Once upon a time", (0, 1)
+    bodies = [{"prompt": prompt, "max_tokens": 24, "seed": seed, **how} for how in STOPS for seed in seeds]
+    streams = [{**body, "stream": True} for body in bodies]
+    with running({"tiny-en": lm}) as server, ThreadPoolExecutor(2 * len(bodies)) as pool:  # all of them in one batch
+        answers = list(pool.map(lambda body: server.post("/v1/completions", body), [*bodies, *streams]))
+    canvas, offline = lm.prompt_canvas(prompt, 24 + len(lm.encode(prompt))), []
+    for how in STOPS:
+        stop = [how["stop"]] if isinstance(how.get("stop"), str) else how.get("stop", [])
+        options = {name: how[name] for name in ("sampler", "steps") if name in how}
+        offline += lm.write([canvas] * len(seeds), seed=seeds[0], stop=stop, stop_at_eos=True, **options)
+    for body, plain, stream, sample in zip(bodies, answers, answers[len(bodies) :], offline, strict=False):
+        (choice,) = plain.json["choices"]
+        streamed = [event["choices"][0] for _, event in stream.events[:-1]]
+        assert "".join(piece["text"] for piece in streamed) == choice["text"]
+        assert streamed[-1]["finish_reason"] == choice["finish_reason"]
+        assert sample.text == prompt + choice["text"] and sample.seed == body["seed"]
+    assert len(offline) == len(bodies)
 
 
 def test_openai_prompts_and_logprobs(client):
@@ -414,6 +412,30 @@ def test_metrics_count_requests_tokens_and_calls():
         assert bounds == sorted(bounds) and bounds[-1] == 2
         kinds = [line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")]
         assert len(kinds) == len(set(kinds))  # a name is announced once
+
+
+KINDS = {
+    "unmask_requests": "counter", "unmask_request_seconds": "histogram", "unmask_first_event_seconds": "histogram",
+    "unmask_queue_seconds": "histogram", "unmask_tokens": "counter", "unmask_sequences": "counter",
+    "unmask_network_calls": "counter", "unmask_batch_rows": "histogram", "unmask_network_seconds": "counter",
+    "unmask_rows": "gauge", "unmask_rows_active": "gauge", "unmask_tokens_in_flight": "gauge",
+    "process_resident_memory_bytes": "gauge",
+}  # fmt: skip
+
+
+def test_every_server_has_metrics_of_its_own(server: Running):
+    from prometheus_client.parser import text_string_to_metric_families
+
+    server.post("/v1/infill", {"prompt": "abcd", "length": 6})
+    with running() as other:
+        other.post("/v1/infill", {"prompt": "abcd", "length": 6})
+        families = {
+            family.name: family for family in text_string_to_metric_families(other.get("/metrics").body.decode())
+        }
+    assert {name: families[name].type for name in KINDS} == KINDS
+    samples = [sample for family in families.values() for sample in family.samples]
+    assert not any(sample.name.endswith("_created") for sample in samples)
+    assert [sample.value for sample in samples if sample.name == "unmask_requests_total"] == [1]
 
 
 def test_the_openapi_document_knows_every_field(server: Running):

@@ -10,7 +10,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -18,13 +17,14 @@ import pytest
 import torch
 
 from support.helpers import random_lm
-from support.serving import Running, ar_lm, diffusion_lm, parse_events, running, slow_lm, wait_for
+from support.serving import Clock, HeldNetwork, Running, ar_lm, diffusion_lm, parse_events, running, wait_for
 from unmask.data.tokenization import bytes_tokenizer
 from unmask.process.keys import Keys
 from unmask.sampling import Batcher, FirstHitting, LeftToRight, Request, RevealPlan
 from unmask.sampling.trace import Change
-from unmask.serve.handles import RequestHandle, Step
+from unmask.serve.handles import Done, RequestHandle, Step
 from unmask.serve.limits import Limits
+from unmask.serve.threads import WORKER
 
 
 def post_head(body: dict, path: str = "/v1/diffusion") -> bytes:
@@ -110,21 +110,21 @@ def test_a_queue_is_the_desk_of_models_without_one():
             assert answer.json["samples"][0]["text"] == sample.text
 
 
-# -- a box for a slow reader -----------------------------------------------------------------------------------------
+# -- a buffer for a slow reader --------------------------------------------------------------------------------------
 
 
-def test_a_full_box_merges_steps_and_keeps_what_they_say():
+def test_a_full_buffer_merges_steps_and_keeps_what_they_say():
     import asyncio
 
     async def go() -> None:
-        ticket = RequestHandle("tiny", [], timeout=1, buffer=4)
+        handle = RequestHandle("tiny", [], timeout=1, buffer=4)
         canvases, truth = [{}, {}], [{}, {}]
         for i in range(200):
             index, position = i % 2, (i // 2) % 10
             change = Change(position, i, 0.5)
             truth[index][position] = i
-            ticket.put(Step(index, i, 0.5, i, (change,), torch.zeros(0), 0))
-        events = await ticket.take()
+            handle.put(Step(index, i, 0.5, i, (change,), torch.zeros(0), 0))
+        events = await handle.take()
         assert len(events) <= 5
         for event in events:
             canvases[event.index] |= {change.position: change.token for change in event.changes}
@@ -163,23 +163,30 @@ def test_a_reader_that_does_not_read_holds_up_nobody():
 # -- places ----------------------------------------------------------------------------------------------------------
 
 
+def requests_of(server: Running) -> list[RequestHandle]:
+    return [handle for queue in server.engine._queues.values() for handle in queue.handles]
+
+
 def test_a_client_that_goes_away_frees_its_places_at_once():
-    limits = Limits(batch=2, queue=2, grace=1.0)
-    with running({"tiny": slow_lm(0.05)}, limits) as server:
+    network = HeldNetwork()
+    with running({"tiny": network.lm}, Limits(batch=2, queue=2, grace=1.0)) as server:
         for path, body in (
             ("/v1/diffusion", {**LONG, "n": 4}),
             ("/v1/infill", {**LONG, "prompt": "a", "n": 4}),
             ("/v1/completions", {"prompt": "a", "max_tokens": 47, "n": 4, "stream": True, "sampler": "first-hitting"}),
         ):
+            network.hold()
             before = server.metric('unmask_sequences_total{end="cancelled"}')
             sock = server.connect()
             sock.sendall(post_head(body, path))
             wait_for(lambda: server.engine.active == 2)
             assert server.post("/v1/infill", {"prompt": "a", "length": 4}).status == 429
             sock.close()
-            begun = time.monotonic()
+            wait_for(lambda: all(handle.cancelled for handle in requests_of(server)))
+            calls = network.calls
+            network.release()
             wait_for(lambda: server.engine.rows == 0)
-            assert time.monotonic() - begun < 2.4  # 48 calls of 50 ms twice would take 4.8 seconds
+            assert network.calls - calls <= 1  # the call that was under way; 48 of them, twice, were to come
             assert server.metric('unmask_sequences_total{end="cancelled"}') - before == 4
             assert server.post("/v1/infill", {"prompt": "a", "length": 4}).status == 200
 
@@ -191,42 +198,65 @@ def test_what_can_never_fit_is_not_told_to_come_again():
 
 
 def test_a_full_queue_says_when_to_come_again():
-    with running({"tiny": slow_lm()}, Limits(batch=2, queue=1, grace=1.0)) as server, ThreadPoolExecutor(1) as pool:
+    network = HeldNetwork()
+    limits = Limits(batch=2, queue=1, grace=1.0)
+    with running({"tiny": network.lm}, limits) as server, ThreadPoolExecutor(1) as pool:
         first = pool.submit(server.post, "/v1/infill", {**LONG, "prompt": "a", "n": 3})
         wait_for(lambda: server.engine.rows == 3)
         answer = server.post("/v1/infill", {"prompt": "a", "length": 4})
         assert answer.status == 429 and answer.error["code"] == "queue_full"
         assert 1 <= int(answer.headers["retry-after"]) <= 60
+        network.release()
         assert len(first.result().json["samples"]) == 3
         assert server.post("/v1/infill", {"prompt": "a", "length": 4}).status == 200
 
 
 def test_tokens_in_flight_are_limited():
-    with running({"tiny": slow_lm()}, Limits(tokens=100, grace=1.0)) as server, ThreadPoolExecutor(1) as pool:
+    network = HeldNetwork()
+    with running({"tiny": network.lm}, Limits(tokens=100, grace=1.0)) as server, ThreadPoolExecutor(2) as pool:
         first = pool.submit(server.post, "/v1/infill", {**LONG, "prompt": "a", "n": 2})
         wait_for(lambda: server.engine.rows == 2)
         assert server.post("/v1/infill", {"prompt": "a", "length": 5}).status == 429
         assert server.post("/v1/infill", {"prompt": "a", "length": 48, "n": 3}).status == 400  # would never fit
-        assert server.post("/v1/infill", {"prompt": "a", "length": 4}).status == 200
-        assert first.result().status == 200
+        second = pool.submit(server.post, "/v1/infill", {"prompt": "a", "length": 4})
+        wait_for(lambda: server.engine.rows == 3)
+        network.release()
+        assert first.result().status == second.result().status == 200
 
 
-def test_a_request_of_many_samples_does_not_keep_others_waiting():
-    with running({"tiny": slow_lm()}, Limits(batch=4, grace=1.0)) as server, ThreadPoolExecutor(1) as pool:
+def test_a_request_of_many_samples_does_not_keep_others_waiting(monkeypatch):
+    network, ends, put = HeldNetwork(), [], RequestHandle.put
+
+    def watched(handle: RequestHandle, event) -> None:
+        if isinstance(event, Done):
+            ends.append((len(handle.works), network.calls))
+        put(handle, event)
+
+    monkeypatch.setattr(RequestHandle, "put", watched)
+    with running({"tiny": network.lm}, Limits(batch=4, grace=1.0)) as server, ThreadPoolExecutor(2) as pool:
         many = pool.submit(server.post, "/v1/infill", {**LONG, "prompt": "a", "n": 16})
         wait_for(lambda: server.engine.active == 4)
-        begun = time.monotonic()
-        assert server.post("/v1/infill", {"prompt": "a", "length": 4, "steps": 2}).status == 200
-        short = time.monotonic() - begun
-        assert many.result().status == 200
-        assert short < (time.monotonic() - begun) / 2  # 16 samples in four places take four times as long as one
+        short = pool.submit(server.post, "/v1/infill", {"prompt": "a", "length": 4, "steps": 2})
+        wait_for(lambda: server.engine.rows == 17)
+        network.release()
+        assert short.result().status == many.result().status == 200
+    (calls,) = (calls for works, calls in ends if works == 1)
+    assert calls < ends[-1][1] / 2  # 16 samples in four places take four times as long as one
 
 
 def test_what_takes_too_long_is_ended():
-    with running({"tiny": slow_lm()}, Limits(timeout=0.25, grace=1.0)) as server:
-        answer = server.post("/v1/infill", {**LONG, "prompt": "a"})
-        assert answer.status == 408 and answer.error["type"] == "timeout_error"
-        name, data = server.post("/v1/diffusion", LONG).events[-1]
+    network, clock = HeldNetwork(), Clock()
+    with running({"tiny": network.lm}, clock=clock) as server, ThreadPoolExecutor(2) as pool:
+        waiting = [
+            pool.submit(server.post, *what)
+            for what in (("/v1/infill", {**LONG, "prompt": "a"}), ("/v1/diffusion", LONG))
+        ]
+        wait_for(lambda: server.engine.rows == 2)
+        clock.now += server.engine.limits.timeout + 1
+        network.release()
+        plain, streamed = (one.result() for one in waiting)
+        assert plain.status == 408 and plain.error["type"] == "timeout_error"
+        name, data = streamed.events[-1]
         assert name == "error" and data["error"]["code"] == "timeout"
         assert server.engine.rows == 0
         assert server.post("/v1/infill", {"prompt": "a", "length": 5, "steps": 1}).status == 200
@@ -234,7 +264,7 @@ def test_what_takes_too_long_is_ended():
 
 def test_a_network_that_fails_ends_its_requests_only(caplog):
     lm = diffusion_lm()
-    broken = slow_lm(0)
+    broken = HeldNetwork().lm
     calls = []
 
     def fails(*given, **more):
@@ -338,7 +368,7 @@ def test_a_text_whose_gaps_have_ranges_is_that_of_the_library():
         assert found["text"] == sample.text and found["gaps"] == sample.gaps
 
 
-LONG_WORK = [  # more than a minute at half a second a network call
+LONG_WORK = [  # more than a hundred network calls each
     ("/v1/infill", {"text": "a{{1-12}}b{{1-12}}"}),  # 144 lengths
     ("/v1/infill", {"text": "a{{" + " " * 60 + "1-12}}b{{" + "0" * 60 + "1-12}}"}),
     ("/v1/score", {"text": "ab" * 24, "method": "strata", "draws": 256, "calls": 64}),
@@ -349,35 +379,44 @@ LONG_WORK = [  # more than a minute at half a second a network call
 
 
 def at_work() -> bool:
-    return any(thread.name == "unmask-briefly" for thread in threading.enumerate())
+    return any(thread.name == WORKER for thread in threading.enumerate())
 
 
 @pytest.mark.parametrize(("path", "body"), LONG_WORK, ids=["gaps", "padded", "strata", "bound", "orders", "pll"])
 def test_work_beside_the_engine_ends_with_its_client(path, body):
-    with running({"tiny": slow_lm(0.5)}) as server:
+    network = HeldNetwork()
+    with running({"tiny": network.lm}) as server:
         service = server.server.config.loaded_app.state.service
         with server.connect() as client:
             client.sendall(post_head(body, path))
-            wait_for(at_work)
-        wait_for(lambda: not at_work() and service._reading == 0)
+            wait_for(lambda: network.calls)
+        wait_for(lambda: service._reading == 0)
+        network.release()
+        wait_for(lambda: not at_work())
+        assert network.calls <= 2
 
 
 def test_work_beside_the_engine_and_what_waits_for_it_have_a_deadline():
-    with running({"tiny": slow_lm(0.05)}, Limits(timeout=1.0, grace=1.0)) as server, ThreadPoolExecutor(3) as pool:
+    network = HeldNetwork()
+    with running({"tiny": network.lm}, Limits(timeout=0.2, grace=1.0)) as server, ThreadPoolExecutor(3) as pool:
         waiting = [pool.submit(server.post, *one) for one in (LONG_WORK[2], LONG_WORK[3], LONG_WORK[0])]
         for one in waiting:
             answer = one.result()
             assert answer.status == 408 and answer.error["type"] == "timeout_error"
+        network.release()
 
 
 # -- the end ---------------------------------------------------------------------------------------------------------
 
 
 def test_a_stopping_server_finishes_what_runs():
-    with running({"tiny": slow_lm()}, Limits(grace=20.0)) as server, ThreadPoolExecutor(2) as pool:
+    network = HeldNetwork()
+    with running({"tiny": network.lm}, Limits(grace=20.0)) as server, ThreadPoolExecutor(1) as pool:
         running_one = pool.submit(server.post, "/v1/diffusion", LONG)
         wait_for(lambda: server.engine.active == 1)
         server.server.should_exit = True
+        wait_for(lambda: server.engine.draining)
+        network.release()
         answer = running_one.result()
         assert answer.status == 200 and answer.events[-1][0] == "end"
         with pytest.raises(OSError):  # noqa: PT011
@@ -385,13 +424,16 @@ def test_a_stopping_server_finishes_what_runs():
 
 
 def test_a_stopping_server_reports_what_it_cannot_finish():
-    with running({"tiny": slow_lm(0.1)}, Limits(grace=0.3)) as server, ThreadPoolExecutor(2) as pool:
+    network = HeldNetwork()
+    with running({"tiny": network.lm}, Limits(grace=0.1)) as server, ThreadPoolExecutor(2) as pool:
         streamed, plain = (
             pool.submit(server.post, *what)
             for what in (("/v1/diffusion", LONG), ("/v1/infill", {**LONG, "prompt": "a"}))
         )
-        wait_for(lambda: server.engine.active == 2)
+        wait_for(lambda: server.engine.rows == 2)
         server.server.should_exit = True
+        wait_for(lambda: server.engine.ended)
+        network.release()
         name, data = streamed.result().events[-1]
         assert name == "error" and data["error"]["code"] == "shutdown"
         assert plain.result().status == 503 and plain.result().error

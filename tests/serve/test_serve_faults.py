@@ -6,18 +6,19 @@ from __future__ import annotations
 import contextlib
 import gc
 import json
+import os
 import random
 import socket
 import threading
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
 from support.serving import Running, ar_lm, diffusion_lm, running, wait_for
 from unmask.serve.limits import Limits
-from unmask.serve.monitoring import memory
 
 SAMPLERS = [{"steps": 6}, {"sampler": "first-hitting"}, {"sampler": "confidence", "k": 4},
             {"sampler": "remask-cap", "steps": 8, "eta": 0.1}, {"sampler": "left-to-right", "k": 5}]  # fmt: skip
@@ -164,9 +165,9 @@ def fault_run(requests: int, clients: int, header: int) -> None:
         wait_for(lambda: server.engine.rows == 0)
         wait_for(lambda: not server.server.server_state.tasks)
         assert server.engine._tokens == 0 and threading.active_count() <= threads + 3
-        lines = list(server.engine._lines.values())
-        assert all(not line.tickets and not line.rows and not line.desk.busy for line in lines)
-        assert all(not getattr(line.desk, "saved", None) for line in lines)
+        queues = list(server.engine._queues.values())
+        assert all(not queue.handles and not queue.rows and not queue.desk.busy for queue in queues)
+        assert all(not getattr(queue.desk, "saved", None) for queue in queues)
         assert server.post("/v1/infill", {"prompt": "a", "length": 9}).status == 200
         bad = server.metric('unmask_requests_total{code="5')
         assert bad == 0
@@ -180,7 +181,13 @@ def test_a_small_fault_run():
     fault_run(60, 12, header=1_000_000)
 
 
+def memory() -> int:
+    """Bytes of this process in memory."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
 @pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="memory is read from /proc")
 def test_five_hundred_requests_with_faults():
     gc.collect()
     fault_run(500, 24, header=100_000_000)
@@ -203,7 +210,6 @@ def schema_run(examples: int) -> None:
     """Bodies that fit the OpenAPI document, and bodies that do not: none of them is an error of the server."""
     schemathesis = pytest.importorskip("schemathesis")
     from hypothesis import HealthCheck, given, settings
-    from hypothesis.errors import Unsatisfiable
 
     limits = Limits(length=24, steps=8, n=2, texts=2, grace=2.0, timeout=20.0)
     with running({"tiny": diffusion_lm(), "ar": ar_lm()}, limits) as server:
@@ -212,7 +218,10 @@ def schema_run(examples: int) -> None:
         statuses: Counter = Counter()
         for found in schema.get_all_operations():
             operation = found.ok()
-            for mode in (schemathesis.GenerationMode.POSITIVE, schemathesis.GenerationMode.NEGATIVE):
+            modes = [schemathesis.GenerationMode.POSITIVE]
+            if operation.body:  # nothing can be wrong with a path that takes nothing
+                modes.append(schemathesis.GenerationMode.NEGATIVE)
+            for mode in modes:
                 strategy = operation.as_strategy(generation_mode=mode)
 
                 @settings(
@@ -237,8 +246,7 @@ def schema_run(examples: int) -> None:
                             if answer.status != 200:
                                 assert answer.error
 
-                with contextlib.suppress(Unsatisfiable):  # nothing can be wrong with a path that takes nothing
-                    check()
+                check()
         for path in SMALL:
             assert statuses[path, 200] and statuses[path, 400], statuses
         assert server.engine.rows == 0

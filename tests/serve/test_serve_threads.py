@@ -13,7 +13,7 @@ import torch
 
 from support.serving import diffusion_lm, running
 from unmask.errors import UserError
-from unmask.serve.threads import briefly, use_cores
+from unmask.serve.threads import WORKER, run_in_thread, use_cores
 
 
 def in_thread(call):
@@ -58,11 +58,11 @@ def test_every_thread_has_its_own_number_of_cores():
 
 
 def test_work_on_a_thread_that_ends():
-    assert briefly(lambda a, b: (a + b, threading.current_thread().name), 1, 2) == (3, "unmask-briefly")
-    assert briefly(torch.get_num_threads, threads=2) == 2
+    assert run_in_thread(lambda a, b: (a + b, threading.current_thread().name), 1, 2) == (3, WORKER)
+    assert run_in_thread(torch.get_num_threads, threads=2) == 2
     with pytest.raises(UserError, match="no such thing"):
-        briefly(_refuse)
-    assert all(thread.name != "unmask-briefly" for thread in threading.enumerate())
+        run_in_thread(_refuse)
+    assert all(thread.name != WORKER for thread in threading.enumerate())
 
 
 def _refuse() -> None:
@@ -73,14 +73,14 @@ def _refuse() -> None:
 def test_workers_go_with_their_thread():
     code = """
 import os, time, torch
-from unmask.serve.threads import briefly, use_cores
+from unmask.serve.threads import run_in_thread, use_cores
 count = lambda: len(os.listdir("/proc/self/task"))
 use_cores(4)  # torch has another pool, too, which stays
 before = count()
 def work():
     torch.ones(1 << 20).exp().sum()
     return count()
-during = briefly(work, threads=4)
+during = run_in_thread(work, threads=4)
 end = time.monotonic() + 20
 while count() != before and time.monotonic() < end:
     time.sleep(0.01)

@@ -1,21 +1,20 @@
 """Shared by the system tests: a text that is easy to learn, a network of a few thousand weights, the command line.
 
-Training happens once a session (`trained`); other tests copy its folder. Child processes that get killed are forked
-from a server that has imported torch already, so that each of them starts in a moment instead of seconds.
+Training happens once a session (`trained`), by the worker that asks first; other tests copy its folder. Child
+processes that get killed are forked from a server that has imported torch already, so that each of them starts in a
+moment instead of seconds.
 """
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import functools
 import io
 import json
 import multiprocessing
 import os
-import shutil
+import socket
 import sys
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
@@ -25,6 +24,8 @@ from unittest import mock
 
 import numpy as np
 import torch
+import typer
+from filelock import FileLock
 from torch import nn
 
 from unmask import cli
@@ -43,18 +44,34 @@ TEXT = ["data.tokenizer=bytes", "data.length=16"]
 
 @functools.cache
 def folder() -> Path:
-    """A folder for the whole session: the text, the cache of tokens, the trained run."""
-    path = Path(tempfile.mkdtemp(prefix="unmask-tests-"))
-    atexit.register(shutil.rmtree, path, ignore_errors=True)
+    """A folder for the whole session and all its workers: the text, the cache of tokens, the trained run."""
+    return Path(os.environ["UNMASK_TESTS_FOLDER"])
+
+
+def once(name: str, make: Callable[[Path], object]) -> Path:
+    """The path of this name in the folder of the session; the first worker that asks for it makes it."""
+    path, made = folder() / name, folder() / f"{name}.made"
+    with FileLock(folder() / f"{name}.lock"):
+        if not made.exists():
+            make(path)
+            made.touch()
     return path
+
+
+def train_once(name: str, *arguments: str) -> Path:
+    """The run of `unmask train ARGUMENTS`, trained once a session. Do not write into it."""
+
+    def train(out: Path) -> None:
+        ran = run("train", *arguments, "--out", str(out), "--quiet")
+        assert ran.code == 0, ran.err
+
+    return once(name, train)
 
 
 @functools.cache
 def text_file() -> Path:
     """Twenty bytes again and again: what a masked byte was can be read off its neighbours."""
-    path = folder() / "sentence.txt"
-    path.write_text(SENTENCE * 1000)
-    return path
+    return once("sentence.txt", lambda path: path.write_text(SENTENCE * 1000))
 
 
 def settings(*more: str) -> list[str]:
@@ -80,10 +97,7 @@ TRAINED = [
 @functools.cache
 def trained() -> Path:
     """A finished run with checkpoints at 150 and 300 steps. Do not write into it: `shutil.copytree` it."""
-    out = folder() / "trained"
-    ran = run("train", "tiny", *settings(*TRAINED), "--out", str(out), "--quiet")
-    assert ran.code == 0, ran.err
-    return out
+    return train_once("trained", "tiny", *settings(*TRAINED))
 
 
 # -- the command line ------------------------------------------------------------------------------------------------
@@ -103,11 +117,15 @@ class Ran:
         return json.loads(self.out)
 
 
+command_tree = functools.cache(typer.main.get_command)  # nine tenths of a call; `cache_clear` where options are added
+
+
 def run(*args: str) -> Ran:
     """`unmask ARGS` in this process."""
     out, err, code = io.StringIO(), io.StringIO(), 0
     with (
         mock.patch.object(sys, "argv", ["unmask", *args]),
+        mock.patch.object(typer.main, "get_command", command_tree),
         contextlib.redirect_stdout(out),
         contextlib.redirect_stderr(err),
     ):
@@ -179,6 +197,22 @@ def _child(args: list[str], err: str, before: Callable[..., None] | None, given:
         before(*given)
     sys.argv = ["unmask", *args]
     cli.main()
+
+
+def _rank(rank: int, size: int, port: int) -> None:
+    own = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    os.environ.update({name: str(value) for name, value in own.items()})
+
+
+def run_together(processes: int, args: list[str], err: Path) -> None:
+    """`unmask ARGS` in processes of one world, as torchrun starts them."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    started = [start(args, err, _rank, rank, processes, port) for rank in range(processes)]
+    for process in started:
+        process.join(120)
+    assert [process.exitcode for process in started] == [0] * processes, err.read_text()
 
 
 # -- small models ----------------------------------------------------------------------------------------------------

@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from support import helpers
+from support.helpers import run_together
 from unmask.training.step import Trainer
 from unmask.types import Likelihood
 
@@ -31,15 +33,20 @@ SETTINGS = [
 ]
 
 
-def run(out: Path, processes: int, *extra: str, timeout: int = 120) -> list[dict]:
+def run(out: Path, processes: int, *extra: str, torchrun: bool = False) -> list[dict]:
     """`unmask train` on some processes; returns its journal."""
-    launcher = [sys.executable, "-m"]
-    if processes > 1 or any("fsdp" in e for e in extra):
-        launcher += ["torch.distributed.run", "--standalone", "--nproc-per-node", str(processes), "-m"]
-    command = [*launcher, "unmask", "train", "tiny", *SETTINGS, *extra, "--out", str(out), "--quiet"]
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=timeout)
-    assert done.returncode == 0, done.stderr
+    arguments = ["train", "tiny", *SETTINGS, *extra, "--out", str(out), "--quiet"]
+    if torchrun:
+        launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
+        command = [*launcher, "-m", "unmask", *arguments]
+        env = {**os.environ, "OMP_NUM_THREADS": "1"}
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr
+    elif processes > 1:
+        run_together(processes, arguments, out.parent / "said.txt")
+    else:
+        ran = helpers.run(*arguments)
+        assert ran.code == 0, ran.err
     return [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
 
 

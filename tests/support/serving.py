@@ -35,18 +35,38 @@ def ar_lm() -> LM:
     return random_lm(bytes_tokenizer(), "data.length=48", "model.hidden_dim=32", "model.method=ar", scale=2.0)
 
 
-def slow_lm(seconds: float = 0.02) -> LM:
-    """The same, and every network call takes at least so long."""
-    lm = random_lm(bytes_tokenizer(), "data.length=48", "model.hidden_dim=32", scale=2.0)
-    lm.model.load_state_dict(diffusion_lm().model.state_dict())
-    hidden = lm.model.hidden
+class HeldNetwork:
+    """A model whose network calls wait until the test releases them: a slow network without a clock."""
 
-    def slowly(*given: Any, **more: Any) -> Any:
-        time.sleep(seconds)
-        return hidden(*given, **more)
+    def __init__(self) -> None:
+        self.lm = random_lm(bytes_tokenizer(), "data.length=48", "model.hidden_dim=32", scale=2.0)
+        self.lm.model.load_state_dict(diffusion_lm().model.state_dict())
+        self.calls = 0
+        self._free = threading.Event()
+        hidden = self.lm.model.hidden
 
-    object.__setattr__(lm.model, "hidden", slowly)
-    return lm
+        def held(*args: Any, **more: Any) -> Any:
+            self.calls += 1
+            assert self._free.wait(60)
+            return hidden(*args, **more)
+
+        object.__setattr__(self.lm.model, "hidden", held)
+
+    def hold(self) -> None:
+        self._free.clear()
+
+    def release(self) -> None:
+        self._free.set()
+
+
+class Clock:
+    """A clock that only the test moves."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
 
 
 @dataclass
@@ -76,17 +96,17 @@ class Answer:
 
 
 def parse_events(text: str) -> list[tuple[str, Any]]:
-    """Server-sent events by the standard: fields, one a line, and an empty line after each event."""
+    """Server-sent events by the standard: one field per line, and an empty line after each event."""
     assert text.endswith("\n\n"), text[-80:]
-    found = []
+    events = []
     for block in text[:-2].split("\n\n"):
         fields = [line.partition(": ") for line in block.split("\n")]
         assert all(name in ("event", "data", "") for name, _, _ in fields), block
         values = {name: value for name, _, value in fields if name}
         if "data" in values:
             data = values["data"]
-            found.append((values.get("event", "message"), data if data == "[DONE]" else json.loads(data)))
-    return found
+            events.append((values.get("event", "message"), data if data == "[DONE]" else json.loads(data)))
+    return events
 
 
 @dataclass
@@ -126,21 +146,25 @@ class Running:
         return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(name))
 
 
-def wait_for(what: Callable[[], Any], seconds: float = 20.0) -> Any:
+def wait_for(what: Callable[[], Any], seconds: float = 60.0) -> Any:
     """Until something is true."""
     end = time.monotonic() + seconds
-    while not (found := what()):
+    while not (result := what()):
         assert time.monotonic() < end, "it never happened"
         time.sleep(0.005)
-    return found
+    return result
 
 
 @contextlib.contextmanager
 def running(
-    lms: dict[str, LM] | None = None, limits: Limits | None = None, send_buffer: int | None = None, **more: Any
+    lms: dict[str, LM] | None = None,
+    limits: Limits | None = None,
+    send_buffer: int | None = None,
+    clock: Callable[[], float] = time.monotonic,
+    **more: Any,
 ) -> Iterator[Running]:
     """A server with these models, until the end of the block; no sequence may be left in it then."""
-    engine = Engine(lms or {"tiny": diffusion_lm(), "ar": ar_lm()}, limits or Limits(grace=1.0))
+    engine = Engine(lms or {"tiny": diffusion_lm(), "ar": ar_lm()}, limits or Limits(grace=1.0), clock)
     sock = bind("127.0.0.1", 0)
     if send_buffer is not None:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)  # its connections inherit it

@@ -83,7 +83,7 @@ SAMPLERS: dict[str, dict[str, Any]] = {
     "remask-rescale": {"sampler": "remask-rescale", "steps": 8, "eta": 0.4},
     "remask-loop": {"sampler": "remask-loop", "steps": 12, "eta": 0.3},
     "corrector": {"sampler": "corrector", "steps": 5, "eta": 0.3},
-    "gibbs": {"sampler": "gibbs", "steps": 60, "burn": 20},
+    "gibbs": {"sampler": "gibbs", "steps": 40, "burn": 10},
     "gibbs in parallel": {"sampler": "gibbs", "steps": 5, "scan": "parallel"},
     "windows": {"sampler": "plan", "steps": 4, "stride": 7},
     "windows left to right": {"sampler": "left-to-right", "stride": 20},

@@ -38,7 +38,7 @@ def weights(out: Path, step: int = 4, name: str = "ema") -> dict[str, torch.Tens
 
 def test_two_processes_give_the_losses_and_weights_of_one(corpus: str, alone: tuple, tmp_path: Path) -> None:
     """An odd batch over two processes with accumulation: uneven shares, same numbers."""
-    journal = run(tmp_path / "two", 2, corpus, "train.micro_batch_size=2")
+    journal = run(tmp_path / "two", 2, corpus, "train.micro_batch_size=2", torchrun=True)
     same(alone[1], journal)
     ours, theirs = weights(alone[0]), weights(tmp_path / "two")
     for name, tensor in ours.items():

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from support.helpers import folder, refused, run
+from support.helpers import once, refused, run, train_once
 from unmask import load
 from unmask.config import TrainConfig
 from unmask.data.genome.bases import VOCAB, N
@@ -34,19 +34,15 @@ JUDGED = ["eval.every=0", "eval.rows=8", "eval.draws=2", "train.precision=float3
 
 @functools.cache
 def fasta() -> Path:
-    path = folder() / "toy.fa"
     bases = "".join(random.Random(1).choices("ACGTN", weights=[9, 6, 6, 9, 0.3], k=12_000))
-    path.write_text(">one\n" + "\n".join(bases[i : i + 50] for i in range(0, len(bases), 50)) + "\n")
-    return path
+    text = ">one\n" + "\n".join(bases[i : i + 50] for i in range(0, len(bases), 50)) + "\n"
+    return once("toy.fa", lambda path: path.write_text(text))
 
 
 @functools.cache
 def made(name: str, *more: str) -> str:
-    out = folder() / "dna" / "-".join([name, *(word.replace("=", "-") for word in more)])
     own = [f"data.source={fasta()}", "data.length=32", *NETWORK, *QUICK, *JUDGED, *more]
-    ran = run("train", name, *own, "--out", str(out), "--quiet")
-    assert ran.code == 0, ran.err
-    return str(out)
+    return str(train_once("-".join(["dna", name, *(word.replace("=", "-") for word in more)]), name, *own))
 
 
 # -- groups of weights -----------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 import unmask
-from support.helpers import folder, refused, run, settings, start
+from support.helpers import once, refused, run, settings, start
 from unmask.hub.resolve import checkpoint
 
 STEPS = 60
@@ -43,9 +43,11 @@ def arguments(out: Path, *more: str, steps: int = STEPS, every: int = 4) -> list
 @functools.cache
 def reference(steps: int = STEPS) -> Path:
     """The run that nobody disturbs."""
-    out = folder() / f"undisturbed-{steps}"
-    assert run(*arguments(out, steps=steps)).code == 0
-    return out
+
+    def train(out: Path) -> None:
+        assert run(*arguments(out, steps=steps)).code == 0
+
+    return once(f"undisturbed-{steps}", train)
 
 
 def journal(out: Path) -> list[dict[str, Any]]:

@@ -55,11 +55,13 @@ def serve(
         from ..serve.limits import Limits
         from ..serve.server import bind
         from ..serve.server import serve as run
-        from ..serve.threads import briefly
+        from ..serve.threads import run_in_thread
     except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] not in ("starlette", "uvicorn", "h11", "anyio"):
+        if (error.name or "").partition(".")[0] not in ("starlette", "uvicorn", "h11", "anyio", "prometheus_client"):
             raise
-        raise UserError("unmask serve needs starlette and uvicorn: pip install 'unmask[serve]'") from None
+        raise UserError(
+            "unmask serve needs starlette, uvicorn and prometheus_client: pip install 'unmask[serve]'"
+        ) from None
     from .commands import load_lm
 
     limits = Limits(
@@ -81,7 +83,7 @@ def serve(
     sock = bind(host, port)  # before minutes of loading
     with contextlib.closing(sock):
         named = _names(models)
-        lms = {name: briefly(load_lm, path, which, weights, device) for name, path in named.items()}
+        lms = {name: run_in_thread(load_lm, path, which, weights, device) for name, path in named.items()}
         logging.basicConfig(
             level=logging.INFO if log_requests or log_prompts else logging.WARNING, format="%(asctime)s %(message)s"
         )

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+from ..jsonable import described
 from .shared import Json, Overrides, Weights, err_console, out_console, print_json, print_lines
 
 
@@ -40,7 +41,7 @@ def reproduce(
     """Re-create a table of the paper, beside the paper's figures: trains what it needs, writes report.md and plots."""
     from ..reproduce import reproduce as run
     from ..reproduce.bench import Missing
-    from ..reproduce.report import plain, terminal_lines
+    from ..reproduce.report import terminal_lines
 
     try:
         report, page = run(
@@ -63,7 +64,7 @@ def reproduce(
             err_console.print("train these on a cluster, then run the same command again", markup=False)
         return
     if as_json:
-        print_json(plain(report))
+        print_json(described(report))
         return
     print_lines(terminal_lines(report))
     err_console.print(f"report: {page}", markup=False)

@@ -194,10 +194,16 @@ def byte_characters() -> tuple[str, ...]:
     return tuple(chr(byte) if byte in visible else next(others) for byte in range(256))
 
 
+@functools.cache
+def _byte_of() -> dict[str, int]:
+    """The byte that each character of a byte-level vocabulary stands for."""
+    return {character: value for value, character in enumerate(byte_characters())}
+
+
 def _shown(piece: str, decoder: str) -> str:
     """A token of the vocabulary as a reader wants to see it."""
     if "ByteLevel" in decoder:
-        byte = {character: value for value, character in enumerate(byte_characters())}
+        byte = _byte_of()
         if not all(character in byte for character in piece):
             return piece
         text = bytes(byte[character] for character in piece).decode("utf-8", "surrogateescape")

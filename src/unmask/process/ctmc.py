@@ -114,7 +114,7 @@ def reverse_step(log_x: Tensor, alpha_s: Tensor, alpha_t: Tensor, mask: int) -> 
 
 
 def analytic_step(log_score: Tensor, z: Tensor, sigma_s: Tensor, sigma_t: Tensor, mask: int) -> Tensor:
-    """Tau-leaping with Tweedie's formula: [s exp(-Δσ R)](y) · q(z_t|z_s = y), Δσ = sigma_t - sigma_s.
+    """Tau-leaping with Tweedie's formula: `[s exp(-Δσ R)](y) · q(z_t|z_s = y)`, Δσ = sigma_t - sigma_s.
 
     At z = m that is (e^Δσ - 1) s(y), and what is missing to 1 for staying; below 0 for a score that is too large.
     """

@@ -13,7 +13,7 @@ import platform
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ import torch
 from rich.cells import cell_len
 
 from ..files import write_text
+from ..jsonable import described
 from ..progress import CONTROLS
 from ..types import UserError
 from ..version import __version__
@@ -36,7 +37,6 @@ __all__ = [
     "Table",
     "load_results",
     "ordering",
-    "plain",
     "terminal_lines",
     "write_report",
 ]
@@ -94,7 +94,7 @@ class Figure:
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON; what is not finite is a word."""
-        return dict(plain(self))
+        return dict(described(self))
 
 
 def _exponent(value: float, digits: int) -> int:
@@ -210,7 +210,7 @@ def write_report(report: Report, folder: Path) -> Path:
     """Write report.md, results.json and the plots; every file is replaced in one step. Returns report.md."""
     report = replace(report, environment=report.environment or environment())
     files = {f"{stem}.svg": svg(plot) for stem, plot in zip(_stems(report.plots), report.plots, strict=True)}
-    document = json.dumps({"schema": SCHEMA, **plain(report)}, indent=1, ensure_ascii=False, allow_nan=False)
+    document = json.dumps({"schema": SCHEMA, **described(report)}, indent=1, ensure_ascii=False, allow_nan=False)
     files |= {"results.json": document + "\n", "report.md": markdown(report)}  # the page last: it shows the others
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -240,23 +240,6 @@ def _cpu() -> str:
     except OSError:
         found = None
     return found[1].strip() if found else platform.processor() or platform.machine()
-
-
-def plain(value: Any) -> Any:
-    """The same as JSON can hold it; what is not finite becomes a word, and what is unknown its text."""
-    if value is None or isinstance(value, bool | int | str):
-        return value
-    if isinstance(value, float):
-        return float(value) if math.isfinite(value) else str(float(value))
-    if is_dataclass(value) and not isinstance(value, type):
-        return {item.name: plain(getattr(value, item.name)) for item in fields(value)}
-    if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple | set | frozenset):
-        return [plain(item) for item in (sorted(value, key=str) if isinstance(value, set | frozenset) else value)]
-    if callable(getattr(value, "item", None)) and getattr(value, "shape", None) == ():  # a number of torch or numpy
-        return plain(value.item())
-    return str(value)
 
 
 def _stems(plots: Sequence[Plot]) -> list[str]:
@@ -373,7 +356,7 @@ def _model_cells(models: list[dict[str, Any]]) -> list[list[str]]:
 
 def _value(value: Any, thousands: str = "") -> str:
     """A setting in words."""
-    value = plain(value)
+    value = described(value)
     if value is None:
         return NONE
     if isinstance(value, bool):

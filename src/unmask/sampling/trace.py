@@ -19,11 +19,13 @@ from torch import Tensor
 
 from ..data.tokenization import Tokenizer
 from ..files import write_text
+from ..jsonable import described
 from ..types import Sample, State, UserError
 
 FORMAT = "unmask-trace/1"
 KEYS = {"format", "mask", "special", "pieces", "protocol", "sequences"}
 SEQUENCE_KEYS = {"canvas", "given", "events", "text", "name", "done"}
+BROWSER = 2**53  # beyond that a browser would show another number
 LONGEST = 2**22  # positions: a damaged length must not fill the memory
 EVENT_KEYS = {"step", "t", "calls", "changes"}  # and "length" where the canvas grew
 
@@ -80,7 +82,7 @@ class Trace:
         self.mask = vocab.mask
         self.special = {token for token in (vocab.mask, vocab.pad, vocab.bos, vocab.eos) if token is not None}
         self.pieces: dict[int, str] = {}  # of the tokens that occur
-        self.protocol: dict[str, Any] = _plain(protocol or {})
+        self.protocol: dict[str, Any] = described(protocol or {}, BROWSER)
         self._now = [canvas.detach().cpu().clone() for canvas in canvases]
         starts = [canvas.tolist() for canvas in self._now]
         self.courses = [Recording(ids, _runs(token != self.mask for token in ids)) for ids in starts]
@@ -142,7 +144,10 @@ class Trace:
         trace = cls.__new__(cls)
         trace.tokenizer, trace._now = None, []
         pieces, special, trace.protocol = data["pieces"], data["special"], data["protocol"]
-        _need(isinstance(trace.protocol, dict) and _plain(trace.protocol) == trace.protocol, '"protocol" is no object')
+        _need(
+            isinstance(trace.protocol, dict) and described(trace.protocol, BROWSER) == trace.protocol,
+            '"protocol" is no object',
+        )
         good = isinstance(pieces, dict) and all(
             key.isdecimal() and len(key) < 12 and type(piece) is str for key, piece in pieces.items()
         )
@@ -217,19 +222,6 @@ def _event_json(event: TraceEvent) -> dict[str, Any]:
     ]
     data = {"step": event.step, "t": event.t, "calls": event.calls, "changes": changes}
     return data if event.length is None else {**data, "length": event.length}
-
-
-def _plain(value: Any) -> Any:
-    """A protocol as JSON can hold it: what is no plain value becomes its name."""
-    if isinstance(value, dict):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    if value is None or type(value) in (str, bool) or (type(value) is float and math.isfinite(value)):
-        return value
-    if type(value) is int and abs(value) < 2**53:  # beyond that a browser would show another number
-        return value
-    return str(value)
 
 
 def _runs(flags: Iterable[bool]) -> list[tuple[int, int]]:

@@ -1,5 +1,5 @@
 """Models over HTTP (extra `serve`): one process with a page, a JSON API and continuous batching.
 
-`engine` owns the networks; `app` answers requests; neither knows how the other works beyond a `Ticket`. Nothing here is
-imported by the rest of the library.
+`engine` owns the networks and `app` answers requests; all they share is a `RequestHandle`. Only the command line
+imports them.
 """

@@ -1,4 +1,4 @@
-"""What comes back from the engine, as JSON: events of a diffusion, samples, OpenAI's completions, scores."""
+"""What the engine returns, as JSON: events of a diffusion, samples, OpenAI's completions, scores."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ import asyncio
 import math
 import secrets
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
+from ..jsonable import to_json
 from ..lm import LM, TextStream, Work
 from ..sampling.trace import Change
 from ..types import Likelihood, Sample, State
 from .handles import Done, Event, Failed, RequestHandle, Step
-from .http import QUIET, dumps, event
+from .http import KEEP_ALIVE, event
 from .limits import Refusal
 from .schema import CompletionBody
 
@@ -21,74 +22,76 @@ STATUS = {"timeout": 408, "shutdown": 503, "failed": 500}
 
 
 def new_id(kind: str) -> str:
-    """A name for an answer."""
+    """A random name for an answer."""
     return f"{kind}-{secrets.token_hex(12)}"
 
 
-async def events_of(ticket: RequestHandle) -> AsyncIterator[Event | None]:
+async def events_of(handle: RequestHandle) -> AsyncIterator[Event | None]:
     """Every event of a request up to its end; None now and then while nothing happens."""
-    left = len(ticket.works)
+    left = len(handle.works)
     while left:
         try:
-            async with asyncio.timeout(QUIET):
-                found = await ticket.take()
+            async with asyncio.timeout(KEEP_ALIVE):
+                events = await handle.take()
         except TimeoutError:
             yield None
             continue
-        for one in found:
-            left -= isinstance(one, Done)
-            yield one
-            await asyncio.sleep(0)  # a full box does not hold up other requests
-            if isinstance(one, Failed):
+        for item in events:
+            left -= isinstance(item, Done)
+            yield item
+            await asyncio.sleep(0)  # a full buffer does not hold up other requests
+            if isinstance(item, Failed):
                 return
 
 
-async def all_done(ticket: RequestHandle) -> list[Done]:
+async def all_done(handle: RequestHandle, on_step: Callable[[Step], None] = lambda _: None) -> list[Done]:
     """All samples of a request, in order."""
     done: list[Done] = []
-    async for one in events_of(ticket):
-        if isinstance(one, Failed):
-            raise failure(one)
-        if isinstance(one, Done):
-            done.append(one)
-    return sorted(done, key=lambda one: one.index)
+    async for item in events_of(handle):
+        if isinstance(item, Failed):
+            raise failure(item)
+        if isinstance(item, Step):
+            on_step(item)
+        elif isinstance(item, Done):
+            done.append(item)
+    return sorted(done, key=lambda item: item.index)
 
 
 def failure(event: Failed) -> Refusal:
-    """A request that was accepted and has no result."""
+    """The error of a request that was accepted and has ended without a result."""
     kind = {"timeout": "timeout_error"}.get(event.kind, "server_error")
     return Refusal(STATUS.get(event.kind, 500), event.message, kind, code=event.kind)
 
 
 def usage(works: list[Work], samples: list[Sample]) -> dict[str, int]:
-    """Tokens that were given (once for each canvas) and written."""
+    """Numbers of tokens: those of the prompts (once per canvas), and those written."""
     canvases = {id(work.canvas): work.canvas for work in works}.values()
-    given = sum(int((canvas.ids != works[0].painter.vocab.mask).sum()) for canvas in canvases)
+    prompt = sum(int((canvas.ids != works[0].painter.vocab.mask).sum()) for canvas in canvases)
     written = sum(sum(not token.given for token in sample.tokens) for sample in samples)
-    return {"prompt_tokens": given, "completion_tokens": written, "total_tokens": given + written}
+    return {"prompt_tokens": prompt, "completion_tokens": written, "total_tokens": prompt + written}
 
 
 # -- diffusion -------------------------------------------------------------------------------------------------------
 
 
-async def diffusion_events(name: str, lm: LM, ticket: RequestHandle) -> AsyncIterator[str]:
+async def diffusion_events(name: str, lm: LM, handle: RequestHandle) -> AsyncIterator[str]:
     """The stream of /v1/diffusion."""
-    yield _start(name, lm, ticket.works)
+    yield _start(name, lm, handle.works)
     samples: list[Sample] = []
-    lengths = [len(work.canvas.ids) for work in ticket.works]
-    async for one in events_of(ticket):
-        if one is None:
+    lengths = [len(work.canvas.ids) for work in handle.works]
+    async for item in events_of(handle):
+        if item is None:
             yield ": still here\n\n"
-        elif isinstance(one, Step):
-            yield event(_step(lm, one, lengths), "step")
-        elif isinstance(one, Failed):
-            yield event(failure(one).body(), "error")
+        elif isinstance(item, Step):
+            yield event(_step(lm, item, lengths), "step")
+        elif isinstance(item, Failed):
+            yield event(failure(item).body(), "error")
             return
         else:
-            samples.append(one.sample)
-            done = one.sample
+            samples.append(item.sample)
+            done = item.sample
             data: dict[str, Any] = {
-                "index": one.index,
+                "index": item.index,
                 "text": done.text,
                 "stopped": done.stopped,
                 "calls": done.network_calls,
@@ -99,19 +102,19 @@ async def diffusion_events(name: str, lm: LM, ticket: RequestHandle) -> AsyncIte
                 data |= {"gaps": done.gaps, "nats": done.gap_nats}
             yield event(data, "done")
     calls = sum(sample.network_calls for sample in samples)
-    yield event({"usage": usage(ticket.works, samples) | {"network_calls": calls}}, "end")
+    yield event({"usage": usage(handle.works, samples) | {"network_calls": calls}}, "end")
 
 
 def _start(name: str, lm: LM, works: list[Work]) -> str:
-    """The first event. It may be large: a canvas that many samples share is put into JSON once."""
+    """The first event. It may be large: a canvas that many samples share is encoded once."""
     vocab, options = lm.tokenizer.vocab, works[0].options
     special = {token for token in (vocab.pad, vocab.bos, vocab.eos) if token is not None}
-    told: dict[int, str] = {}
+    canvases: dict[int, str] = {}  # as JSON
     samples = []
     for index, work in enumerate(works):
-        if id(work.canvas) not in told:
+        if id(work.canvas) not in canvases:
             ids = work.canvas.ids.tolist()
-            told[id(work.canvas)] = dumps(
+            canvases[id(work.canvas)] = to_json(
                 [
                     {"id": None, "piece": None, "given": False}
                     if token == vocab.mask
@@ -119,7 +122,7 @@ def _start(name: str, lm: LM, works: list[Work]) -> str:
                     for token, piece in zip(ids, lm.tokenizer.pieces(ids), strict=True)
                 ]
             )
-        samples.append(f'{{"index":{index},"seed":{work.options.seed},"tokens":{told[id(work.canvas)]}}}')
+        samples.append(f'{{"index":{index},"seed":{work.options.seed},"tokens":{canvases[id(work.canvas)]}}}')
     head = {
         "id": new_id("diff"),
         "object": "diffusion",
@@ -130,20 +133,20 @@ def _start(name: str, lm: LM, works: list[Work]) -> str:
         "special": {str(token): _shown(lm, token) for token in sorted(special)},
         "settings": options.describe(),
     }
-    return event(f'{dumps(head)[:-1]},"samples":[{",".join(samples)}]}}', "start")
+    return event(f'{to_json(head)[:-1]},"samples":[{",".join(samples)}]}}', "start")
 
 
-def _step(lm: LM, one: Step, lengths: list[int]) -> dict[str, Any]:
+def _step(lm: LM, step: Step, lengths: list[int]) -> dict[str, Any]:
     mask = lm.tokenizer.vocab.mask
     data: dict[str, Any] = {
-        "index": one.index,
-        "step": one.step,
-        "t": one.t if math.isfinite(one.t) else None,
-        "calls": one.calls,
-        "changes": [_change(lm, change, mask) for change in one.changes],
+        "index": step.index,
+        "step": step.step,
+        "t": step.t,
+        "calls": step.calls,
+        "changes": [_change(lm, change, mask) for change in step.changes],
     }
-    if len(one.canvas) != lengths[one.index]:
-        lengths[one.index] = data["length"] = len(one.canvas)
+    if len(step.canvas) != lengths[step.index]:
+        lengths[step.index] = data["length"] = len(step.canvas)
     return data
 
 
@@ -160,17 +163,17 @@ def _shown(lm: LM, token: int) -> str:
     return lm.tokenizer.pieces([token])[0]
 
 
-def samples_answer(name: str, ticket: RequestHandle, done: list[Done], tokens: bool) -> dict[str, Any]:
+def samples_answer(name: str, handle: RequestHandle, done: list[Done], tokens: bool) -> dict[str, Any]:
     """The document of /v1/infill."""
-    samples = [one.sample for one in done]
+    samples = [item.sample for item in done]
     return {
         "id": new_id("infill"),
         "object": "infill",
         "created": int(time.time()),
         "model": name,
         "samples": [sample.as_dict(tokens) | {"index": sample.index} for sample in samples],
-        "settings": ticket.works[0].options.describe(),
-        "usage": usage(ticket.works, samples),
+        "settings": handle.works[0].options.describe(),
+        "usage": usage(handle.works, samples),
     }
 
 
@@ -180,8 +183,8 @@ def samples_answer(name: str, ticket: RequestHandle, done: list[Done], tokens: b
 class Completion:
     """Answers of /v1/completions to one request."""
 
-    def __init__(self, name: str, asked: CompletionBody, ticket: RequestHandle) -> None:
-        self.asked, self.ticket = asked, ticket
+    def __init__(self, name: str, asked: CompletionBody, handle: RequestHandle) -> None:
+        self.asked, self.handle = asked, handle
         self.head = {
             "id": new_id("cmpl"),
             "object": "text_completion",
@@ -189,18 +192,20 @@ class Completion:
             "model": name,
         }
         self.prompts = [asked.prompt] if isinstance(asked.prompt, str) else asked.prompt
-        self.tops: list[dict[int, Change]] = [{} for _ in ticket.works]
+        self.tops: list[dict[int, Change]] = [{} for _ in handle.works]
 
     def document(self, done: list[Done]) -> dict[str, Any]:
-        """All at once."""
+        """The whole answer."""
         choices = [
-            self._choice(one.index, self._cut(one.index, one.sample.text), _reason(one.sample), self._logprobs(one))
-            for one in done
+            self._choice(
+                item.index, self._cut(item.index, item.sample.text), _reason(item.sample), self._logprobs(item)
+            )
+            for item in done
         ]
-        samples = [one.sample for one in done]
+        samples = [item.sample for item in done]
         return self.head | {
             "choices": choices,
-            "usage": usage(self.ticket.works, samples),
+            "usage": usage(self.handle.works, samples),
             "unmask": {
                 "seeds": [sample.seed for sample in samples],
                 "network_calls": sum(sample.network_calls for sample in samples),
@@ -209,52 +214,44 @@ class Completion:
 
     async def collect(self) -> dict[str, Any]:
         """Wait for all samples; with alternatives, keep those of every written position."""
-        done: list[Done] = []
-        async for one in events_of(self.ticket):
-            if isinstance(one, Failed):
-                raise failure(one)
-            if isinstance(one, Step):
-                self._keep(one)
-            elif isinstance(one, Done):
-                done.append(one)
-        return self.document(sorted(done, key=lambda one: one.index))
+        return self.document(await all_done(self.handle, self._keep))
 
     async def stream(self) -> AsyncIterator[str]:
-        """The text of every sample as it becomes fixed: what was sent never changes."""
-        pieces = [TextStream(work.painter, work.canvas, work.options.stop) for work in self.ticket.works]
+        """The text of every sample as it becomes final: what was sent never changes."""
+        pieces = [TextStream(work.painter, work.canvas, work.options.stop) for work in self.handle.works]
         sent = [0] * len(pieces)
         samples: list[Sample] = []
         options = self.asked.stream_options
         counts = options is not None and options.include_usage
-        async for one in events_of(self.ticket):
-            if one is None:
+        async for item in events_of(self.handle):
+            if item is None:
                 yield ": still here\n\n"
                 continue
-            if isinstance(one, Failed):
-                yield event(failure(one).body())
+            if isinstance(item, Failed):
+                yield event(failure(item).body())
                 return
-            index = one.index
-            if isinstance(one, Step):
-                self._keep(one)
-                pieces[index](_seen(one), None)
+            index = item.index
+            if isinstance(item, Step):
+                self._keep(item)
+                pieces[index](_seen(item), None)
                 text, reason = self._cut(index, pieces[index].shown), None
             else:
-                samples.append(one.sample)
-                text, reason = self._cut(index, one.sample.text), _reason(one.sample)
+                samples.append(item.sample)
+                text, reason = self._cut(index, item.sample.text), _reason(item.sample)
             new, sent[index] = text[sent[index] :], max(sent[index], len(text))
             if new or reason:
-                logprobs = self._logprobs(one) if isinstance(one, Done) else None
+                logprobs = self._logprobs(item) if isinstance(item, Done) else None
                 chunk = self.head | {"choices": [self._choice(index, new, reason, logprobs)]}
                 yield event(chunk | ({"usage": None} if counts else {}))
         if counts:
-            yield event(self.head | {"choices": [], "usage": usage(self.ticket.works, samples)})
+            yield event(self.head | {"choices": [], "usage": usage(self.handle.works, samples)})
         yield event("[DONE]")
 
     def _prompt(self, index: int) -> str:
         return self.prompts[index // self.asked.n]
 
     def _cut(self, index: int, text: str) -> str:
-        """A text without what was given around it."""
+        """A text without its prompt and suffix."""
         suffix = self.asked.suffix or ""
         text = text[: len(text) - len(suffix)] if suffix and text.endswith(suffix) else text
         return text if self.asked.echo else text[len(self._prompt(index)) :]
@@ -262,23 +259,23 @@ class Completion:
     def _choice(self, index: int, text: str, reason: str | None, logprobs: Any = None) -> dict[str, Any]:
         return {"text": text, "index": index, "logprobs": logprobs, "finish_reason": reason}
 
-    def _keep(self, one: Step) -> None:
-        self.tops[one.index].update({change.position: change for change in one.changes})
+    def _keep(self, step: Step) -> None:
+        self.tops[step.index].update({change.position: change for change in step.changes})
 
-    def _logprobs(self, one: Done) -> dict[str, Any] | None:
+    def _logprobs(self, done: Done) -> dict[str, Any] | None:
         """Tokens that were written, in order of the text, as OpenAI lays them out."""
         if self.asked.logprobs is None:
             return None
-        pieces, changes = self.ticket.works[one.index].painter.tokenizer.pieces, self.tops[one.index]
-        vocab = self.ticket.works[one.index].painter.vocab
+        pieces, changes = self.handle.works[done.index].painter.tokenizer.pieces, self.tops[done.index]
+        vocab = self.handle.works[done.index].painter.vocab
         special, offset, begun = (vocab.bos, vocab.eos, vocab.pad), 0, False
         tokens: list[str] = []
         logs: list[float | None] = []
         tops: list[dict[str, float] | None] = []
         offsets: list[int] = []
-        for position, token in enumerate(one.sample.tokens):
+        for position, token in enumerate(done.sample.tokens):
             if token.given and (not self.asked.echo or begun or token.id in special):
-                continue  # of what was given only the prompt, and only if it is sent back
+                continue  # of the given tokens only the prompt, and only with echo
             begun = not token.given
             log, seen = None if token.given else _log(token.prob or 0.0), changes.get(position)
             tokens.append(token.piece)
@@ -295,10 +292,11 @@ class Completion:
         }
 
 
-def _seen(one: Step) -> State:
-    """As much of a state as `TextStream` looks at."""
-    nothing = one.canvas[:0]
-    return State(0, one.step, one.t, nothing, nothing, nothing.float(), one.canvas, one.calls, False, None, one.fixed)
+def _seen(step: Step) -> State:
+    """The part of a state that `TextStream` reads."""
+    nothing = step.canvas[:0]
+    probs = nothing.float()
+    return State(0, step.step, step.t, nothing, nothing, probs, step.canvas, step.calls, False, None, step.fixed)
 
 
 def _reason(sample: Sample) -> str:
@@ -306,20 +304,20 @@ def _reason(sample: Sample) -> str:
 
 
 def _log(prob: float) -> float:
-    return math.log(prob) if prob > 0 else -9999.0  # what OpenAI sends for what is all but impossible
+    return math.log(prob) if prob > 0 else -9999.0  # what OpenAI sends for a token that is all but impossible
 
 
 # -- scores ----------------------------------------------------------------------------------------------------------
 
 
-def score_answer(name: str, found: Likelihood) -> dict[str, Any]:
+def score_answer(name: str, likelihood: Likelihood) -> dict[str, Any]:
     """The document of /v1/score."""
     texts = [
-        {key: value for key, value in one.as_dict().items() if key != "protocol"}
-        | {"nats": one.nats, "pieces": one.pieces, "token_nats": one.token_nats}
-        for one in found.texts
+        {key: value for key, value in text.as_dict().items() if key != "protocol"}
+        | {"nats": text.nats, "pieces": text.pieces, "token_nats": text.token_nats}
+        for text in likelihood.texts
     ]
-    total = {key: value for key, value in found.as_dict().items() if key != "protocol"} | {"nats": found.nats}
+    total = {key: value for key, value in likelihood.as_dict().items() if key != "protocol"} | {"nats": likelihood.nats}
     return {
         "id": new_id("score"),
         "object": "score",
@@ -327,5 +325,5 @@ def score_answer(name: str, found: Likelihood) -> dict[str, Any]:
         "model": name,
         "texts": texts,
         "total": total,
-        "protocol": found.protocol,
+        "protocol": likelihood.protocol,
     }

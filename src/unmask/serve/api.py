@@ -1,4 +1,4 @@
-"""The endpoints: read, check, ask the engine, answer."""
+"""The endpoints: read, check, submit to the engine, answer."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeVar
 
 import torch
-from starlette.requests import ClientDisconnect
+from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Receive
 
 from ..data.canvas import Canvas
 from ..evaluation import default_method
@@ -25,9 +25,9 @@ from ..types import Likelihood, UserError
 from .answers import Completion, all_done, diffusion_events, samples_answer, score_answer
 from .engine import Engine
 from .handles import RequestHandle
-from .http import EventStream, answer, read_body, refused, send_whole, while_there
+from .http import EventStream, answer, read_body, while_connected
 from .limits import Limits, Refusal
-from .preparation import prepare, prepare_completion, ranged, sentence, tokens
+from .preparation import prepare, prepare_completion, ranged, tokens
 from .schema import (
     NAMES,
     Body,
@@ -40,13 +40,12 @@ from .schema import (
     Writing,
     read,
 )
-from .threads import briefly, use_cores
+from .threads import run_in_thread, use_cores
 
 B = TypeVar("B", bound=Body)
 T = TypeVar("T")
-Answer = Callable[[Scope, Receive, Send], Awaitable[None]]
 log = logging.getLogger("unmask.serve")
-QUEUED = 16  # scores, and texts whose gaps have no given length, that wait for the thread that reads
+QUEUED = 16  # scores, and texts with gaps of variable length, that wait for the thread that reads
 
 
 class Service:
@@ -54,8 +53,8 @@ class Service:
 
     def __init__(self, engine: Engine, log_prompts: bool = False) -> None:
         self.engine, self.limits, self.log_prompts = engine, engine.limits, log_prompts
-        self.begun = int(time.time())
-        self.models = [_card(name, lm, self.limits, self.begun) for name, lm in engine.lms.items()]
+        created = int(time.time())
+        self.models = [_card(name, lm, self.limits, created) for name, lm in engine.lms.items()]
         self._prepare = ThreadPoolExecutor(2, "unmask-prepare", use_cores, (1,))
         self._read = ThreadPoolExecutor(1, "unmask-read")
         self._reading = 0
@@ -80,22 +79,19 @@ class Service:
             )
         return name, lms[name]
 
-    async def _asked(self, kind: type[B], scope: Scope, receive: Receive) -> B:
-        body = await read_body(scope, receive, self.limits)
+    async def _asked(self, kind: type[B], request: Request) -> B:
+        body = await read_body(request, self.limits)
         asked = read(kind, body) if len(body) < 4096 else await self._off(self._prepare, read, kind, body)
         if self.log_prompts:
-            log.info("%s %s", scope["path"], asked.model_dump_json(exclude_defaults=True))
+            log.info("%s %s", request.url.path, asked.model_dump_json(exclude_defaults=True))
         return asked
 
-    async def _off(self, pool: ThreadPoolExecutor, call: Callable[..., T], *given: Any) -> T:
-        """Work that would hold up the loop, on another thread."""
-        try:
-            return await asyncio.get_running_loop().run_in_executor(pool, call, *given)
-        except UserError as error:
-            raise sentence(error) from None
+    async def _off(self, pool: ThreadPoolExecutor, call: Callable[..., T], *args: Any) -> T:
+        """Work that would block the event loop, on another thread."""
+        return await asyncio.get_running_loop().run_in_executor(pool, call, *args)
 
-    async def _long(self, receive: Receive, call: Callable[..., T], *given: Any) -> T:
-        """Work that asks a network itself, one at a time and beside the engine.
+    async def _long(self, receive: Receive, call: Callable[..., T], *args: Any) -> T:
+        """Work that calls a network itself, one at a time and beside the engine.
 
         It ends at its next network call when nobody waits for it any more, or when its time is over.
         """
@@ -117,11 +113,11 @@ class Service:
             if stop.is_set():
                 raise _late()
 
-        work = partial(briefly, call, *given, threads=self.engine.threads, check=check)
+        work = partial(run_in_thread, call, *args, threads=self.engine.threads, check=check)
         self._reading += 1
         try:
             async with asyncio.timeout(self.limits.timeout):
-                return await while_there(receive, self._off(self._read, work))
+                return await while_connected(receive, self._off(self._read, work))
         except TimeoutError:
             raise _late() from None
         finally:
@@ -131,52 +127,50 @@ class Service:
     async def _submit(
         self, receive: Receive, name: str, works: Callable[..., list[Work]], asked: Body, steps: bool
     ) -> RequestHandle:
-        lm, deadline = self.engine.lms[name], time.monotonic() + self.limits.timeout
+        lm, clock = self.engine.lms[name], self.engine.clock
+        deadline = clock() + self.limits.timeout
         if isinstance(asked, Gapped) and asked.text is not None and ranged(asked.text):
             made = await self._long(receive, works, lm, asked, self.limits)
         else:
-            made = await while_there(receive, self._off(self._prepare, works, lm, asked, self.limits))
-        left = deadline - time.monotonic()
-        ticket = RequestHandle(name, made, timeout=left, steps=steps, buffer=self.limits.buffer)
-        self.engine.submit(ticket)
-        return ticket
+            made = await while_connected(receive, self._off(self._prepare, works, lm, asked, self.limits))
+        left = deadline - clock()
+        handle = RequestHandle(name, made, timeout=left, steps=steps, buffer=self.limits.buffer, clock=clock)
+        self.engine.submit(handle)
+        return handle
 
     # -- endpoints ---------------------------------------------------------------------------------------------------
 
-    async def diffusion(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def diffusion(self, request: Request) -> Response:
         """POST /v1/diffusion: events, each with what has changed."""
-        asked = await self._asked(DiffusionBody, scope, receive)
+        asked = await self._asked(DiffusionBody, request)
         name, lm = self._lm(asked.model)
-        ticket = await self._submit(receive, name, prepare, asked, True)
-        await self._stream(ticket, diffusion_events(name, lm, ticket))(scope, receive, send)
+        handle = await self._submit(request.receive, name, prepare, asked, True)
+        return self._stream(handle, diffusion_events(name, lm, handle))
 
-    async def infill(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def infill(self, request: Request) -> Response:
         """POST /v1/infill: samples."""
-        asked = await self._asked(InfillBody, scope, receive)
+        asked = await self._asked(InfillBody, request)
         if asked.text is None and asked.prompt is None and asked.suffix is None:
-            raise Refusal(400, "give a text with gaps, as {{3}}, or a prompt or suffix", param="text")
+            raise Refusal(400, "give a text with gaps, such as {{3}}, or a prompt or suffix", param="text")
         name, _ = self._lm(asked.model)
-        ticket = await self._submit(receive, name, prepare, asked, False)
-        done = await self._wait(receive, ticket, all_done(ticket))
-        response = await self._off(self._prepare, lambda: answer(samples_answer(name, ticket, done, asked.tokens)))
-        await response(scope, receive, send)
+        handle = await self._submit(request.receive, name, prepare, asked, False)
+        done = await self._wait(request.receive, handle, all_done(handle))
+        return await self._off(self._prepare, lambda: answer(samples_answer(name, handle, done, asked.tokens)))
 
-    async def completions(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def completions(self, request: Request) -> Response:
         """POST /v1/completions: as OpenAI's."""
-        asked = await self._asked(CompletionBody, scope, receive)
+        asked = await self._asked(CompletionBody, request)
         name, _ = self._lm(asked.model)
         steps = bool(asked.stream) or bool(asked.logprobs)
-        ticket = await self._submit(receive, name, prepare_completion, asked, steps)
-        completion = Completion(name, asked, ticket)
+        handle = await self._submit(request.receive, name, prepare_completion, asked, steps)
+        completion = Completion(name, asked, handle)
         if asked.stream:
-            await self._stream(ticket, completion.stream())(scope, receive, send)
-            return
-        document = await self._wait(receive, ticket, completion.collect())
-        await answer(document)(scope, receive, send)
+            return self._stream(handle, completion.stream())
+        return answer(await self._wait(request.receive, handle, completion.collect()))
 
-    async def score(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def score(self, request: Request) -> Response:
         """POST /v1/score: the likelihood of texts."""
-        asked = await self._asked(ScoreBody, scope, receive)
+        asked = await self._asked(ScoreBody, request)
         name, lm = self._lm(asked.model)
         if (asked.text is None) == (asked.texts is None):
             raise Refusal(400, "give either text or texts", param="text")
@@ -185,57 +179,36 @@ class Service:
             raise Refusal(400, f"{len(texts)} texts are more than {self.limits.texts} at a time", param="texts")
         if asked.spans is not None and len(texts) != 1:
             raise Refusal(400, "spans are for one text", param="spans")
-        found = await self._long(receive, _score, lm, asked, texts, self.limits)
-        await answer(score_answer(name, found))(scope, receive, send)
+        likelihood = await self._long(request.receive, _score, lm, asked, texts, self.limits)
+        return answer(score_answer(name, likelihood))
 
-    async def tokenize(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def tokenize(self, request: Request) -> Response:
         """POST /v1/tokenize: the tokens of a text, null where it has gaps."""
-        asked = await self._asked(TokenizeBody, scope, receive)
+        asked = await self._asked(TokenizeBody, request)
         name, lm = self._lm(asked.model)
         ids = await self._off(self._prepare, tokens, lm, asked, self.limits)
         mask, piece = lm.tokenizer.vocab.mask, lm.tokenizer.piece
         shown = [{"id": None, "piece": None} if i == mask else {"id": i, "piece": piece(i)} for i in ids]
-        await answer({"object": "tokens", "model": name, "count": len(ids), "tokens": shown})(scope, receive, send)
+        return answer({"object": "tokens", "model": name, "count": len(ids), "tokens": shown})
 
-    def list_models(self) -> dict[str, Any]:
+    async def list_models(self, _request: Request) -> Response:
         """GET /v1/models."""
-        return {"object": "list", "data": self.models}
+        return answer({"object": "list", "data": self.models})
 
-    def one_model(self, name: str) -> dict[str, Any]:
+    async def model_card(self, request: Request) -> Response:
         """GET /v1/models/NAME."""
-        self._lm(name)
-        return next(card for card in self.models if card["id"] == name)
+        name, _ = self._lm(request.path_params["name"])
+        return answer(next(card for card in self.models if card["id"] == name))
 
-    async def _wait(self, receive: Receive, ticket: RequestHandle, result: Awaitable[T]) -> T:
-        """A result; if the client goes away, its place is free again."""
+    async def _wait(self, receive: Receive, handle: RequestHandle, result: Awaitable[T]) -> T:
+        """A result; if the client disconnects, its place is free again."""
         try:
-            return await while_there(receive, result)
+            return await while_connected(receive, result)
         finally:
-            self.engine.cancel(ticket)
+            self.engine.cancel(handle)
 
-    def _stream(self, ticket: RequestHandle, events: Any) -> EventStream:
-        return EventStream(events, self.limits.timeout + 30.0, lambda: self.engine.cancel(ticket))
-
-
-def endpoint(call: Answer) -> Answer:
-    """Refusals become answers; a client that has gone gets none."""
-
-    async def run(scope: Scope, receive: Receive, send: Send) -> None:
-        response: Response | None = None
-        try:
-            await call(scope, receive, send)
-        except Refusal as refusal:
-            response = refused(refusal)
-        except UserError as error:
-            response = refused(sentence(error))
-        except ClientDisconnect:
-            return
-        if response is not None and response.status_code == 413:
-            await send_whole(response, scope, receive, send)
-        elif response is not None:
-            await response(scope, receive, send)
-
-    return run
+    def _stream(self, handle: RequestHandle, events: AsyncIterator[str]) -> EventStream:
+        return EventStream(events, self.limits.timeout + 30.0, lambda: self.engine.cancel(handle))
 
 
 def _late() -> Refusal:
@@ -260,9 +233,9 @@ def _score(lm: LM, asked: ScoreBody, texts: list[str], limits: Limits) -> Likeli
 
 
 def _card(name: str, lm: LM, limits: Limits, created: int) -> dict[str, Any]:
-    """What a client may know of a model."""
+    """What clients are told about a model."""
     tokenizer, model = lm.tokenizer, lm.model
-    windows = any(_can(lm, sampler, max(1, lm.length // 2)) for sampler in (model.usual_sampler,))
+    windows = _can(lm, model.usual_sampler, max(1, lm.length // 2))
     longest = limits.length if model.any_length or windows else min(lm.length, limits.length)
     return {
         "id": name,
@@ -276,7 +249,8 @@ def _card(name: str, lm: LM, limits: Limits, created: int) -> dict[str, Any]:
             "vocab_size": tokenizer.vocab.size,
             "mask_piece": tokenizer.piece(tokenizer.vocab.mask),
             "samplers": [sampler for sampler in NAMES if _can(lm, sampler)],
-            "usual_sampler": model.usual_sampler,
+            "default_sampler": model.usual_sampler,
+            "usual_sampler": model.usual_sampler,  # the older name
             "takes": {
                 sampler: [name for name in SAMPLERS[sampler].takes if name in Writing.model_fields] for sampler in NAMES
             },
@@ -294,7 +268,7 @@ def _card(name: str, lm: LM, limits: Limits, created: int) -> dict[str, Any]:
 
 
 def _can(lm: LM, sampler: str, stride: int | None = None) -> bool:
-    """Whether a model can be sampled so."""
+    """Whether a model can be sampled in this way."""
     mask = lm.tokenizer.vocab.mask
     ids = torch.tensor([0 if mask else 1, mask, mask])
     try:

@@ -1,4 +1,4 @@
-"""The application: its routes, and the files of the page."""
+"""The application: its routes, its error answers, and the files of the page."""
 
 from __future__ import annotations
 
@@ -8,23 +8,25 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
 
+from ..errors import UserError
+from ..jsonable import to_json
 from ..version import __version__
-from .api import Service, endpoint
+from .api import Service
 from .engine import Engine
-from .http import answer, dumps, refused
+from .http import answer, refused
 from .limits import Refusal
 from .middleware import AuthMiddleware, CorsMiddleware, MetricsMiddleware
-from .monitoring import memory
 from .openapi import document
 from .page import assets
 
 LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
+NOTHING = "there is nothing at this path; /openapi.json lists what there is"
 
 
 def make_app(
@@ -37,12 +39,12 @@ def make_app(
 ) -> Starlette:
     """The application of an engine; it starts and stops with it.
 
-    `hosts` are the names under which it may be reached (None: any): a name that somebody else's page made up for this
-    machine's own address is not among them.
+    `hosts` are the names under which it may be reached (None: any). This keeps out pages elsewhere that point a name of
+    theirs at this machine's address.
     """
     service = Service(engine, log_prompts)
     page = _page()
-    open_api = dumps(document([card["id"] for card in service.models], engine.limits))
+    open_api = to_json(document([card["id"] for card in service.models], engine.limits))
 
     @contextlib.asynccontextmanager
     async def lifespan(_app: Starlette) -> AsyncIterator[None]:
@@ -55,15 +57,6 @@ def make_app(
         if not engine.alive or engine.draining:
             return answer({"status": "stopping"}, 503)
         return answer({"status": "ok", "version": __version__, "models": len(service.models)})
-
-    async def models(_request: Request) -> Response:
-        return answer(service.list_models())
-
-    async def model(request: Request) -> Response:
-        try:
-            return answer(service.one_model(request.path_params["name"]))
-        except Refusal as refusal:
-            return refused(refusal)
 
     async def metrics(_request: Request) -> Response:
         return Response(engine.metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8")
@@ -87,14 +80,14 @@ def make_app(
         Route("/health", health, methods=["GET"]),
         Route("/metrics", metrics, methods=["GET"]),
         Route("/openapi.json", openapi, methods=["GET"]),
-        Route("/v1/models", models, methods=["GET"]),
-        Route("/v1/models/{name:path}", model, methods=["GET"]),
-        *(
-            Route(f"/v1/{name}", _Raw(endpoint(getattr(service, name))), methods=["POST"])
-            for name in ("diffusion", "infill", "completions", "score", "tokenize")
-        ),
+        Route("/v1/models", service.list_models, methods=["GET"]),
+        Route("/v1/models/{name:path}", service.model_card, methods=["GET"]),
+        Route("/v1/diffusion", service.diffusion, methods=["POST"]),
+        Route("/v1/infill", service.infill, methods=["POST"]),
+        Route("/v1/completions", service.completions, methods=["POST"]),
+        Route("/v1/score", service.score, methods=["POST"]),
+        Route("/v1/tokenize", service.tokenize, methods=["POST"]),
     ]
-    engine.metrics.watch("process_resident_memory_bytes", "Memory of this process.", memory)
     middleware = [Middleware(MetricsMiddleware, engine=engine)]
     if cors:
         middleware.append(
@@ -107,20 +100,43 @@ def make_app(
             )
         )
     middleware.append(Middleware(AuthMiddleware, engine=engine, api_key=api_key, hosts=hosts))
-    app = Starlette(routes=routes, middleware=middleware, lifespan=lifespan)
+    app = Starlette(routes=routes, middleware=middleware, exception_handlers=HANDLERS, lifespan=lifespan)
     app.router.redirect_slashes = False
     app.state.service = service
     return app
 
 
-class _Raw:
-    """An endpoint that speaks ASGI itself; Starlette tells functions and objects apart."""
+# -- exceptions that are answers -------------------------------------------------------------------------------------
 
-    def __init__(self, call: Any) -> None:
-        self.call = call
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self.call(scope, receive, send)
+async def _on_refusal(_request: Request, refusal: Exception) -> Response:
+    assert isinstance(refusal, Refusal)
+    return refused(refusal)
+
+
+async def _on_user_error(_request: Request, error: Exception) -> Response:
+    return refused(Refusal(400, str(error)))
+
+
+async def _on_http_error(_request: Request, error: Exception) -> Response:
+    """A path or a method that the router does not know."""
+    assert isinstance(error, HTTPException)
+    if error.status_code == 405:
+        allow = (error.headers or {}).get("Allow")
+        return refused(Refusal(405, f"this path accepts {allow} only", allow=allow))
+    return refused(Refusal(error.status_code, NOTHING, code="not_found"))
+
+
+async def _on_disconnect(_request: Request, _error: Exception) -> None:
+    """Nobody is left to be answered."""
+
+
+HANDLERS: dict[Any, Any] = {
+    Refusal: _on_refusal,
+    UserError: _on_user_error,
+    HTTPException: _on_http_error,
+    ClientDisconnect: _on_disconnect,
+}
 
 
 # -- the page --------------------------------------------------------------------------------------------------------
@@ -136,7 +152,7 @@ def _page() -> dict[str, tuple[bytes, str, str]]:
 
 def _file(page: dict[str, tuple[bytes, str, str]], name: str, request: Request) -> Response:
     if name not in page:
-        return refused(Refusal(404, "there is nothing at this path; /openapi.json lists what there is"))
+        return refused(Refusal(404, NOTHING))
     content, kind, tag = page[name]
     headers = {"ETag": tag, "Cache-Control": "no-cache"}
     if request.headers.get("if-none-match") == tag:

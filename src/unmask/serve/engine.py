@@ -1,8 +1,8 @@
 """One thread that owns the networks: requests join and leave between network calls.
 
-Every model has a desk (`samplers/desk.py`). A round takes all its active sequences through the network together; models
-take turns. Places go to the request that has the fewest, then to the oldest, so that one request of many samples does
-not hold up the others, and a long sequence goes through the network less often than short ones.
+Every model has a batcher (`sampling/batcher.py`). A step takes all its active sequences through the network together;
+models take turns. A free place goes to the request that has the fewest, then to the oldest, so that one request of many
+samples does not hold up the others, and a long sequence goes through the network less often than short ones.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -30,36 +30,38 @@ log = logging.getLogger("unmask.serve")
 
 
 @dataclass
-class _Line:
-    """A model, its desk, and the requests for it."""
+class _ModelQueue:
+    """A model, its batcher, and the requests for it."""
 
     name: str
     lm: LM
     desk: Batcher | SequentialBatcher
-    tickets: list[RequestHandle]
+    handles: list[RequestHandle]
     rows: dict[int, tuple[RequestHandle, int]]  # under way
 
 
 class Engine:
     """All models and all requests."""
 
-    def __init__(self, lms: Mapping[str, LM], limits: Limits | None = None, metrics: Metrics | None = None) -> None:
-        self.limits, self.metrics = limits or Limits(), metrics or Metrics()
+    def __init__(
+        self, lms: Mapping[str, LM], limits: Limits | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.limits, self.metrics, self.clock = limits or Limits(), Metrics(), clock
         self.lms = dict(lms)
         self.threads = torch.get_num_threads()
         for lm in lms.values():
             lm.model.eval()
             interruptible(lm.model)
-        self._lines = {name: _Line(name, lm, self._desk(lm), [], {}) for name, lm in lms.items()}
+        self._queues = {name: _ModelQueue(name, lm, self._desk(lm), [], {}) for name, lm in lms.items()}
         self._wake = threading.Condition()
         self._new: list[RequestHandle] = []
         self._rows = self._tokens = self._numbers = self._arrivals = 0
-        self._ending: tuple[str, str] | None = None  # why all requests are to end
+        self._ending: tuple[str, str] | None = None  # why all requests end: message, kind
         self._pace = 0.0  # seconds between two finished sequences, lately
-        self._last = time.monotonic()
+        self._last = self.clock()
         self._stopping = self.draining = self.ended = False
         self._thread = threading.Thread(target=self._work, name="unmask-engine", daemon=True)
-        self.metrics.watch("unmask_rows", "Sequences that wait or are under way.", lambda: self._rows)
+        self.metrics.watch("unmask_rows", "Sequences that wait or are under way.", lambda: self.rows)
         self.metrics.watch("unmask_rows_active", "Sequences that are under way.", lambda: self.active)
         self.metrics.watch("unmask_tokens_in_flight", "Tokens of these sequences.", lambda: self._tokens)
 
@@ -69,13 +71,13 @@ class Engine:
     # -- from any thread ---------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Begin to work."""
+        """Start the thread."""
         self._thread.start()
 
     @property
     def active(self) -> int:
         """Sequences under way."""
-        return sum(len(line.rows) for line in self._lines.values())
+        return sum(len(queue.rows) for queue in self._queues.values())
 
     @property
     def rows(self) -> int:
@@ -87,13 +89,13 @@ class Engine:
         """Whether the thread runs."""
         return self._thread.is_alive()
 
-    def submit(self, ticket: RequestHandle) -> None:
-        """Take a request, or refuse it because there are too many."""
+    def submit(self, handle: RequestHandle) -> None:
+        """Accept a request, or refuse it because there are too many."""
         with self._wake:
             if self.draining or self._stopping:
                 raise Refusal(503, "the server is shutting down; try another one", "server_error", retry_after=5)
-            room = self.limits.queue + self.limits.batch - self._rows
-            if len(ticket.works) > room or ticket.tokens > self.limits.tokens - self._tokens:
+            free = self.limits.queue + self.limits.batch - self._rows
+            if len(handle.works) > free or handle.tokens > self.limits.tokens - self._tokens:
                 raise Refusal(
                     429,
                     "the server is busy and its queue is full; try again later",
@@ -102,28 +104,28 @@ class Engine:
                     retry_after=self._wait(),
                 )
             self._arrivals += 1
-            ticket.number = self._arrivals
-            self._rows += len(ticket.works)
-            self._tokens += ticket.tokens
-            self._new.append(ticket)
+            handle.number = self._arrivals
+            self._rows += len(handle.works)
+            self._tokens += handle.tokens
+            self._new.append(handle)
             self._wake.notify()
 
-    def cancel(self, ticket: RequestHandle) -> None:
+    def cancel(self, handle: RequestHandle) -> None:
         """Nobody waits for it any more."""
         with self._wake:
-            if not ticket.over:
-                ticket.cancelled = True
+            if not handle.over:
+                handle.cancelled = True
                 self._wake.notify()
 
     def fail(self, message: str, kind: str = "shutdown") -> None:
-        """Take no more requests, and end all that are there."""
+        """Accept no more requests, and end all that wait or are under way."""
         with self._wake:
             self.draining = self.ended = True
             self._ending = (message, kind)
             self._wake.notify()
 
     def stop(self, timeout: float = 30.0) -> None:
-        """End the thread, and what still runs."""
+        """End the thread, and all requests that are left."""
         self.fail("the server is shutting down")
         with self._wake:
             self._stopping = True
@@ -132,7 +134,7 @@ class Engine:
             self._thread.join(timeout)
 
     def _wait(self) -> int:
-        """Seconds after which there may be room again."""
+        """Seconds after which a retry may succeed."""
         return min(60, max(1, math.ceil(self._pace * self.limits.batch)))
 
     # -- in the thread of the engine ---------------------------------------------------------------------------------
@@ -141,128 +143,128 @@ class Engine:
         use_cores(self.threads)
         while True:
             with self._wake:
-                while not self._new and not self._stopping and not any(map(self._due, self._lines.values())):
+                while not self._new and not self._stopping and not any(map(self._due, self._queues.values())):
                     self._wake.wait()
                 new, self._new = self._new, []
                 ending, stopping = self._ending, self._stopping
                 self._ending = None
-            for ticket in new:
-                self._lines[ticket.model].tickets.append(ticket)
-            for line in self._lines.values():
-                self._tidy(line, ending)
-                self._admit(line)
-                if line.desk.busy:
-                    self._round(line)
+            for handle in new:
+                self._queues[handle.model].handles.append(handle)
+            for queue in self._queues.values():
+                self._tidy(queue, ending)
+                self._admit(queue)
+                if queue.desk.busy:
+                    self._round(queue)
             if stopping and not self._new:
                 return
 
-    def _due(self, line: _Line) -> bool:
-        return line.desk.busy or bool(line.tickets)
+    def _due(self, queue: _ModelQueue) -> bool:
+        return queue.desk.busy or bool(queue.handles)
 
-    def _tidy(self, line: _Line, ending: tuple[str, str] | None) -> None:
-        """Let go what nobody waits for, what took too long, and on the way out everything."""
-        now = time.monotonic()
-        for ticket in list(line.tickets):
-            if ticket.cancelled:
-                self._end(line, ticket, "cancelled")
-            elif now > ticket.deadline:
-                self._end(line, ticket, "timeout", "the request took longer than the server allows; ask for less")
+    def _tidy(self, queue: _ModelQueue, ending: tuple[str, str] | None) -> None:
+        """End requests that nobody waits for or that took too long; when the server ends, all of them."""
+        now = self.clock()
+        for handle in list(queue.handles):
+            if handle.cancelled:
+                self._end(queue, handle, "cancelled")
+            elif now > handle.deadline:
+                self._end(queue, handle, "timeout", "the request took longer than the server allows; ask for less")
             elif ending is not None:
-                self._end(line, ticket, ending[1], ending[0])
+                self._end(queue, handle, ending[1], ending[0])
 
-    def _end(self, line: _Line, ticket: RequestHandle, why: str, message: str | None = None) -> None:
-        """A request is over before it is done."""
-        for row, (owner, _) in list(line.rows.items()):
-            if owner is ticket:
-                line.desk.drop(row)
-                del line.rows[row]
-        self.metrics.sequences.add(ticket.left, end=why)
-        self._free(ticket, ticket.left)
-        self._close(line, ticket)
+    def _end(self, queue: _ModelQueue, handle: RequestHandle, why: str, message: str | None = None) -> None:
+        """A request ends before it is done."""
+        for row, (owner, _) in list(queue.rows.items()):
+            if owner is handle:
+                queue.desk.drop(row)
+                del queue.rows[row]
+        self.metrics.sequences.labels(end=why).inc(handle.left)
+        self._free(handle, handle.left)
+        self._close(queue, handle)
         if message is not None:
-            ticket.put(Failed(message, why))
+            handle.put(Failed(message, why))
 
-    def _free(self, ticket: RequestHandle, rows: int) -> None:
+    def _free(self, handle: RequestHandle, rows: int) -> None:
         with self._wake:
             self._rows -= rows
-            ticket.left -= rows
+            handle.left -= rows
 
-    def _close(self, line: _Line, ticket: RequestHandle) -> None:
-        line.tickets.remove(ticket)
+    def _close(self, queue: _ModelQueue, handle: RequestHandle) -> None:
+        queue.handles.remove(handle)
         with self._wake:
-            ticket.over = True
-            self._tokens -= ticket.tokens
+            handle.over = True
+            self._tokens -= handle.tokens
 
-    def _admit(self, line: _Line) -> None:
-        """Fill free places: first whoever has the fewest, then whoever came first."""
-        while len(line.rows) < self.limits.batch:
-            asking = [ticket for ticket in line.tickets if ticket.waiting]
+    def _admit(self, queue: _ModelQueue) -> None:
+        """Fill free places: first the request that has the fewest, then the oldest."""
+        while len(queue.rows) < self.limits.batch:
+            asking = [handle for handle in queue.handles if handle.waiting]
             if not asking:
                 return
-            ticket = min(asking, key=lambda one: (len(one.active), one.number))
-            index = ticket.waiting.pop()
+            handle = min(asking, key=lambda waiting: (len(waiting.active), waiting.number))
+            index = handle.waiting.pop()
             self._numbers += 1
-            work = ticket.works[index]
+            work = handle.works[index]
             try:
-                line.desk.add(replace(work.task, row=self._numbers))
+                queue.desk.add(replace(work.task, row=self._numbers))
             except Exception:
                 log.exception("a request could not be begun")
-                self._end(line, ticket, "failed", "the server could not begin this request")
+                self._end(queue, handle, "failed", "the server could not begin this request")
                 continue
-            ticket.active.add(index)
-            line.rows[self._numbers] = (ticket, index)
-            self.metrics.waited.observe(time.monotonic() - ticket.begun)
+            handle.active.add(index)
+            queue.rows[self._numbers] = (handle, index)
+            self.metrics.waited.observe(self.clock() - handle.begun)
 
-    def _round(self, line: _Line) -> None:
-        begun = time.monotonic()
+    def _round(self, queue: _ModelQueue) -> None:
+        begun = self.clock()
         try:
-            states = line.desk.round()
+            states = queue.desk.round()
         except Exception:
             log.exception("a network call failed")
-            line.desk = self._desk(line.lm)
-            for ticket in {id(owner): owner for owner, _ in line.rows.values()}.values():
-                self._end(line, ticket, "failed", "the server failed while it wrote this text")
-            line.rows.clear()
+            queue.desk = self._desk(queue.lm)
+            for handle in {id(owner): owner for owner, _ in queue.rows.values()}.values():
+                self._end(queue, handle, "failed", "the server failed while it wrote this text")
+            queue.rows.clear()
             return
-        self.metrics.busy.add(time.monotonic() - begun, model=line.name)
+        self.metrics.busy.labels(model=queue.name).inc(self.clock() - begun)
         if states:
-            self.metrics.calls.add(model=line.name)
-            self.metrics.rows.observe(len(states), model=line.name)
+            self.metrics.calls.labels(model=queue.name).inc()
+            self.metrics.rows.labels(model=queue.name).observe(len(states))
         for state, _ in states:
-            if state.row not in line.rows:  # its request has ended in this round
+            if state.row not in queue.rows:  # its request has ended in this step
                 continue
             try:
-                self._deliver(line, state)
+                self._deliver(queue, state)
             except Exception:
                 log.exception("a text could not be read")
-                self._end(line, line.rows[state.row][0], "failed", "the server failed while it wrote this text")
+                self._end(queue, queue.rows[state.row][0], "failed", "the server failed while it wrote this text")
 
-    def _deliver(self, line: _Line, state: State) -> None:
-        ticket, index = line.rows[state.row]
-        work = ticket.works[index]
+    def _deliver(self, queue: _ModelQueue, state: State) -> None:
+        handle, index = queue.rows[state.row]
+        work = handle.works[index]
         if not state.done and work.ended(state):
-            line.desk.drop(state.row)
+            queue.desk.drop(state.row)
             state = replace(state, done=True)
         sample = work.take(state)
-        if ticket.first is None:
-            ticket.first = time.monotonic()
-            self.metrics.first.observe(ticket.first - ticket.begun)
-        if ticket.wants_steps:
+        if handle.first is None:
+            handle.first = self.clock()
+            self.metrics.first.observe(handle.first - handle.begun)
+        if handle.wants_steps:
             changes = tuple(changes_of(state, work.painter.vocab.mask))
-            fixed = state.fixed if sample is None else 0  # where the text ends, only `Done` says
-            ticket.put(Step(index, state.step, state.t, state.calls, changes, state.canvas, fixed))
+            fixed = state.fixed if sample is None else 0  # only `Done` says where the text ends
+            handle.put(Step(index, state.step, state.t, state.calls, changes, state.canvas, fixed))
         if sample is None:
             return
-        del line.rows[state.row]
-        ticket.active.discard(index)
-        now = time.monotonic()
+        del queue.rows[state.row]
+        handle.active.discard(index)
+        now = self.clock()
         self._pace += 0.1 * (min(now - self._last, 10.0) - self._pace)
         self._last = now
         given = int((work.canvas.ids != work.painter.vocab.mask).sum())
-        self.metrics.tokens.add(given, kind="given")
-        self.metrics.tokens.add(max(0, len(sample.ids) - given), kind="written")
-        self.metrics.sequences.add(end="done")
-        self._free(ticket, 1)
-        if not ticket.left:
-            self._close(line, ticket)
-        ticket.put(Done(index, replace(sample, index=index), state.fixed, state.canvas))
+        self.metrics.tokens.labels(kind="given").inc(given)
+        self.metrics.tokens.labels(kind="written").inc(max(0, len(sample.ids) - given))
+        self.metrics.sequences.labels(end="done").inc()
+        self._free(handle, 1)
+        if not handle.left:
+            self._close(queue, handle)
+        handle.put(Done(index, replace(sample, index=index), state.fixed, state.canvas))

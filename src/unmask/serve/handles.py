@@ -1,7 +1,7 @@
-"""What a request and the engine share: a ticket with the sequences that are asked for and a box for what comes back.
+"""What a request and the engine share: the sequences that were asked for, and a buffer of events on the way back.
 
-The engine puts, and never waits; the request takes, as fast as its client reads. A box that is full merges the events
-of a sequence: a slow reader sees fewer, larger steps, and the same text.
+The engine writes into the buffer and never waits; the request reads as fast as its client does. A full buffer merges
+the steps of a sequence: a slow reader sees fewer, larger steps, and the same text.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from torch import Tensor
@@ -22,7 +22,7 @@ from ..types import Sample
 
 @dataclass(frozen=True)
 class Step:
-    """What a round changed in one sequence of a request."""
+    """What one step changed in one sequence of a request."""
 
     index: int
     step: int
@@ -33,7 +33,7 @@ class Step:
     fixed: int
 
     def then(self, later: Step) -> Step:
-        """Both as one: of each position what stands there in the end."""
+        """Both steps as one: for each position what it holds in the end."""
         changes = {change.position: change for change in (*self.changes, *later.changes)}
         return replace(later, changes=tuple(changes.values()))
 
@@ -50,10 +50,10 @@ class Done:
 
 @dataclass(frozen=True)
 class Failed:
-    """The request is over and has no result."""
+    """The request has ended without a result."""
 
     message: str
-    kind: str  # timeout, shutdown, internal
+    kind: str  # timeout, shutdown, failed
 
 
 Event = Step | Done | Failed
@@ -63,43 +63,50 @@ class RequestHandle:
     """One request in the engine."""
 
     def __init__(
-        self, model: str, works: Sequence[Work], *, timeout: float, steps: bool = False, buffer: int = 256
+        self,
+        model: str,
+        works: Sequence[Work],
+        *,
+        timeout: float,
+        steps: bool = False,
+        buffer: int = 256,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.model, self.works, self.wants_steps = model, list(works), steps
         self.waiting = list(range(len(works)))[::-1]  # the next one is last
         self.active: set[int] = set()
         self.left = len(works)
         self.tokens = sum(len(work.canvas.ids) for work in works)
-        self.begun = time.monotonic()
+        self.begun = clock()
         self.deadline = self.begun + timeout
         self.number = 0  # in the order of arrival
         self.cancelled = self.over = False
         self.first: float | None = None  # when its first token was written
-        self._most = buffer
+        self._capacity = buffer
         self._events: list[Event] = []
         self._lock = threading.Lock()
         self._loop = asyncio.get_running_loop()
         self._ready = asyncio.Event()
 
     def put(self, event: Event) -> None:
-        """Tell the request; never waits."""
+        """Add an event; never waits."""
         with self._lock:
-            if isinstance(event, Step) and len(self._events) >= self._most and self._merge(event):
+            if isinstance(event, Step) and len(self._events) >= self._capacity and self._merge(event):
                 return
             self._events.append(event)
-        with contextlib.suppress(RuntimeError):  # a loop that is closed has nobody who listens
+        with contextlib.suppress(RuntimeError):  # nobody listens on a loop that is closed
             self._loop.call_soon_threadsafe(self._ready.set)
 
     def _merge(self, event: Step) -> bool:
-        for place in range(len(self._events) - 1, -1, -1):
-            old = self._events[place]
-            if isinstance(old, Step) and old.index == event.index:
-                self._events[place] = old.then(event)
+        for i in range(len(self._events) - 1, -1, -1):
+            earlier = self._events[i]
+            if isinstance(earlier, Step) and earlier.index == event.index:
+                self._events[i] = earlier.then(event)
                 return True
         return False
 
     async def take(self) -> list[Event]:
-        """All that has happened since the last time; waits for something."""
+        """All events since the last call; waits until there is one."""
         await self._ready.wait()
         self._ready.clear()
         with self._lock:

@@ -1,4 +1,4 @@
-"""What one request, and all requests together, may ask for; and how a request is refused."""
+"""Limits of one request and of all requests together, and how a request is refused."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ..errors import UserError
 
 
 class Refusal(Exception):
-    """An answer that is no result: a status, one sentence, and what OpenAI's clients know errors by."""
+    """An error answer: a status, one sentence, and the fields by which OpenAI's clients know errors."""
 
     def __init__(
         self,
@@ -19,10 +19,12 @@ class Refusal(Exception):
         code: str | None = None,
         retry_after: int | None = None,
         allow: str | None = None,
+        linger: float | None = None,
     ) -> None:
         super().__init__(message)
         self.status, self.message, self.kind, self.param, self.code = status, message, kind, param, code
         self.retry_after, self.allow = retry_after, allow
+        self.linger = linger  # seconds for which what the client still sends is read
 
     def body(self) -> dict[str, object]:
         """As JSON."""
@@ -40,9 +42,9 @@ def one_sentence(text: str, most: int = 400) -> str:
 class Limits:
     """All limits of a server."""
 
-    batch: int = 32  # sequences a network call
+    batch: int = 32  # sequences per network call
     queue: int = 256  # sequences that wait, of all requests together
-    tokens: int = 262_144  # of all sequences that wait or are under way
+    tokens: int = 262_144  # in all sequences that wait or are under way
     length: int = 4096  # tokens of one sequence
     steps: int = 4096
     n: int = 64  # samples of one request
@@ -51,7 +53,8 @@ class Limits:
     header: int = 32_768  # bytes of all header lines of a request
     timeout: float = 300.0  # seconds from a request to its last token
     read_timeout: float = 10.0  # seconds for the header lines, and again for the body
-    grace: float = 20.0  # seconds that a stopping server gives to what runs
+    linger: float = 1.0  # seconds for which a refused client may go on sending before the connection is closed
+    grace: float = 20.0  # seconds that a stopping server gives to running requests
     connections: int = 1024  # at a time
     buffer: int = 256  # events that wait for a slow reader before they are merged
 

@@ -1,4 +1,4 @@
-"""What every request goes through: the gate (what each answer carries, counting), CORS, the door (who may ask)."""
+"""What every request passes through: metrics and security headers, CORS, limits and authentication."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .engine import Engine
-from .http import header, refused
+from .http import refused
 from .limits import Limits, Refusal
 
 log = logging.getLogger("unmask.serve")
@@ -31,11 +31,11 @@ SECURITY = [
     (b"cross-origin-resource-policy", b"same-origin"),
     (b"permissions-policy", b"camera=(), geolocation=(), microphone=()"),
 ]
-OPEN = ("/", "/health", "/openapi.json", "/favicon.ico")  # and the page's files: they hold nothing of anybody
+OPEN = ("/", "/health", "/openapi.json", "/favicon.ico")  # and the files of the page: nothing in them is private
 
 
 class MetricsMiddleware:
-    """What holds for every answer: the headers it carries, that it is counted, that no error tells of the server."""
+    """What holds for every answer: it carries security headers, it is counted, and no error reveals the server."""
 
     def __init__(self, app: ASGIApp, engine: Engine) -> None:
         self.app, self.metrics = app, engine.metrics
@@ -52,9 +52,9 @@ class MetricsMiddleware:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                own = {name.lower() for name, _ in message.get("headers", [])}
-                extra = [pair for pair in SECURITY if pair[0] not in own]
-                if b"cache-control" not in own:
+                present = {name.lower() for name, _ in message.get("headers", [])}
+                extra = [pair for pair in SECURITY if pair[0] not in present]
+                if b"cache-control" not in present:
                     extra.append((b"cache-control", b"no-store"))
                 message = {**message, "headers": [*message.get("headers", []), *extra]}
             await send(message)
@@ -69,13 +69,17 @@ class MetricsMiddleware:
         finally:
             path = _known(scope)
             seconds = time.monotonic() - begun
-            self.metrics.requests.add(path=path, method=_method(scope), code=str(status or 499))  # 499: it went away
-            self.metrics.seconds.observe(seconds, path=path)
-            log.info("%s %s %s %.3f s", _method(scope), path, status or 499, seconds)
+            code = str(status or 499)  # 499: the client has disconnected
+            self.metrics.requests.labels(path=path, method=_method(scope), code=code).inc()
+            self.metrics.seconds.labels(path=path).observe(seconds)
+            log.info("%s %s %s %.3f s", _method(scope), path, code, seconds)
 
 
 class AuthMiddleware:
-    """Who may ask, and in what way."""
+    """Who may send requests: limits of connections and header lines, the host name, the API key.
+
+    Starlette's TrustedHostMiddleware would answer 400 in plain text, and redirect to names with www.
+    """
 
     def __init__(self, app: ASGIApp, engine: Engine, api_key: str | None, hosts: Sequence[str] | None) -> None:
         self.app, self.limits = app, engine.limits
@@ -85,47 +89,24 @@ class AuthMiddleware:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Check, and pass on."""
         refusal = self._refusal(scope) if scope["type"] == "http" else None
-        if refusal is not None:
-            await refused(refusal)(scope, receive, send)
-        else:
-            await self._pass(scope, receive, send)
-
-    async def _pass(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """The application; what it says of paths and methods that it does not know becomes a sentence."""
-        held: Refusal | None = None
-
-        async def sentences(message: Message) -> None:
-            nonlocal held
-            if message["type"] == "http.response.start" and message["status"] in (404, 405):
-                kind = dict(message.get("headers", [])).get(b"content-type", b"")
-                if not kind.startswith(b"application/json"):
-                    allow = dict(message["headers"]).get(b"allow", b"").decode() or None
-                    said = "there is nothing at this path; /openapi.json lists what there is"
-                    if message["status"] == 405:
-                        said = f"this path takes {allow or 'another method'} only"
-                    held = Refusal(message["status"], said, code="not_found" if allow is None else None, allow=allow)
-            if held is None:
-                await send(message)
-
-        await self.app(scope, receive, sentences)
-        if held is not None:
-            await refused(held)(scope, receive, send)
+        await (self.app if refusal is None else refused(refusal))(scope, receive, send)
 
     def _refusal(self, scope: Scope) -> Refusal | None:
+        headers = Headers(scope=scope)
         if len(getattr(scope["app"].state, "connections", ())) > self.limits.connections:
             return Refusal(503, "the server has too many connections; try again later", "server_error", retry_after=1)
         if sum(len(name) + len(value) + 4 for name, value in scope["headers"]) > self.limits.header:
-            return too_long(self.limits)
+            return headers_too_long(self.limits)
         if self.hosts is not None:
-            host = header(scope, b"host").lower()
+            host = headers.get("host", "").lower()
             name = host.rpartition(":")[0] if host.rpartition(":")[2].isdecimal() else host
             if name not in self.hosts:
                 return Refusal(421, "this server is not known under that host name; see --allow-host")
         path = scope["path"]
         if self.key is None or path in OPEN or path.startswith("/page/"):
             return None
-        scheme, _, given = header(scope, b"authorization").partition(" ")
-        if scheme.lower() == "bearer" and hmac.compare_digest(_digest(given.strip(" \t").encode("latin-1")), self.key):
+        scheme, _, key = headers.get("authorization", "").partition(" ")
+        if scheme.lower() == "bearer" and hmac.compare_digest(_digest(key.strip(" \t").encode("latin-1")), self.key):
             return None
         return Refusal(
             401,
@@ -136,28 +117,28 @@ class AuthMiddleware:
 
 
 class CorsMiddleware(CORSMiddleware):
-    """Pages of other origins; a refusal is like all others."""
+    """Pages of other origins; Starlette's, but a refused preflight gets the same error body as every refusal."""
 
     def preflight_response(self, request_headers: Headers) -> Response:
-        """What a browser is told that asks whether a page may ask."""
+        """The answer to a browser that asks whether a page may send a request."""
         response = super().preflight_response(request_headers)
         if response.status_code == 200:
             return response
-        return refused(Refusal(400, "pages of this origin may not ask in this way; see --cors"))
+        return refused(Refusal(400, "pages of this origin may not send this request; see --cors"))
 
 
-def too_long(limits: Limits) -> Refusal:
+def headers_too_long(limits: Limits) -> Refusal:
     """Too much before the body."""
-    return Refusal(431, f"the header lines are longer than the {limits.header} bytes that this server takes")
+    return Refusal(431, f"the header lines are longer than the {limits.header} bytes that this server accepts")
 
 
 def _digest(key: bytes) -> bytes:
-    """Of one length, whatever the key: comparing tells nothing."""
+    """The same length for every key, so that the time of a comparison reveals nothing."""
     return hashlib.sha256(key).digest()
 
 
 def _known(scope: Scope) -> str:
-    """The path if it is one of ours: anybody can make up others, and each would be a line of the metrics for ever."""
+    """The path if it is one of ours: anybody can invent others, and each would stay in the metrics for ever."""
     path = str(scope["path"])
     if path.startswith("/page/"):
         return "/page"

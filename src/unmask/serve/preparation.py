@@ -1,4 +1,4 @@
-"""From a body to work for the engine: canvases, checked settings, limits."""
+"""From the body of a request to sequences for the engine: canvases, checked settings, limits."""
 
 from __future__ import annotations
 
@@ -9,15 +9,14 @@ from ..data.canvas import Canvas, Gap, parse_gaps, split_gaps
 from ..lm import LM, Job, Work
 from ..process.keys import check_seed
 from ..sampling.params import SamplingParams
-from ..types import UserError
 from .limits import Limits, Refusal
 from .schema import CompletionBody, DiffusionBody, Gapped, InfillBody, TokenizeBody, Writing
 
-USUAL_TOKENS = 16  # what OpenAI's clients get where they say nothing
+DEFAULT_TOKENS = 16  # what OpenAI's clients get unless they say how many
 
 
 def ranged(text: str) -> bool:
-    """Whether it has a gap of one length or another: which it is, the network says."""
+    """Whether it has a gap of variable length, for which the network chooses."""
     return any("-" in inside for inside in split_gaps(text)[1::2])
 
 
@@ -36,11 +35,11 @@ def prepare_completion(lm: LM, asked: CompletionBody, limits: Limits) -> list[Wo
     _within(asked, limits)
     for name in ("presence_penalty", "frequency_penalty"):
         if getattr(asked, name):
-            raise Refusal(400, f"{name} is not known to these models; leave it at 0", param=name)
+            raise Refusal(400, f"{name} is not supported; leave it at 0", param=name)
     if asked.logit_bias:
-        raise Refusal(400, "logit_bias is not known here; name tokens to leave out with ban", param="logit_bias")
+        raise Refusal(400, "logit_bias is not supported; name tokens to leave out with ban", param="logit_bias")
     if asked.best_of not in (None, asked.n):
-        raise Refusal(400, "best_of must be n: every sample is sent", param="best_of")
+        raise Refusal(400, "best_of must equal n: every sample is sent", param="best_of")
     prompts = [asked.prompt] if isinstance(asked.prompt, str) else asked.prompt
     if len(prompts) * asked.n > limits.n:
         raise Refusal(400, f"{len(prompts)} prompts with n={asked.n} are more than {limits.n} samples", param="n")
@@ -49,14 +48,14 @@ def prepare_completion(lm: LM, asked: CompletionBody, limits: Limits) -> list[Wo
     options = asked.options(_seed(asked), stop_at_eos=ends)
     canvases: list[Canvas] = []
     for prompt in prompts:
-        given = painter.prompt_tokens(prompt, suffix, windowed=asked.stride is not None)
-        length = given + (asked.max_tokens or USUAL_TOKENS)
+        fixed = painter.prompt_tokens(prompt, suffix, windowed=asked.stride is not None)
+        length = fixed + (asked.max_tokens or DEFAULT_TOKENS)
         most = limits.length if asked.stride is not None or lm.model.any_length else min(lm.length, limits.length)
         if length > most:
             raise Refusal(
                 400,
-                f"this model writes at most {most} tokens, and {given} given ones and max_tokens="
-                f"{length - given} are {length}; shorten the prompt or max_tokens",
+                f"this model writes at most {most} tokens, but {fixed} tokens of prompt and suffix and max_tokens="
+                f"{length - fixed} make {length}; shorten the prompt or reduce max_tokens",
                 param="max_tokens",
                 code="context_length_exceeded",
             )
@@ -65,7 +64,7 @@ def prepare_completion(lm: LM, asked: CompletionBody, limits: Limits) -> list[Wo
 
 
 def tokens(lm: LM, asked: TokenizeBody, limits: Limits) -> list[int]:
-    """The ids of a text as a model would be given it; a ranged gap is as short as it may be."""
+    """The ids of a text as a model reads them; a gap of variable length is as short as it may be."""
     parts: list[str | Gap] = [asked.text]
     if len(split_gaps(asked.text)) > 1:
         parts = _parts(asked.text, limits)
@@ -128,8 +127,3 @@ def _works(lm: LM, canvases: list[Canvas], options: SamplingParams, limits: Limi
             lm.check(job)
         works.append(Work(lm, job, i, tops))
     return works
-
-
-def sentence(error: UserError) -> Refusal:
-    """What the library says of a setting."""
-    return Refusal(400, str(error))

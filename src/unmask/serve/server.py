@@ -1,4 +1,4 @@
-"""A running server: uvicorn with our limits, and an end that lets finish what runs."""
+"""A running server: uvicorn with our limits, and a shutdown that lets running requests finish."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from ..errors import UserError
 from .engine import Engine
 from .http import refused
 from .limits import Limits, Refusal
-from .middleware import too_long
+from .middleware import headers_too_long
 
 log = logging.getLogger("unmask.serve")
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A listening place, or one sentence."""
+    """A listening socket; an address that cannot be used is a user error."""
     try:
         kind, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         sock = socket.socket(kind, socket.SOCK_STREAM)
@@ -44,103 +44,102 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def protocol(limits: Limits) -> type[H11Protocol]:
-    """HTTP with deadlines, and an answer also for what is no HTTP.
+    """HTTP with deadlines, and an answer also to what is not HTTP.
 
-    A client that sends header lines one by one does not keep its place, nor does one that still sends the body of a
-    request that was answered without it, nor one that does not read. One that still sends when it is refused gets the
-    refusal: what comes is thrown away for a second, since closing at once would throw away the answer.
+    The connection is closed for a client that sends its header lines too slowly, that goes on sending the body of a
+    request which was answered without it, or that does not read its answer. A client that is still sending when it is
+    refused gets the refusal: its bytes are thrown away for a second, since closing at once would discard the answer.
     """
 
-    class Timed(H11Protocol):
-        _patience: asyncio.TimerHandle | None = None
-        _unread: asyncio.TimerHandle | None = None
+    class TimedProtocol(H11Protocol):
+        _read_timer: asyncio.TimerHandle | None = None
+        _write_timer: asyncio.TimerHandle | None = None
         _refused = False
 
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
-            self._wait()
+            self._start_read_timer()
 
         def data_received(self, data: bytes) -> None:
             if self._refused:
                 return
             if self.conn.their_state is h11.IDLE:
-                self._wait()
+                self._start_read_timer()
             super().data_received(data)
             if self.conn.their_state is not h11.IDLE and not self._late_body() and not self._refused:
-                self._calm()
+                self._stop_read_timer()
 
         def on_response_complete(self) -> None:
             super().on_response_complete()
             if self._late_body():
-                self._wait()
+                self._start_read_timer()
 
         def pause_writing(self) -> None:
             super().pause_writing()
-            self._unread = self.loop.call_later(limits.timeout, self.transport.abort)
+            self._write_timer = self.loop.call_later(limits.timeout, self.transport.abort)
 
         def resume_writing(self) -> None:
             super().resume_writing()
-            self._read()
+            self._stop_write_timer()
 
         def send_400_response(self, msg: str) -> None:
-            self._calm()
+            self._stop_read_timer()
             if self._refused or self.transport.is_closing():
                 return
             if self.cycle is not None and not self.cycle.response_complete:
-                if self.cycle.response_started:  # an answer is under way already
+                if self.cycle.response_started:  # an answer is already being sent
                     self.transport.close()
                     return
-                self.cycle.disconnected = True  # whoever waits for the body gets no more of it
+                self.cycle.disconnected = True  # whoever waits for the body gets a disconnect
                 self.cycle.message_event.set()
             status = getattr(sys.exc_info()[1], "error_status_hint", 400)
             self._refused = True
             self.transport.write(_refusal(431 if status == 431 else 400, limits))
             if self.transport.can_write_eof():
                 self.transport.write_eof()
-            self._patience = self.loop.call_later(1.0, self._give_up)
+            self._read_timer = self.loop.call_later(limits.linger, self._close_now)
 
         def connection_lost(self, exc: Exception | None) -> None:
-            self._calm()
-            self._read()
+            self._stop_read_timer()
+            self._stop_write_timer()
             super().connection_lost(exc)
 
         def _late_body(self) -> bool:
-            """Whether the client still sends what belongs to a request that has its answer."""
+            """Whether the client is still sending the body of a request that has its answer."""
             return self.conn.their_state is h11.SEND_BODY and self.cycle is not None and self.cycle.response_complete
 
-        def _wait(self) -> None:
-            if self._patience is None:
-                self._patience = self.loop.call_later(limits.read_timeout, self._give_up)
+        def _start_read_timer(self) -> None:
+            if self._read_timer is None:
+                self._read_timer = self.loop.call_later(limits.read_timeout, self._close_now)
 
-        def _read(self) -> None:
-            if self._unread is not None:
-                self._unread.cancel()
-                self._unread = None
+        def _stop_write_timer(self) -> None:
+            if self._write_timer is not None:
+                self._write_timer.cancel()
+                self._write_timer = None
 
-        def _calm(self) -> None:
-            if self._patience is not None:
-                self._patience.cancel()
-                self._patience = None
+        def _stop_read_timer(self) -> None:
+            if self._read_timer is not None:
+                self._read_timer.cancel()
+                self._read_timer = None
 
-        def _give_up(self) -> None:
-            self._patience = None
+        def _close_now(self) -> None:
+            self._read_timer = None
             if self.transport is not None and not self.transport.is_closing():
                 self.transport.close()
 
-    return Timed
+    return TimedProtocol
 
 
 def _refusal(status: int, limits: Limits) -> bytes:
-    """The whole answer to what cannot be read as a request."""
-    response = refused(too_long(limits) if status == 431 else Refusal(status, "this is no HTTP request"))
+    """The whole answer to bytes that cannot be read as a request."""
+    response = refused(headers_too_long(limits) if status == 431 else Refusal(status, "this is not an HTTP request"))
     lines = [f"HTTP/1.1 {status} {HTTPStatus(status).phrase}", "connection: close", "x-content-type-options: nosniff"]
-    own = {name.decode(): value.decode() for name, value in response.raw_headers if name != b"connection"}
-    lines += [f"{name}: {value}" for name, value in own.items()]
+    lines += [f"{name.decode()}: {value.decode()}" for name, value in response.raw_headers if name != b"connection"]
     return "\r\n".join([*lines, "", ""]).encode() + bytes(response.body)
 
 
 class Server(uvicorn.Server):
-    """When it is asked to stop it takes no more requests, and ends what is not finished in time."""
+    """A server that, when it stops, takes no more requests and ends those that do not finish in time."""
 
     def __init__(self, app: Starlette, engine: Engine) -> None:
         limits = engine.limits
@@ -159,14 +158,14 @@ class Server(uvicorn.Server):
         )
         super().__init__(config)
         self.engine = engine
-        app.state.connections = self.server_state.connections  # the gate counts them
+        app.state.connections = self.server_state.connections  # AuthMiddleware counts them
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Let go."""
+        """Let running requests finish for a while, then end them."""
         self.engine.draining = True
         loop = asyncio.get_running_loop()
         end = loop.call_later(
-            self.engine.limits.grace, self.engine.fail, "the server is shutting down; ask another one for this text"
+            self.engine.limits.grace, self.engine.fail, "the server is shutting down; try another one"
         )
         try:
             await super().shutdown(sockets)
@@ -175,7 +174,7 @@ class Server(uvicorn.Server):
 
 
 def serve(app: Starlette, engine: Engine, sock: socket.socket, ready: Callable[[], object] = lambda: None) -> None:
-    """Serve until a signal comes."""
+    """Serve until a signal arrives."""
     server = Server(app, engine)
     ready()
     server.run([sock])

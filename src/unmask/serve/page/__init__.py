@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from ..replay import SCRIPTS, asset, shell
 
-OWN = (
+FILES = (
     "index.html",
     "page.css",
     "page.js",
@@ -38,7 +38,7 @@ class Asset(NamedTuple):
 
 def assets() -> dict[str, Asset]:
     """All files by name. The player of the replay is shared: its parts come from `unmask.serve.replay`."""
-    texts = {name: files(__package__).joinpath(name).read_text(encoding="utf-8") for name in OWN}
+    texts = {name: files(__package__).joinpath(name).read_text(encoding="utf-8") for name in FILES}
     texts["index.html"] = texts["index.html"].replace("{{transport}}", asset("transport.html"))
     texts |= {name: asset(name) for name in ("replay.css", *SCRIPTS[:-1])}
     texts["replay.txt"] = shell()  # the page fills it with a trace, for people to keep

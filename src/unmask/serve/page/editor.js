@@ -3,7 +3,7 @@
 const GAP = /\{\{\s*(\d+)\s*(?:-\s*(\d+)\s*)?\}\}/g;
 export const hasGap = (text) => text.search(GAP) >= 0;
 
-// How many tokens a piece of text may be: letters of DNA and bytes are counted, words are guessed.
+// How many tokens a piece of text may have: letters of DNA and bytes are counted, words are estimated.
 export function tokensIn(text, kind) {
   if (kind === "dna") return Math.max(1, text.replace(/\s/g, "").length);
   if (kind === "bytes") return Math.max(1, new TextEncoder().encode(text.trim()).length);
@@ -40,17 +40,17 @@ export function gapAt(text, at) {
   return null;
 }
 
-const PATIENCE = 300; // milliseconds that a gap waits for the server to count its tokens
+const TIMEOUT = 300; // milliseconds that a gap waits for the server to count its tokens
 
-// How many tokens stand where `holed` has a gap of one: `count` asks the server for the tokens of a text. A server that
-// does not answer at once is not waited for.
-export async function tokensThere(whole, holed, count, guess) {
+// How many tokens of `whole` a gap of one token replaces in `holed`: `count` asks the server for the tokens of a text. If
+// it does not answer in time, the guess is used.
+export async function tokensReplaced(whole, holed, count, guess) {
   const counted = Promise.all([count(whole), count(holed)]).then(([all, rest]) => Math.max(1, all - rest + 1));
-  return Promise.race([counted, new Promise((late) => setTimeout(() => late(guess), PATIENCE))]).catch(() => guess);
+  return Promise.race([counted, new Promise((late) => setTimeout(() => late(guess), TIMEOUT))]).catch(() => guess);
 }
 
 export function makeEditor(area, backdrop, { kind, say, changed, count }) {
-  // Through the browser's own editing, so that undo works.
+  // As an edit by the browser, so that undo works.
   function replace(start, end, text) {
     area.focus();
     area.setSelectionRange(start, end);
@@ -76,8 +76,8 @@ export function makeEditor(area, backdrop, { kind, say, changed, count }) {
     const inside = [...chosen.matchAll(GAP)].reduce((sum, found) => sum + Number(found[2] ?? found[1]), 0);
     const plain = chosen.replace(GAP, " ");
     let n = inside + (plain.trim() ? tokensIn(plain, kind()) : 0);
-    if (!counted && !inside) n = await tokensThere(value, `${value.slice(0, start)}{{1}}${value.slice(end)}`, count, n);
-    if (area.value !== value) return; // somebody has gone on writing
+    if (!counted && !inside) n = await tokensReplaced(value, `${value.slice(0, start)}{{1}}${value.slice(end)}`, count, n);
+    if (area.value !== value) return; // the text was edited in the meantime
     replace(start, end, `{{${n}}}`);
     say(`gap of ${n} token${n === 1 ? "" : "s"} instead of ${chosen}`);
   }

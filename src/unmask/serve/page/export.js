@@ -1,4 +1,4 @@
-// What people keep: the trace as JSON (docs/replay.md), and the replay as one HTML file. Both are made in the browser.
+// What can be saved: the trace as JSON (docs/replay.md), and the replay as one HTML file. Both are made in the browser.
 
 // One trace of all runs. Two models may give one id to two pieces: the second model's tokens then get new ids.
 export function traceOf(runs) {
@@ -7,14 +7,14 @@ export function traceOf(runs) {
   let next = 2_000_000_000;
   for (const run of runs) {
     const same = new Map([[run.words.mask, mask]]);
-    const id = (own) => {
-      if (!same.has(own)) {
-        const piece = run.words.piece(own), free = own !== mask && (pieces[own] === undefined || pieces[own] === piece);
-        same.set(own, free ? own : next++);
+    const id = (token) => {
+      if (!same.has(token)) {
+        const piece = run.words.piece(token), free = token !== mask && (pieces[token] === undefined || pieces[token] === piece);
+        same.set(token, free ? token : next++);
       }
-      const shared = same.get(own);
-      pieces[shared] ??= run.words.piece(own);
-      if (run.words.special.has(own)) special.add(shared);
+      const shared = same.get(token);
+      pieces[shared] ??= run.words.piece(token);
+      if (run.words.special.has(token)) special.add(shared);
       return shared;
     };
     id(run.words.mask);
@@ -24,7 +24,7 @@ export function traceOf(runs) {
         canvas: sequence.canvas.map(id),
         events: sequence.events.map((event) => ({
           ...event,
-          changes: event.changes.map(([p, own, prob, tops]) => (tops ? [p, id(own), prob, tops.map(([other, chance]) => [id(other), chance])] : [p, id(own), prob])),
+          changes: event.changes.map(([p, token, prob, tops]) => (tops ? [p, id(token), prob, tops.map(([other, chance]) => [id(other), chance])] : [p, id(token), prob])),
         })),
       });
   }

@@ -108,8 +108,8 @@ async function run() {
     return fail("There is no gap yet: select words and press Ctrl+M, or write {{3}}.");
   }
   stopper?.abort();
-  const stop = (stopper = new AbortController()), own = ++generation;
-  for (const { inputs } of active()) if (inputs.seed.value === "") inputs.seed.value = anySeed(); // so that the link holds it
+  const stop = (stopper = new AbortController()), current = ++generation;
+  for (const { inputs } of active()) if (inputs.seed.value === "") inputs.seed.value = anySeed(); // so that the link contains it
   const what = content(), n = Number(sides[0].inputs.n.value) || 1;
   const runs = active().map((side) => {
     const body = { ...side.request(), n, ...what, tops: TOPS };
@@ -122,11 +122,11 @@ async function run() {
   stage.open(runs);
   offerBases();
   $("player").hidden = false;
-  $("keep").hidden = true; // until there is something
+  $("keep").hidden = true; // until something has arrived
   busy(true);
   say("writing");
-  const results = await Promise.allSettled(runs.map((one) => stream(one, stop, own)));
-  if (own !== generation) return;
+  const results = await Promise.allSettled(runs.map((one) => stream(one, stop, current)));
+  if (current !== generation) return;
   busy(false);
   const ends = results.filter((result) => result.status === "rejected").map((result) => result.reason);
   const wrong = ends.find((reason) => reason.name !== "AbortError");
@@ -138,17 +138,17 @@ async function run() {
   if (!ends.length) say(`done, ${stage.sequences.map(({ text }) => text).join(" — ").slice(0, 400)}`);
 }
 
-// The first canvas is there: on a small screen it is brought into view.
+// The first canvas has arrived: on a small screen it is scrolled into view.
 function begun() {
   $("keep").hidden = false;
   transport.play();
   if ($("stage").getBoundingClientRect().top > 0.6 * innerHeight) document.querySelector(".look").scrollIntoView({ block: "start" });
 }
 
-async function stream(one, stop, own) {
+async function stream(one, stop, current) {
   try {
     await postEvents("/v1/diffusion", one.request, (event, data) => {
-      if (own !== generation) return;
+      if (current !== generation) return;
       if (event === "start") {
         one.start(data, data.steps ?? one.request.steps);
         if ($("keep").hidden) begun();
@@ -171,9 +171,9 @@ async function score() {
   busy(true);
   history.replaceState(null, "", link());
   try {
-    const side = sides[0], found = readScore(await postJson("/v1/score", { model: side.model?.id, text }, stop.signal));
-    showScore($("scores"), found, { dna: side.dna }, side.facts.usual_sampler === "left-to-right");
-    say(`perplexity ${Math.exp(found.nats / Math.max(1, found.count)).toFixed(2)}, ${plural(found.count, "token")}`);
+    const side = sides[0], scored = readScore(await postJson("/v1/score", { model: side.model?.id, text }, stop.signal));
+    showScore($("scores"), scored, { dna: side.dna }, side.facts.default_sampler === "left-to-right");
+    say(`perplexity ${Math.exp(scored.nats / Math.max(1, scored.count)).toFixed(2)}, ${plural(scored.count, "token")}`);
   } catch (error) {
     if (error.name !== "AbortError") fail(error);
   } finally {
@@ -181,7 +181,7 @@ async function score() {
   }
 }
 
-// -- rewriting a part of what was written -----------------------------------------------------------------------------------
+// -- rewriting part of a result -----------------------------------------------------------------------------------
 
 let part = null; // {sequence, run, from, to}
 
@@ -213,14 +213,14 @@ function offerRewrite() {
 }
 const hideRewrite = () => { $("rewrite").hidden = true; part = null; };
 
-// The text with a gap where the tokens were; the ends of texts are left out.
+// The text with a gap in place of the tokens; special tokens are left out.
 function rewrite({ run: one, sequence, from, to }) {
   const { words } = one, { player } = sequence;
   const pieces = Array.from({ length: player.size }, (_, p) => { const id = player.finally(p); return words.special.has(id) ? "" : words.piece(id); });
   const { before, after, size } = withGap(pieces, from, to);
   getSelection()?.removeAllRanges();
   hideRewrite();
-  if (hasGap(before) || hasGap(after)) return fail("The text itself has {{…}} in it, which would be read as a gap.");
+  if (hasGap(before) || hasGap(after)) return fail("The text itself contains {{…}}, which would be read as a gap.");
   const text = `${before}{{${size}}}${after}`;
   mode("fill");
   editor.set(/^\s/.test(sequence.text) ? text : text.trimStart()); // some tokenizers begin every text with a space
@@ -232,9 +232,9 @@ function rewrite({ run: one, sequence, from, to }) {
 function rewriteKey(event) {
   const token = card.shown();
   if (event.key.toLowerCase() !== "r" || !token || event.target.matches("textarea, input, select")) return false;
-  const found = partOf(token.board, token.p, token.p);
-  if (found) rewrite(found);
-  return Boolean(found);
+  const target = partOf(token.board, token.p, token.p);
+  if (target) rewrite(target);
+  return Boolean(target);
 }
 
 // -- links, files, examples ---------------------------------------------------------------------------------------------------
@@ -265,11 +265,11 @@ async function copy(text, button) {
   try {
     await navigator.clipboard.writeText(text);
     button.textContent = "Copied";
-  } catch { // without https the clipboard is closed
+  } catch { // without https the clipboard is not available
     const area = make("textarea", "away", text);
     document.body.append(area);
     area.select();
-    button.textContent = document.execCommand("copy") ? "Copied" : "Not allowed here";
+    button.textContent = document.execCommand("copy") ? "Copied" : "Copying is not allowed";
     area.remove();
     button.focus();
   }
@@ -280,8 +280,8 @@ async function copy(text, button) {
 const TRY = [
   { on: ["text"], name: "From nothing", mode: "write", prompt: "" },
   { on: ["text"], name: "Fill a story", mode: "fill", gaps: 'One day, a little girl named {{1}} went to the {{1}}. She saw a {{2}} and wanted to {{3}}. Her {{1}} said, "{{6}}." The {{1}} was very {{1}}.', set: { temperature: "0.6", seed: "3" } },
-  { on: ["text"], name: "8 against 64 steps", mode: "write", prompt: "Once upon a time, there was", set: { steps: "8", temperature: "0.8" }, b: { steps: "64" } },
-  { on: ["text"], name: "Against left to right", mode: "write", prompt: "", b: { sampler: "left-to-right" } },
+  { on: ["text"], name: "8 or 64 steps", mode: "write", prompt: "Once upon a time, there was", set: { steps: "8", temperature: "0.8" }, b: { steps: "64" } },
+  { on: ["text"], name: "Any order or left to right", mode: "write", prompt: "", b: { sampler: "left-to-right" } },
   { on: ["text"], name: "Score", mode: "score", scored: "The cat sat on the refrigerator and sang." },
   { on: ["dna"], name: "From nothing", mode: "write", prompt: "" },
   { on: ["dna"], name: "Fill a motif", mode: "fill", gaps: "ACGT{{8}}TATAAA{{12}}ACGT" },
@@ -307,7 +307,7 @@ function examples() {
   }));
 }
 
-// Bases are for DNA: what is on the stage, or what will be.
+// The view of bases is offered for DNA: the runs on the stage, or the settings for the next one.
 function offerBases() {
   const dna = (stage.runs.length ? stage.runs : active()).some((one) => one.dna);
   $("basesBox").hidden = !dna;
@@ -316,9 +316,9 @@ function offerBases() {
 }
 
 function about() {
-  const { method, parameters, length, kind, usual_sampler: usual } = sides[0].facts;
+  const { method, parameters, length, kind, default_sampler: sampler } = sides[0].facts;
   const size = parameters >= 1e6 ? `${(parameters / 1e6).toFixed(parameters < 1e7 ? 1 : 0)}M parameters` : parameters ? `${(parameters / 1e3).toFixed(0)}k parameters` : "";
-  $("about").textContent = [sides[0].model?.id, usual === "left-to-right" ? "writes left to right" : method && method.toUpperCase(), size, length && `${length} ${kind === "dna" ? "bases" : "tokens"}`].filter(Boolean).join(" · ");
+  $("about").textContent = [sides[0].model?.id, sampler === "left-to-right" ? "writes left to right" : method && method.toUpperCase(), size, length && `${length} ${kind === "dna" ? "bases" : "tokens"}`].filter(Boolean).join(" · ");
 }
 
 // -- wiring -----------------------------------------------------------------------------------------------------------------
@@ -332,7 +332,7 @@ for (const area of document.querySelectorAll("textarea")) {
 }
 $("halt").onclick = () => stopper?.abort();
 $("dice").onclick = () => { const seed = anySeed(); for (const { inputs } of sides) inputs.seed.value = seed; run(); };
-document.querySelector(".skip").onclick = (event) => { event.preventDefault(); $(chosen("mode") === "score" ? "scores" : "stage").focus(); }; // the address holds the settings
+document.querySelector(".skip").onclick = (event) => { event.preventDefault(); $(chosen("mode") === "score" ? "scores" : "stage").focus(); }; // the address already holds the settings
 $("makeGap").onmousedown = (event) => event.preventDefault(); // the selection stays
 $("makeGap").onclick = () => editor.gap();
 $("compare").onchange = () => { if ($("compare").checked) sides[1].set(sides[0].values()); compare($("compare").checked); };

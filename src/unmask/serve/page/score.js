@@ -13,9 +13,9 @@ export function readScore({ texts: [one] }) {
 export function showScore(section, score, words, exact) {
   const perToken = score.nats / Math.max(1, score.count), bits = perToken / Math.LN2;
   const figures = [
-    [number(Math.exp(perToken), 2), score.error ? `perplexity, ± ${number(Math.exp(perToken) * score.error, 2)}` : "perplexity"], [number(bits, 3), "bits a token"],
-    ...(score.perByte === null ? [] : [[number(score.perByte, 3), "bits a byte"]]),
-    [number(score.nats, 1), "nats in all"], [score.count.toLocaleString("en"), score.count === 1 ? "token" : "tokens"],
+    [number(Math.exp(perToken), 2), score.error ? `perplexity, ± ${number(Math.exp(perToken) * score.error, 2)}` : "perplexity"], [number(bits, 3), "bits per token"],
+    ...(score.perByte === null ? [] : [[number(score.perByte, 3), "bits per byte"]]),
+    [number(score.nats, 1), "nats in total"], [score.count.toLocaleString("en"), score.count === 1 ? "token" : "tokens"],
   ];
   const head = make("dl", "figures", ...figures.map(([value, name]) => make("div", "", make("dt", "", name), make("dd", "", value))));
   const canvas = make("div", `canvas heat${words.dna ? " letters bases" : ""}`);
@@ -24,12 +24,12 @@ export function showScore(section, score, words, exact) {
   const board = makeScoreBoard(canvas, score);
   const scale = Array.from({ length: 6 }, (_, i) => make("span", `k h${i}`, make("span", "", "\u2002\u2002")));
   const legend = make("p", "legend", make("span", "item scale", "expected", ...scale, "surprising"),
-    make("span", "", exact ? "Exact: what the model thinks of each token after those before it." : "An upper bound on the surprise: the mean over the orders in which the text could have been written."));
+    make("span", "", exact ? "Exact: the surprise of each token given the tokens before it." : "An upper bound on the surprise, averaged over the orders in which the text could have been written."));
   section.replaceChildren(head, legend, canvas);
   return board;
 }
 
-// A board for the card of the page: the same pointing, tapping and walking as on the stage.
+// A board for the card: tokens can be pointed at, tapped and walked over as on the stage.
 function makeScoreBoard(canvas, score) {
   const elements = score.tokens.map(([piece, nats], p) => {
     const element = make("span", `k ${nats === null ? "g" : `h${heat(nats / Math.LN2)}`}`, make("span", "", ...spellPiece(piece)));

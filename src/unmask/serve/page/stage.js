@@ -3,7 +3,7 @@
 const INVENTED = 1_000_000_000; // ids for alternatives that came without one
 const BASES = { A: " bA", C: " bC", G: " bG", T: " bT", N: " bN" };
 
-// The pieces of a run, as they come.
+// The pieces of a run, as they arrive.
 function makeWords(start, dna) {
   const pieces = new Map(), ids = new Map();
   let next = INVENTED;
@@ -14,7 +14,7 @@ function makeWords(start, dna) {
     pieces,
     meet,
     piece: (id) => pieces.get(id) ?? `⟨${id}⟩`,
-    // The id of a piece that came alone.
+    // The id of a piece; one is invented if it came without an id.
     named: (piece, id) => (id !== undefined && id !== null ? meet(id, piece) : ids.get(piece) ?? meet(next++, piece)),
   };
   meet(words.mask, start.mask?.piece ?? "[MASK]");
@@ -25,12 +25,12 @@ function makeWords(start, dna) {
 }
 
 const runsOf = (flags) => {
-  const found = [];
+  const runs = [];
   flags.forEach((flag, p) => {
-    if (flag && found.at(-1)?.[1] === p) found.at(-1)[1] = p + 1;
-    else if (flag) found.push([p, p + 1]);
+    if (flag && runs.at(-1)?.[1] === p) runs.at(-1)[1] = p + 1;
+    else if (flag) runs.push([p, p + 1]);
   });
-  return found;
+  return runs;
 };
 
 // One setting with its samples.
@@ -61,7 +61,7 @@ export class Run {
       const sequence = { canvas, given, player, board, box, title, seed: sample.seed, text: "", done: false };
       sequence.expected = () => (sequence.done ? 0 : Math.min(steps ?? Infinity, player.left[0]) || 0);
       board.open(player, sequence.expected, false);
-      box.dir = "auto"; // after the tokens: before them each one would make the browser read all others again
+      box.dir = "auto"; // after the tokens: before them each one would make the browser lay out all others again
       this.sequences[sample.index] = sequence;
     }
     this.note.textContent = "";
@@ -71,8 +71,8 @@ export class Run {
     const { words } = this;
     const changes = data.changes.map(([p, id, piece, prob, tops]) => {
       if (id === null) return [p, words.mask, 0];
-      const own = words.named(piece, id), known = (tops ?? []).map(([other, chance, which]) => [words.named(other, which), chance]);
-      return known.length ? [p, own, prob ?? 0, known] : [p, own, prob ?? 0];
+      const token = words.named(piece, id), known = (tops ?? []).map(([other, chance, which]) => [words.named(other, which), chance]);
+      return known.length ? [p, token, prob ?? 0, known] : [p, token, prob ?? 0];
     });
     const event = { step: data.step, t: data.t ?? null, calls: data.calls ?? 0, changes };
     if (data.length !== undefined && data.length !== null) event.length = data.length;
@@ -86,14 +86,14 @@ export class Run {
 
   get events() { return Math.max(0, ...this.sequences.map(({ player }) => player.events.length)); }
 
-  // What stands there: of a sequence that was stopped with its masks.
+  // The texts; a sequence that was stopped keeps its masks.
   texts() {
     return this.sequences.map(({ player, text, done }) => (done ? text : Array.from({ length: player.size }, (_, p) => this.words.piece(player.finally(p))).join("")));
   }
 
   finish(why) {
     this.over = true;
-    if (!this.words) this.body.replaceChildren(); // nothing ever came
+    if (!this.words) this.body.replaceChildren(); // nothing ever arrived
     const calls = Math.max(0, ...this.sequences.map(({ player }) => player.events.at(-1)?.calls ?? 0));
     this.note.textContent = why ?? plural(calls, "network call");
   }
@@ -130,7 +130,7 @@ export class Stage {
   most = () => Math.max(this.count(), ...this.sequences.map(({ expected, player }) => (this.growing() ? expected() : player.events.length)));
   rate = () => Math.max(2.5, Math.min(30, this.most() / 8));
 
-  // More has come: the timeline is drawn again, at most once a frame.
+  // More has arrived: the timeline is redrawn, at most once per frame.
   changed() {
     if (this.dirty) return;
     this.dirty = true;
@@ -150,7 +150,7 @@ export class Stage {
     if (!this.growing() && k >= this.count()) this.settle();
   };
 
-  // Once everything is known, masks may take the room of what will stand there: at the very beginning, or at the end.
+  // Once everything is known, masks become as wide as the tokens that will replace them.
   settle() { for (const { board } of this.sequences) board.settle(); }
 
   status() {

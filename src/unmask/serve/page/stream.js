@@ -1,30 +1,30 @@
-// Talking to the server: JSON, and events as they come. Pure but for fetch; tests run the parser with node.
+// Requests to the server: JSON, and events as they arrive. Only `ask` uses fetch; tests run the rest in node.
 
-// Cuts a text/event-stream into events, however the chunks fall: feed(text) gives [{event, data}].
+// Parses a text/event-stream, wherever its chunks are cut: feed(text) returns [{event, data}].
 export function eventParser() {
   let rest = "", lines = [];
-  function line(text, found) {
+  function line(text, events) {
     if (text) return void lines.push(text);
     let event = "message";
     const data = [];
-    for (const one of lines) {
-      const colon = one.indexOf(":");
-      if (!colon) continue; // a comment: the server says that it is alive
-      const name = colon < 0 ? one : one.slice(0, colon), value = colon < 0 ? "" : one.slice(colon + 1).replace(/^ /, "");
+    for (const field of lines) {
+      const colon = field.indexOf(":");
+      if (!colon) continue; // a comment, which keeps the connection alive
+      const name = colon < 0 ? field : field.slice(0, colon), value = colon < 0 ? "" : field.slice(colon + 1).replace(/^ /, "");
       if (name === "event") event = value;
       else if (name === "data") data.push(value);
     }
     lines = [];
-    if (data.length) found.push({ event, data: data.join("\n") });
+    if (data.length) events.push({ event, data: data.join("\n") });
   }
   return function feed(text) {
-    const found = [];
+    const events = [];
     rest += text;
     for (let cut; (cut = /\r\n|\n|\r(?!$)/.exec(rest)); ) {
-      line(rest.slice(0, cut.index), found);
+      line(rest.slice(0, cut.index), events);
       rest = rest.slice(cut.index + cut[0].length);
     }
-    return found;
+    return events;
   };
 }
 
@@ -49,23 +49,23 @@ async function ask(path, body, signal) {
   }
   if (answer.ok) return answer;
   let said = "";
-  try { said = (await answer.json())?.error?.message ?? ""; } catch { /* no JSON */ }
+  try { said = (await answer.json())?.error?.message ?? ""; } catch { /* not JSON */ }
   const wait = answer.headers.get("Retry-After");
   if (answer.status === 429) said ||= `The server is busy${wait ? `; try again in ${wait} s` : ""}.`;
-  throw new Refused(said || `The server refused (${answer.status}).`, answer.status);
+  throw new Refused(said || `The server refused the request (${answer.status}).`, answer.status);
 }
 
 export const getJson = async (path) => (await ask(path)).json();
 export const getText = async (path) => (await ask(path)).text();
 export const postJson = async (path, body, signal) => (await ask(path, body, signal)).json();
 
-// POST, and `take(event, data)` for each event of the answer. Whatever breaks off before its end is an error.
+// POST, and `take(event, data)` for each event of the answer. A stream without an end event is an error.
 export async function postEvents(path, body, take, signal) {
   const answer = await ask(path, body, signal);
   const reader = answer.body.getReader(), decoder = new TextDecoder(), feed = eventParser();
   const broken = (error) => {
     if (error?.name === "AbortError") throw error;
-    throw new Refused("The connection to the server broke off; what came is kept.", 0);
+    throw new Refused("The connection to the server was lost; what has arrived is kept.", 0);
   };
   for (let ended = false; ; ) {
     const { value, done } = await reader.read().catch(broken);

@@ -32,11 +32,11 @@ function makeBoard(canvas, words) {
   let player = null, total = () => 0;
   let tokens = [], shown = []; // elements, and the token whose text each of them holds
   let fresh = []; // positions of the last event
-  let settled = true; // masks are as wide as what will stand there; a live canvas does not know that yet
+  let settled = true; // masks are as wide as their final tokens; a live canvas does not know these yet
 
   const spell = (id) => (words.special.has(id) ? [make("i", "u", words.piece(id))] : spellPiece(words.piece(id)));
 
-  // A mask keeps the room of the token that will stand there in the end: nothing jumps while one reads.
+  // A mask is as wide as the token that will replace it in the end, so that the text does not jump.
   function write(p) {
     const element = tokens[p], id = player.token(p), masked = id === words.mask;
     const wanted = !masked ? id : settled ? player.finally(p) : words.mask;
@@ -56,7 +56,7 @@ function makeBoard(canvas, words) {
     element.className = name;
   }
 
-  // New positions of a canvas that grew while it is written.
+  // New positions of a canvas that has grown.
   function grow() {
     const added = document.createDocumentFragment();
     for (let p = tokens.length; p < player.size; p++) {
@@ -70,9 +70,9 @@ function makeBoard(canvas, words) {
     if (added.firstChild) canvas.append(added);
   }
 
-  // How far a token is written: `expected` events are still to come in all, `known` says whether the end is known.
-  function open(own, expected = () => 0, known = true) {
-    player = own; total = expected; settled = known;
+  // `expected()`: events in total, as far as known; `known`: whether the final tokens are known.
+  function open(opened, expected = () => 0, known = true) {
+    player = opened; total = expected; settled = known;
     fresh = []; shown = []; tokens = [];
     canvas.replaceChildren();
     grow();
@@ -95,7 +95,7 @@ function makeBoard(canvas, words) {
     if (at < player.events.length || lively) for (const p of fresh) tokens[p].classList.add("f");
   }
 
-  // All is known: masks take the room of what will be there.
+  // All is known: masks become as wide as their final tokens.
   function settle() {
     if (settled || !player) return;
     settled = true;
@@ -119,7 +119,7 @@ function makeBoard(canvas, words) {
       if (event.t !== null && event.t !== undefined) rows.push(["time t", event.t.toFixed(3)]);
     } else if (id === words.mask && settled) {
       const next = history.find((later) => later.event >= player.at() && later.token !== words.mask);
-      if (next) rows.push(["comes in step", player.events[next.event].step + 1]);
+      if (next) rows.push(["written in step", player.events[next.event].step + 1]);
     }
     rows.push(["position", `${p + 1} of ${player.length[player.at()]}`]);
     const again = history.filter((past) => past.token === words.mask && past.event < player.at()).length;
@@ -163,7 +163,7 @@ function makeCard(card, area, floor, say) {
   let pointed = null, pinned = null, lit = null; // tokens (elements)
 
   const tokenAt = (event) => event.target.closest?.(".k[class]") ?? null;
-  const own = (element) => (element?.board && area.contains(element) ? element : null);
+  const inArea = (element) => (element?.board && area.contains(element) ? element : null);
   function point() {
     const element = [pointed, pinned].find((one) => one && one.isConnected && one.board.exists(one.p)) ?? null;
     lit?.classList.remove("a");
@@ -181,20 +181,20 @@ function makeCard(card, area, floor, say) {
   }
   const clear = () => { pointed = pinned = null; point(); };
 
-  area.addEventListener("pointerover", (event) => { if (event.pointerType === "mouse") { pointed = event.buttons ? null : own(tokenAt(event)); point(); } });
+  area.addEventListener("pointerover", (event) => { if (event.pointerType === "mouse") { pointed = event.buttons ? null : inArea(tokenAt(event)); point(); } });
   area.addEventListener("pointerleave", () => { pointed = null; point(); });
-  area.addEventListener("mousedown", (event) => { if (own(tokenAt(event)) && event.detail > 1) event.preventDefault(); });
+  area.addEventListener("mousedown", (event) => { if (inArea(tokenAt(event)) && event.detail > 1) event.preventDefault(); });
   document.addEventListener("click", (event) => {
     if (card.contains(event.target) || floor.contains(event.target)) return;
     if (getSelection()?.isCollapsed === false) return; // the end of a selection, not a click
-    const element = own(tokenAt(event));
+    const element = inArea(tokenAt(event));
     pinned = element === pinned ? null : element;
     point();
   });
   addEventListener("scroll", point, { passive: true });
   addEventListener("resize", point);
   area.addEventListener("focusin", (event) => {
-    const element = own(tokenAt(event));
+    const element = inArea(tokenAt(event));
     if (!element || !event.target.matches(":focus-visible")) return;
     pointed = element;
     point();
@@ -204,7 +204,7 @@ function makeCard(card, area, floor, say) {
 
   // Arrow keys walk from token to token while one of them has the focus; Escape leaves.
   function walk(event) {
-    const element = own(document.activeElement?.closest?.(".k"));
+    const element = inArea(document.activeElement?.closest?.(".k"));
     const steps = { ArrowLeft: -1, ArrowRight: 1, Home: -Infinity, End: Infinity };
     if (!element || !(event.key in steps)) return false;
     const board = element.board, p = Math.max(0, Math.min(board.count() - 1, element.p + steps[event.key]));

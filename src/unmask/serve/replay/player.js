@@ -1,21 +1,20 @@
-// What stands on a canvas after k events, and how a token is shown. Pure: nothing here knows of a page, and
-// tests/test_trace.py runs it with node.
+// The tokens of a canvas after k events, and how a token is shown. Nothing here needs a page: tests run it in node.
 "use strict";
 
 // A change knows which change held its position before, so that a step back is as cheap as a step forward.
 // Events may still come: `push` takes one more.
-function makePlayer(course, mask) {
+function makePlayer(recording, mask) {
   const events = [];
   const position = [], token = [], prob = [], tops = [], event = [], before = [], last = [];
   const first = [0]; // the changes of event k are first[k] .. first[k + 1] - 1
-  const length = [course.canvas.length]; // positions after k events
+  const length = [recording.canvas.length]; // positions after k events
   const left = [0]; // masks after k events
-  const held = course.canvas.slice();
+  const held = recording.canvas.slice();
   const given = [], seen = [];
   const holder = []; // the change that holds a position; none: the first canvas does
   let at = 0;
   for (const id of held) left[0] += id === mask;
-  for (const [start, end] of course.given) for (let p = start; p < end; p++) given[p] = true;
+  for (const [start, end] of recording.given) for (let p = start; p < end; p++) given[p] = true;
 
   function push(one) {
     const k = events.push(one) - 1, size = one.length ?? held.length;
@@ -31,10 +30,10 @@ function makePlayer(course, mask) {
     }
     first.push(position.length);
   }
-  course.events.forEach(push);
+  recording.events.forEach(push);
 
   const holds = (p) => holder[p] ?? -1;
-  const tokenOf = (p, change) => (change >= 0 ? token[change] : course.canvas[p] ?? mask);
+  const tokenOf = (p, change) => (change >= 0 ? token[change] : recording.canvas[p] ?? mask);
 
   // Go to the canvas after k events; returns the positions that may look different.
   function seek(k) {
@@ -66,9 +65,9 @@ function makePlayer(course, mask) {
     },
     // Every change of a position, the first one first.
     history: (p) => {
-      const found = [];
-      for (let c = last[p] ?? -1; c >= 0; c = before[c]) found.unshift({ token: token[c], event: event[c] });
-      return found;
+      const changes = [];
+      for (let c = last[p] ?? -1; c >= 0; c = before[c]) changes.unshift({ token: token[c], event: event[c] });
+      return changes;
     },
     // Positions that event k changed.
     changed: (k) => position.slice(first[k], first[k + 1]),

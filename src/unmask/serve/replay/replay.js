@@ -8,7 +8,7 @@
   const board = makeBoard(canvas, words), chart = makeChart($("chart"));
   const say = (text) => { $("live").textContent = text; };
   const card = makeCard($("card"), canvas, $("player"), say);
-  let player, course = -1; // what is shown
+  let player, current = -1; // what is shown
 
   function show(k, lively) {
     board.show(k, lively);
@@ -32,17 +32,17 @@
   });
 
   function open(index, share) {
-    course = index;
+    current = index;
     player = makePlayer(trace.sequences[index], trace.mask);
     card.clear();
     board.open(player);
     chart.draw(player);
     $("text").textContent = trace.sequences[index].text;
     for (const tab of $("tabs").children) {
-      const own = tab.id === `tab${index}`;
-      tab.setAttribute("aria-selected", own);
-      tab.tabIndex = own ? 0 : -1;
-      if (own) tab.scrollIntoView({ block: "nearest", inline: "nearest" });
+      const selected = tab.id === `tab${index}`;
+      tab.setAttribute("aria-selected", selected);
+      tab.tabIndex = selected ? 0 : -1;
+      if (selected) tab.scrollIntoView({ block: "nearest", inline: "nearest" });
     }
     show(Math.round(share * player.events.length), transport.playing());
   }
@@ -65,8 +65,8 @@
     box.onkeydown = (event) => {
       const move = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
       if (!move) return;
-      choose((course + move + trace.sequences.length) % trace.sequences.length);
-      $(`tab${course}`).focus();
+      choose((current + move + trace.sequences.length) % trace.sequences.length);
+      $(`tab${current}`).focus();
       event.preventDefault();
       event.stopPropagation();
     };

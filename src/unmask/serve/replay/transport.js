@@ -1,8 +1,8 @@
 // Play, pause, step, scrub, speed: the player at the bottom of the replay and of the live page, with its keys.
 "use strict";
 
-// `deck`: {count() events there are, at(), show(k, playing), growing() more may come, rate() events a second at 1x,
-// say(text), sentence(), keys(event) true where the page used the key itself, leave()}.
+// `deck`: {count(): number of events, at(), show(k, playing), growing(): more may arrive, rate(): events per second at 1x,
+// say(text), sentence(), keys(event): whether the page has used the key itself, leave()}.
 function makeTransport(deck) {
   const $ = (id) => document.getElementById(id);
   const slider = $("slider"), speed = $("speed");
@@ -57,7 +57,7 @@ function makeTransport(deck) {
     if (deck.keys(event)) return event.preventDefault();
     if (event.key === "Escape") return deck.leave();
     if (!deck.ready()) return;
-    // Controls keep the keys that are theirs: a button its space, a select and a radio their arrows, a field all.
+    // Controls keep their own keys: a button its space, a select and a radio their arrows, a text field all of them.
     if (event.target.matches("textarea, input:not([type=range], [type=radio], [type=checkbox])")) return;
     if (event.target.matches("select, summary, pre, a, input[type=radio], input[type=checkbox], [role=tab]")) return;
     if (event.target.matches("button") && event.key === " ") return;
