@@ -39,7 +39,7 @@ from unmask.models import registry
 from unmask.models.masked import MaskedDiffusion
 from unmask.process.keys import Keys
 from unmask.reproduce.reference import STYLES, Careful, ancestral
-from unmask.sampling import RevealPlan, time_grid
+from unmask.sampling import Request, RevealPlan, time_grid
 from unmask.training.memory import keep_pages
 from unmask.types import State, Vocab
 
@@ -99,8 +99,9 @@ class PlanCalls:
         self.seen += 1
 
     def _start(self) -> Iterator[State]:
-        canvases = list(blank(self.model, self.batch, self.length))
-        return self.model.generate(canvases, self.plan, plan_keys(self.batch), batch_size=self.batch)
+        canvases = zip(blank(self.model, self.batch, self.length), plan_keys(self.batch), strict=True)
+        requests = [Request(row, canvas, self.plan, key) for row, (canvas, key) in enumerate(canvases)]
+        return self.model.generate(requests, self.batch)
 
     def __call__(self) -> None:
         """One call with all B sequences under way; after the last of those the run begins again."""

@@ -6,12 +6,15 @@ errors that name the nearest known one.
 
 from __future__ import annotations
 
+import functools
+import logging
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 import yaml
 from pydantic import (
+    AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
@@ -19,12 +22,18 @@ from pydantic import (
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
+    SerializeAsAny,
     ValidationError,
+    field_validator,
     model_validator,
 )
+from pydantic_core import PydanticCustomError
 
-from .errors import UserError, nearest
+from .errors import UserError
+from .errors import nearest as nearest  # many import it from where it was
 
+log = logging.getLogger(__name__)
+NETWORK_KEY = "model.network"
 Seed = Annotated[int, Field(ge=-(2**63), lt=2**63)]  # what names a random stream
 
 
@@ -77,43 +86,193 @@ class DataConfig(Section):
         return self
 
 
-class ModelConfig(Section):
-    """The network."""
+# Each method, and the function that makes its model from a config, a vocabulary and the number of labels.
+METHODS: dict[str, str] = {
+    "mdlm": "unmask.models.registry:mdlm",
+    "no-carry-over": "unmask.models.registry:no_carry_over",
+    "d3pm": "unmask.models.registry:d3pm",
+    "sedd": "unmask.models.registry:sedd",
+    "ar": "unmask.models.registry:autoregressive",
+    "ssd-lm": "unmask.models.registry:simplex",
+    "plaid": "unmask.models.registry:plaid",
+}
 
-    method: Literal["mdlm", "no-carry-over", "d3pm", "sedd", "ar", "ssd-lm", "plaid"] = "mdlm"
-    backbone: Literal["dit", "mosaicbert", "transformers", "mamba", "caduceus", "hyena"] = "dit"
-    architecture: dict[str, Any] | None = None  # transformers: what the config.json of the network says
+
+def _method(name: str) -> str:
+    if name not in METHODS:
+        *first, last = map(repr, METHODS)
+        text = f"Input should be {', '.join(first)} or {last}{nearest(name, METHODS)}"
+        raise PydanticCustomError("method", "{text}", {"text": text})
+    return name
+
+
+class ModelConfig(Section):
+    """The method and the network. Each network has settings of its own: a subclass, which ModelConfig(network=...) is.
+
+    Adding one: a subclass (here, or beside the network) with `implementation`, and a line in NETWORKS.
+    """
+
+    implementation: ClassVar[str] = ""  # module:class of the network, imported when it is built
+    method: Annotated[str, AfterValidator(_method)] = "mdlm"
+    network: str = "dit"
     hidden_dim: PositiveInt = 768
     n_blocks: PositiveInt = 12
+
+    if TYPE_CHECKING:
+
+        def __init__(self, **settings: Any) -> None: ...
+
+    def __new__(cls, **settings: Any) -> Self:
+        """Of the class that the network has."""
+        kind: Any = settings_of(settings) if cls is ModelConfig else cls
+        return super().__new__(kind)
+
+    @property
+    def backbone(self) -> str:
+        """The old name of `network`."""
+        return self.network
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fields_of(cls, tree: Any) -> Any:
+        """Settings of another network are an error, unless it is an old config: that had all settings of all."""
+        if not isinstance(tree, Mapping):
+            return tree
+        kept = {key: value for key, value in tree.items() if key != "backbone"} | {"network": cls.name()}
+        foreign = [key for key in kept if key not in cls.model_fields and owners(key)]
+        if foreign and "backbone" not in tree:
+            having = " and ".join(owners(foreign[0]))
+            raise ValueError(f"{foreign[0]} is a setting of {having}, not of model.network={cls.name()}; leave it out")
+        if "time_conditioning" in foreign and kept["time_conditioning"]:
+            raise ValueError(f"the {cls.name()} network is told no time; set model.time_conditioning=false")
+        if "backbone" in tree:
+            note("model.backbone is now model.network, which has only the settings of that network")
+        return {key: value for key, value in kept.items() if key not in foreign}
+
+    @classmethod
+    def name(cls) -> str:
+        """What `network` is."""
+        return str(cls.model_fields["network"].default)
+
+
+class DiTConfig(ModelConfig):
+    """The paper's diffusion transformer; with method ar the same blocks, causal."""
+
+    implementation: ClassVar[str] = "unmask.networks.dit:DiT"
+    network: Literal["dit"] = "dit"
     n_heads: PositiveInt = 12
     cond_dim: PositiveInt = 128
     mlp_ratio: PositiveInt = 4
     dropout: float = Field(0.1, ge=0, lt=1)
     time_conditioning: bool = False
-    state_dim: PositiveInt = 16  # mamba, caduceus: numbers that a channel remembers
-    conv_width: PositiveInt = 4  # mamba, caduceus: bases that the short convolution sees
-    expand: PositiveInt = 2  # mamba, caduceus: inner channels for each hidden one
-    strands: Literal["ps", "ph"] = "ps"  # caduceus: equivariant to the reverse complement by its weights, or plain
-    swap_strands: bool = False  # caduceus ps: as the published weights (fused norms) were trained
-    filter_dim: PositiveInt = 64  # hyena: width of the network that makes the long filters
-    filter_length: PositiveInt = 1026  # hyena: the longest row that the filters are made for
-    filter_shift: float = 0.0  # hyena: added to the decay of the filters; some published files have 0.05
 
     @model_validator(mode="after")
-    def _heads(self) -> ModelConfig:
-        if (self.backbone == "transformers") != (self.architecture is not None):
-            raise ValueError(
-                "architecture belongs to model.backbone=transformers, and that backbone needs it; "
-                "both come with a model: unmask finetune MODEL mdlm"
-            )
-        if self.backbone == "mosaicbert" and self.hidden_dim % self.n_heads:
-            raise ValueError(f"hidden_dim={self.hidden_dim} must be a multiple of n_heads={self.n_heads}")
-        if self.backbone == "dit" and (self.hidden_dim % self.n_heads or (self.hidden_dim // self.n_heads) % 2):
+    def _heads(self) -> DiTConfig:
+        if self.hidden_dim % self.n_heads or (self.hidden_dim // self.n_heads) % 2:
             raise ValueError(
                 f"hidden_dim={self.hidden_dim} must be an even multiple of n_heads={self.n_heads} "
                 "(rotary positions turn pairs of channels)"
             )
         return self
+
+
+class MosaicBertConfig(ModelConfig):
+    """BERT with ALiBi and GEGLU."""
+
+    implementation: ClassVar[str] = "unmask.networks.mosaicbert:MosaicBert"
+    network: Literal["mosaicbert"] = "mosaicbert"
+    n_heads: PositiveInt = 12
+    mlp_ratio: PositiveInt = 4
+    dropout: float = Field(0.1, ge=0, lt=1)
+
+    @model_validator(mode="after")
+    def _heads(self) -> MosaicBertConfig:
+        if self.hidden_dim % self.n_heads:
+            raise ValueError(f"hidden_dim={self.hidden_dim} must be a multiple of n_heads={self.n_heads}")
+        return self
+
+
+class EncoderConfig(ModelConfig):
+    """A masked language model of transformers."""
+
+    implementation: ClassVar[str] = "unmask.networks.encoder:Encoder"
+    network: Literal["transformers"] = "transformers"
+    n_heads: PositiveInt = 12
+    dropout: float = Field(0.1, ge=0, lt=1)
+    architecture: dict[str, Any] | None = Field(None, validate_default=True)  # what its config.json says
+
+    @model_validator(mode="after")
+    def _described(self) -> EncoderConfig:
+        if self.architecture is None:
+            raise ValueError(
+                "model.network=transformers needs the architecture of a model; it comes with one: "
+                "unmask finetune MODEL mdlm"
+            )
+        return self
+
+
+class MambaConfig(ModelConfig):
+    """A state space that looks to the left."""
+
+    implementation: ClassVar[str] = "unmask.networks.mamba:Mamba"
+    network: Literal["mamba"] = "mamba"
+    dropout: float = Field(0.0, ge=0, lt=1)  # it has none: 0 is all that it takes
+    state_dim: PositiveInt = 16  # numbers that a channel remembers
+    conv_width: PositiveInt = 4  # columns that the short convolution sees
+    expand: PositiveInt = 2  # inner channels for each hidden one
+
+    @model_validator(mode="after")
+    def _without_dropout(self) -> Self:
+        if self.dropout:
+            raise ValueError(f"the {self.network} network has no dropout; set model.dropout=0")
+        return self
+
+
+class CaduceusConfig(MambaConfig):
+    """Mamba in both directions, on both strands of DNA."""
+
+    implementation: ClassVar[str] = "unmask.networks.caduceus:Caduceus"
+    network: Literal["caduceus"] = "caduceus"  # type: ignore[assignment]
+    strands: Literal["ps", "ph"] = "ps"  # equivariant to the reverse complement by its weights, or plain
+    swap_strands: bool = False  # ps: as the published weights (fused norms) were trained
+
+
+class HyenaConfig(ModelConfig):
+    """Long convolutions that look to the left."""
+
+    implementation: ClassVar[str] = "unmask.networks.hyena:Hyena"
+    network: Literal["hyena"] = "hyena"
+    mlp_ratio: PositiveInt = 4
+    dropout: float = Field(0.1, ge=0, lt=1)
+    filter_dim: PositiveInt = 64  # width of the network that makes the long filters
+    filter_length: PositiveInt = 1026  # the longest row that the filters are made for
+    filter_shift: float = 0.0  # added to the decay of the filters; some published files have 0.05
+
+
+NETWORKS: dict[str, type[ModelConfig]] = {
+    settings.name(): settings
+    for settings in (DiTConfig, MosaicBertConfig, EncoderConfig, MambaConfig, CaduceusConfig, HyenaConfig)
+}
+
+
+def settings_of(tree: Mapping[str, Any]) -> type[ModelConfig]:
+    """The settings class of the network that a section `model` names; backbone is its old name."""
+    name = tree.get("backbone", tree.get("network", "dit"))
+    if name not in NETWORKS:
+        close = nearest(str(name), NETWORKS)
+        raise ValueError(f"network={name!r} must be one of {', '.join(NETWORKS)}{close}")
+    return NETWORKS[name]
+
+
+def owners(key: str) -> list[str]:
+    """The networks that have a setting."""
+    return [name for name, settings in NETWORKS.items() if key in settings.model_fields]
+
+
+@functools.cache
+def note(text: str) -> None:
+    """Say something in the log, once."""
+    log.info(text)
 
 
 ScheduleName = Literal["log-linear", "cosine", "cosine-squared", "linear", "geometric", "polynomial", "log-uniform"]
@@ -262,7 +421,7 @@ class Config(Section):
 
     seed: Seed = 0
     data: DataConfig = DataConfig()
-    model: ModelConfig = ModelConfig()
+    model: SerializeAsAny[ModelConfig] = DiTConfig()
     schedule: ScheduleConfig = ScheduleConfig()
     objective: ObjectiveConfig = ObjectiveConfig()
     simplex: SimplexConfig = SimplexConfig()
@@ -272,15 +431,28 @@ class Config(Section):
     eval: EvalConfig = EvalConfig()
     sample: SampleConfig = SampleConfig()
 
+    @field_validator("model", mode="before")
+    @classmethod
+    def _network(cls, tree: Any) -> Any:
+        return settings_of(tree).model_validate(tree) if isinstance(tree, Mapping) else tree
+
     def to_yaml(self) -> str:
         """The config as YAML, complete."""
         return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False)
 
     def override(self, assignments: Iterable[str]) -> Config:
         """A copy with `a.b=c` assignments applied; values are read as YAML."""
-        tree = self.model_dump(mode="json")
-        for assignment in assignments:
-            _assign(tree, assignment)
+        assignments = list(assignments)
+        tree, pairs = self.model_dump(mode="json"), [_pair(assignment) for assignment in assignments]
+        for key, text in pairs:
+            if key == NETWORK_KEY:  # what the other network has and this one has not goes with it
+                tree["model"]["network"] = text
+                fields = _settings_of_text(text).model_fields
+                tree["model"] = {name: value for name, value in tree["model"].items() if name in fields}
+        for key, text in pairs:
+            _assign(tree, key, text)
+        if any(assignment.startswith("model.backbone=") for assignment in assignments):
+            tree["model"]["backbone"] = tree["model"]["network"]  # in the old words all settings of all may stand there
         return parse(tree)
 
 
@@ -313,31 +485,48 @@ def differences(old: Config, new: Config) -> list[tuple[str, Any, Any]]:
 
     def value(tree: Any, key: str) -> Any:
         for part in key.split("."):
-            tree = tree[part]
+            tree = tree.get(part)
         return tree
 
     return [(k, value(a, k), value(b, k)) for k in known_keys() if value(a, k) != value(b, k)]
 
 
 def known_keys(model: type[BaseModel] = Config, prefix: str = "", texts: bool = False) -> list[str]:
-    """Every dotted key of the schema, or of its free texts only."""
+    """Every dotted key of the schema, those of all networks among them, or of its free texts only."""
     keys: list[str] = []
-    for name, info in model.model_fields.items():
-        annotation = info.annotation
-        if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-            keys += known_keys(annotation, f"{prefix}{name}.", texts)
-        elif not texts or annotation in (str, str | None):
-            keys.append(prefix + name)
-    return keys
+    sections: list[type[BaseModel]] = [model, *NETWORKS.values()] if model is ModelConfig else [model]
+    for settings in sections:
+        for name, info in settings.model_fields.items():
+            annotation = info.annotation
+            if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+                keys += known_keys(annotation, f"{prefix}{name}.", texts)
+            elif not texts or annotation in (str, str | None):
+                keys.append(prefix + name)
+    return list(dict.fromkeys(keys))
 
 
-def _assign(tree: dict[str, Any], assignment: str) -> None:
+def _pair(assignment: str) -> tuple[str, str]:
+    """Key and value of `key=value`; the key is a known one."""
     key, sep, text = assignment.partition("=")  # a value may hold more of them
     if not sep or not key:
         raise UserError(f"{assignment!r} is not an override; write key=value, for example train.steps=100")
+    if key == "model.backbone":
+        note("model.backbone is now model.network")
+        key = NETWORK_KEY
     known = known_keys()
     if key not in known:
         raise UserError(f"unknown config key {key!r}{nearest(key, known)}")
+    return key, text
+
+
+def _settings_of_text(name: str) -> type[ModelConfig]:
+    try:
+        return settings_of({"network": name})
+    except ValueError as error:
+        raise UserError(f"model.{error}") from None
+
+
+def _assign(tree: dict[str, Any], key: str, text: str) -> None:
     *sections, last = key.split(".")
     for section in sections:
         tree = tree[section]

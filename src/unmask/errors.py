@@ -29,5 +29,5 @@ def choose(name: str, options: Iterable[str], what: str, instead: str = "") -> s
 
 def at_least(name: str, value: float | None, least: float = 1) -> None:
     """Raise if a number is below the least that makes sense; None is none."""
-    if value is not None and value < least:
+    if value is not None and not value >= least:
         raise UserError(f"{name}={value} must be at least {least}")

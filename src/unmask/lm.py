@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -23,15 +23,14 @@ from .models.language_model import LanguageModel
 from .process.keys import Keys
 from .sampling import Request
 from .sampling.params import SamplingParams, Stop
-from .types import Batch, Likelihood, Sample, State, Token, UserError
+from .types import Batch, Ending, Likelihood, Sample, State, Token, UserError
 
 Watch = Callable[[State], None]
 HALF = "\ufffd"  # how the beginning of a character is decoded whose other bytes are not there yet
 
 
-@dataclass(frozen=True)
-class Job:
-    """A canvas and how it is to be written."""
+class Job(NamedTuple):
+    """A canvas and its settings: what `LM.request` takes."""
 
     canvas: Canvas
     options: SamplingParams
@@ -115,7 +114,7 @@ class LM:
         watch: Watch | None = None,
         **how: Any,
     ) -> list[Sample]:
-        """Fill every canvas; `how` are the fields of `writing.Options`.
+        """Fill every canvas; `how` are the fields of `sampling.params.SamplingParams`.
 
         Sample i has the seed `seed + i`: alone with that seed it comes out the same.
         """
@@ -129,21 +128,72 @@ class LM:
                 done[state.row] = sample
         return [done[i] for i in range(len(jobs))]
 
-    def run(self, jobs: Sequence[Job], *, batch_size: int = 16, tops: int = 0) -> Iterator[tuple[State, Sample | None]]:
+    def run(
+        self, jobs: Sequence[Job | Request], *, batch_size: int = 16, tops: int = 0
+    ) -> Iterator[tuple[State, Sample | None]]:
         """Every state of every job, all through the network together, and the sample where one is finished."""
-        works = [Work(self, job, row, tops) for row, job in enumerate(jobs)]
+        requests = [
+            replace(job, row=row) if isinstance(job, Request) else self.request(*job, row=row, tops=tops)
+            for row, job in enumerate(jobs)
+        ]
         with evaluating(self.model):
-            for state in self.model.write(
-                [work.task for work in works], batch_size, lambda state: works[state.row].ended(state)
-            ):
-                yield state, works[state.row].take(state)
+            for state in self.model.generate(requests, batch_size):
+                yield state, self.finished(requests[state.row], state)
 
-    def check(self, job: Job) -> None:
+    def request(self, canvas: Canvas, options: SamplingParams, *, row: int = 0, tops: int = 0) -> Request:
+        """What a batcher is asked for: the settings as objects that this model understands."""
+        params = options.settle(self.model)
+        return Request(
+            row,
+            canvas.ids,
+            params.plan(self.painter),
+            Keys(params.seed).fork("sample"),
+            params.choice,
+            params.control(canvas, self.painter),
+            params.label_id(self.labels),
+            params.guidance,
+            tops,
+            free=canvas.ids == self.tokenizer.vocab.mask,
+            stop=Stop.of(canvas, params, self.painter),
+            prompt=canvas,
+            params=params,
+        )
+
+    def finished(self, request: Request, state: State) -> Sample | None:
+        """The sample, if the state is the last one of its request."""
+        if not state.done:
+            return None
+        canvas: Canvas = request.prompt
+        text, reason, count = state.ending or Ending(self.text(canvas, state.canvas), "length", len(state.canvas))
+        return Sample(
+            state.canvas[:count].tolist(),
+            text,
+            request.params.seed,
+            state.calls,
+            state.row,
+            self._tokens(request, state, count),
+            reason,
+            canvas.lengths,
+            canvas.nats,
+        )
+
+    def _tokens(self, request: Request, state: State, count: int) -> list[Token]:
+        """The first tokens: when each was written, and how sure the network was."""
+        assert state.history is not None
+        ids, free = state.canvas[:count].tolist(), request.writable(self.tokenizer.vocab)
+        steps, probs = (values.tolist() for values in state.history)
+        return [
+            Token(token, piece, False, step, prob) if writable else Token(token, piece, True)
+            for token, piece, writable, step, prob in zip(
+                ids, self.tokenizer.pieces(ids), free.tolist(), steps, probs, strict=False
+            )
+        ]
+
+    def check(self, job: Job | Request) -> None:
         """Raise, before anything is written, what `run` would raise."""
-        self.model.check(job.canvas.ids, job.options.settle(self.model).plan(self.painter))
-        job.options.control(job.canvas, self.painter)
-        Stop.of(job.canvas, job.options, self.painter)
-        job.options.label_id(self.labels)
+        request = job if isinstance(job, Request) else self.request(*job)
+        self.model.check(request)
+        request.sampler.trajectory(request, self.model.denoiser())
 
     def prompt_canvas(self, prompt: str, length: int | None = None, suffix: str = "", windowed: bool = False) -> Canvas:
         """The prompt, masks, and the suffix: `length` tokens in all, with the BOS of rows that were trained with it."""
@@ -223,58 +273,6 @@ class LM:
         )
 
 
-class Work:
-    """A job under way: the task that a desk is given, and what becomes of its states."""
-
-    def __init__(self, lm: LM, job: Job, row: int = 0, tops: int = 0) -> None:
-        options = job.options.settle(lm.model)
-        self.painter, self.canvas, self.options = lm.painter, job.canvas, options
-        self.stop = Stop.of(job.canvas, options, lm.painter)
-        self.task = Request(
-            row,
-            job.canvas.ids,
-            options.plan(lm.painter),
-            Keys(options.seed).fork("sample"),
-            options.choice,
-            options.control(job.canvas, lm.painter),
-            options.label_id(lm.labels),
-            options.guidance,
-            tops,
-        )
-        self.record = _Record(job.canvas.ids, lm.tokenizer)
-        self._end: tuple[Tensor, tuple[str, str, int] | None] | None = None  # of the last canvas that was looked at
-
-    def ended(self, state: State) -> bool:
-        """Whether the text has ended before its last step."""
-        return self._stopped(state) is not None
-
-    def _stopped(self, state: State) -> tuple[str, str, int] | None:
-        if self.stop is None:
-            return None
-        if self._end is None or self._end[0] is not state.canvas:
-            self._end = (state.canvas, self.stop.end(state))
-        return self._end[1]
-
-    def take(self, state: State) -> Sample | None:
-        """One more state; the sample if it is the last."""
-        self.record.add(state)
-        if not state.done:
-            return None
-        end = self._stopped(state)
-        text, why, count = end or (self.painter.text(self.canvas, state.canvas), "length", len(state.canvas))
-        return Sample(
-            state.canvas[:count].tolist(),
-            text,
-            self.options.seed,
-            state.calls,
-            state.row,
-            self.record.tokens(count),
-            why,
-            self.canvas.lengths,
-            self.canvas.nats,
-        )
-
-
 class TextStream:
     """One text as it becomes fixed: each call gives what is new, and nothing that was given ever changes."""
 
@@ -295,29 +293,3 @@ class TextStream:
         same = next((i for i, (a, b) in enumerate(zip(text, self.shown, strict=False)) if a != b), len(self.shown))
         self.shown = text
         return text[same:]
-
-
-class _Record:
-    """When each token of a sequence was written, and how sure the network was."""
-
-    def __init__(self, canvas: Tensor, tokenizer: Tokenizer) -> None:
-        self.tokenizer = tokenizer
-        self.given = (canvas != tokenizer.vocab.mask).tolist()
-        self.canvas = canvas
-        self.step = [-1] * len(canvas)
-        self.prob = [0.0] * len(canvas)
-
-    def add(self, state: State) -> None:
-        """One more event; what is taken back is written again later."""
-        self.canvas = state.canvas
-        for position, prob in zip(state.positions.tolist(), state.probs.tolist(), strict=True):
-            self.step[position], self.prob[position] = state.step, prob
-
-    def tokens(self, count: int) -> list[Token]:
-        """The first tokens with their records."""
-        ids = self.canvas[:count].tolist()
-        pieces = self.tokenizer.pieces(ids)
-        return [
-            Token(token, piece, True) if given else Token(token, piece, False, step, prob)
-            for token, piece, given, step, prob in zip(ids, pieces, self.given, self.step, self.prob, strict=False)
-        ]

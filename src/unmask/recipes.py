@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from .config import (
+    CaduceusConfig,
     Config,
     DataConfig,
     EvalConfig,
@@ -242,7 +243,7 @@ def dna_finetuning(start: Config, method: str, loss: str = "bound") -> Config:
 
     The rates are those of the paper: 1e-3 for networks of Mamba, 5e-5 for HyenaDNA.
     """
-    lr = 5e-5 if start.model.backbone == "hyena" else 1e-3
+    lr = 5e-5 if start.model.network == "hyena" else 1e-3
     steps = 50_000
     settings = dna_mdlm().train.model_copy(
         update={"steps": steps, "lr": lr, "warmup": steps // 10, "final_lr": min(1.0, 1e-4 / lr)}
@@ -277,8 +278,8 @@ def genomics_finetuning(start: Config) -> Config:
     A network that is equivariant by its weights needs no help with the other strand; Caduceus PH learns from both
     strands and is asked about both; others learn from both.
     """
-    two = start.model.backbone == "caduceus"
-    strands = {"ps": "one", "ph": "conjoin"}[start.model.strands] if two else "augment"
+    net = start.model
+    strands = {"ps": "one", "ph": "conjoin"}[net.strands] if isinstance(net, CaduceusConfig) else "augment"
     tree = start.model_dump(mode="json")
     tree["train"] = TrainConfig(
         batch_size=128, lr=1e-3, warmup=0, decay="cosine", final_lr=0.1, weight_decay=0.1, clip=1.0, ema=0.0

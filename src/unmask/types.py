@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from .errors import UserError
 
-__all__ = ["Batch", "Likelihood", "Progress", "Sample", "State", "Token", "TokenNats", "UserError", "Vocab"]
+__all__ = ["Batch", "Ending", "Likelihood", "Progress", "Sample", "State", "Token", "TokenNats", "UserError", "Vocab"]
 
 
 @dataclass(frozen=True)
@@ -82,6 +82,14 @@ class TokenNats:
     weight: Tensor  # (B, L) bool
 
 
+class Ending(NamedTuple):
+    """Where a text ends before its canvas does."""
+
+    text: str
+    reason: str  # "eos" or "stop"
+    tokens: int  # that count
+
+
 @dataclass(frozen=True)
 class State:
     """One event of a generation: which positions of which sequence changed, to what, at what time.
@@ -100,6 +108,9 @@ class State:
     done: bool
     tops: tuple[Tensor, Tensor] | None = None  # (k, m) the most likely tokens of each written position, if asked for
     fixed: int = 0  # tokens at the beginning of the canvas that will never change any more
+    ending: Ending | None = None  # of the last state, where the text ends before the canvas does
+    history: tuple[Tensor, Tensor] | None = None  # of the last state, (L,) each: the step in which a position was
+    # written last (-1: never), and with what probability
 
 
 @dataclass(frozen=True)

@@ -131,7 +131,7 @@ MISTAKES: dict[str, tuple[Callable[[], list[str]], str]] = {
     "tokens a step": (lambda: sample("--sampler", "left-to-right", "-k", "0"), "k=0"),
     "threshold without a use": (lambda: sample("--threshold", "0.5"), "no use for threshold; it belongs to confidence"),
     "threshold": (lambda: sample("--sampler", "margin", "--threshold", "2"), "threshold=2"),
-    "too many steps": (lambda: sample("--steps", "99999999999"), "steps=99999999999 is too many"),
+    "too many steps": (lambda: sample("--steps", "99999999999"), "steps=99999999999 must be at most 10,000,000"),
     "order without numbers": (lambda: sample("--sampler", "order", "--order", "1,b"), "--order 1,b"),
     "empty order": (lambda: sample("--sampler", "order", "--order", ""), "--order"),
     "no order": (lambda: sample("--sampler", "order", "--infill", "a{{2}}"), "needs the order"),
@@ -225,7 +225,7 @@ def test_ctrl_c_outside_of_training(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*given: object, **named: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("unmask.cli.commands.load", interrupted)
+    monkeypatch.setattr("unmask.hub.resolve.load", interrupted)
     ran = run(*sample())
     assert ran.code == 130 and ran.out == "" and "Traceback" not in ran.err
 

@@ -5,9 +5,9 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from unmask.cli import app, data_commands
-from unmask.cli.data_commands import list_sets, prepare_set, settings_for, show
-from unmask.data import online
+from unmask.cli import app
+from unmask.data import online, overview
+from unmask.data.overview import list_sets, prepare_set, settings_for, show
 from unmask.data.records import CORPORA
 from unmask.types import UserError
 
@@ -85,7 +85,7 @@ def test_show_of_padded_rows_and_labels_of_the_settings(ptb):
 
 
 def test_show_of_a_large_source_does_not_tokenize_it(ptb, monkeypatch, tmp_path):
-    monkeypatch.setattr(data_commands, "COUNTED", 10)
+    monkeypatch.setattr(overview, "COUNTED", 10)
     found = show(settings_for("ptb", ptb), "train", 1)
     assert found["counts"] is None
     assert len(found["rows"]) == 1

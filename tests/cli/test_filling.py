@@ -28,7 +28,7 @@ def lm() -> Any:
 @pytest.fixture
 def piped(monkeypatch, capsys, lm):
     """`unmask fill ARGS` with lines from a pipe: (exit code, output, errors)."""
-    monkeypatch.setattr("unmask.cli.commands.load", lambda *_args, **_how: lm)
+    monkeypatch.setattr("unmask.hub.resolve.load", lambda *_args, **_how: lm)
 
     def run(lines: str, *args: str) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "stdin", io.StringIO(lines))

@@ -14,9 +14,9 @@ import torch
 
 import unmask
 from unmask import UserError, files
-from unmask.cli.data_commands import settings_for
 from unmask.config import Config, DataConfig, ModelConfig, TrainConfig
 from unmask.data.corpora import open_corpus
+from unmask.data.overview import settings_for
 from unmask.data.tokenization import bytes_tokenizer, make_tokenizer
 from unmask.evaluation.suites import SUITES, SuiteResult, evaluate_suite, in_domain, suite, table_lines
 from unmask.hub.convert import convert

@@ -15,8 +15,9 @@ from unmask.data import online
 from unmask.data.tokenization import bytes_tokenizer
 from unmask.hub import resolve
 from unmask.hub.checkpoint import step_folder
-from unmask.reproduce.report import Figure
-from unmask.reproduce.tables.glue_tables import available, sided
+from unmask.reproduce.claims import decide, paired_by_seed
+from unmask.reproduce.figures import Figure
+from unmask.reproduce.tables.glue_tables import available
 from unmask.training import adapt, loop
 from unmask.training.loop import open_folder
 
@@ -133,8 +134,8 @@ def test_a_damaged_task_is_not_left_out_of_the_table(tmp_path):
 def test_numbers_that_are_all_the_same_are_not_lower():
     """Classifiers that say one label have no spread at all."""
     for value, holds in ((0.0, True), (-0.1, False), (0.1, True)):
-        assert sided("it is not lower", Figure(value, 0.0), at_least=True).holds is holds
-    assert sided("it is higher", Figure(0.0, 0.0)).holds is None
+        assert decide("it is not lower", paired_by_seed(Figure(value, 0.0)), "no worse").holds is holds
+    assert decide("it is higher", paired_by_seed(Figure(0.0, 0.0))).holds is None
 
 
 def test_old_names_of_the_hub(monkeypatch, tmp_path):

@@ -409,7 +409,7 @@ def test_labels_that_the_network_does_not_have() -> None:
     net = DiT(VOCAB, 16, 1, 2, COND, n_labels=2)
     with pytest.raises(IndexError):  # in particular not "no label", which comes after the last one
         net.condition(torch.zeros(1), torch.tensor([2]))
-    with pytest.raises(ValueError, match="takes no 'label'"):
+    with pytest.raises(ValueError, match="does not take labels"):
         DiT(VOCAB, 16, 1, 2, COND).condition(torch.zeros(1), torch.tensor([0]))
 
 

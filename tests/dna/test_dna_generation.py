@@ -15,7 +15,6 @@ from unmask.data.genome.bases import COMPLEMENT
 from unmask.data.tokenization import bytes_tokenizer
 from unmask.dna.strands import complement_of, conjoined
 from unmask.networks.conjoined import Conjoined, backwards
-from unmask.networks.kernels.attention import Attn
 from unmask.process.keys import Keys
 from unmask.sampling import GivenOrder
 from unmask.sampling.batcher import replay
@@ -111,7 +110,7 @@ def test_padding_stays_where_it_is_and_changes_nothing():
     valid = torch.arange(9)[None] < 6
     cond = backbone.condition(torch.zeros(1))
     with torch.no_grad():
-        hidden = backbone(padded, cond=cond, attn=Attn(valid=valid))[0][0, :6]
+        hidden = backbone(padded, condition=cond, valid=valid)[0][0, :6]
         found = backbone.head(hidden).numpy()
     np.testing.assert_allclose(found, logits(both, z), atol=1e-5)
     assert backwards(padded, valid).tolist() == [[5, 4, 3, 2, 1, 0, 6, 7, 8]]

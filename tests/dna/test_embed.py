@@ -17,7 +17,6 @@ from unmask.dna import embed as embedding
 from unmask.dna.embed import Embedder, open_writer
 from unmask.dna.sequence_files import read_sequences
 from unmask.dna.strands import conjoined
-from unmask.networks.kernels.attention import Attn
 from unmask.types import UserError
 
 CADUCEUS = ["model.backbone=caduceus", "model.hidden_dim=8", "model.n_blocks=1", "model.state_dim=4"]
@@ -27,7 +26,7 @@ def states(lm, x):
     """(L, hidden) of one row alone, at sigma 0."""
     backbone = lm.model.backbone
     with torch.no_grad():
-        return backbone(torch.from_numpy(x)[None], cond=backbone.condition(torch.zeros(1)))[0][0].numpy()
+        return backbone(torch.from_numpy(x)[None], condition=backbone.condition(torch.zeros(1)))[0][0].numpy()
 
 
 def vectors(lm, texts, **how):
@@ -63,7 +62,7 @@ def test_block_ends_are_seen_and_not_counted():
 def test_an_autoregressive_model_has_read_every_token():
     lm, text = dna_lm("model.method=ar", length=8), "ACGTTGA"
     with torch.no_grad():
-        truth = lm.model.backbone(torch.tensor([[3, *ids(text)]]), attn=Attn("causal"))[0][0, 1:].numpy()
+        truth = lm.model.backbone(torch.tensor([[3, *ids(text)]]))[0][0, 1:].numpy()
     found = vectors(lm, [text, "AC"], pool="none")
     np.testing.assert_allclose(found[0], truth, atol=1e-5)
     np.testing.assert_allclose(found[1], truth[:2], atol=1e-5)  # the same beginning, read with padding after it

@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from unmask.evaluation.judge.diversity import distinct, entropy, mean, ngrams, repetition, self_bleu
+from unmask.evaluation.judge.diversity import distinct, entropy, ngrams, repetition, self_bleu
+from unmask.evaluation.uncertainty import mean
 
 tokens = st.lists(st.integers(0, 4), max_size=12)
 

@@ -12,15 +12,15 @@ import pytest
 import typer
 import yaml
 
-from unmask.cli import app
-from unmask.config import Config, known_keys
+from unmask.cli import SETTINGS, app, full_command
+from unmask.config import NETWORKS, Config, known_keys
 from unmask.recipes import RECIPES
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("docs/*.md"), *ROOT.glob("*.md")])
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 ROW = re.compile(r"^\| `([\w.]+)` \| `(.*?)` \|", re.MULTILINE)
-COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+COMMANDS = typer.main.get_command(app).commands | {name: full_command(name) for name in SETTINGS}  # type: ignore[attr-defined]
 
 every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 
@@ -60,11 +60,18 @@ def test_there_is_something_to_check():
     assert sum(len(command_lines(page)) for page in PAGES) > 20
 
 
+def defaults_of(settings):
+    return {name: field.default for name, field in settings.model_fields.items()}
+
+
 def test_every_setting_is_described_with_its_default():
     described = dict(ROW.findall(text_of(ROOT / "docs" / "training.md")))
     assert sorted(described) == sorted(known_keys())
+    networks = {key: value for settings in reversed(NETWORKS.values()) for key, value in defaults_of(settings).items()}
+    tree = Config().model_dump(mode="json")
+    tree["model"] = networks | tree["model"]
     for key, default in described.items():
-        value = Config().model_dump(mode="json")
+        value = tree
         for part in key.split("."):
             value = value[part]
         stated = yaml.safe_load(default)

@@ -11,8 +11,8 @@ import unmask
 ROOT = Path(unmask.__file__).parent
 # Each may import what stands before it. `unmask` is the package's own __init__ and __main__.
 ORDER = """
-    errors jsonable version types files config distributed progress process data networks recipes sampling models
-    evaluation lm hub training dna reproduce serve cli transformers unmask
+    errors jsonable version types files config distributed progress text_tables plot process data
+    networks recipes sampling models evaluation lm hub training dna reproduce serve cli transformers unmask
 """.split()  # noqa: SIM905
 EXCEPTIONS = {
     ("lm", "hub"),  # LM.save_pretrained writes the folder that hub reads

@@ -139,9 +139,7 @@ BASES = torch.tensor([[7, 8, 3, 9, 10, 10, 3, 11, 7, 9, 8, 7]])
 def said(lm: LM, ids: Tensor = BASES) -> Tensor:
     """Logits in float64."""
     net = lm.model.double().backbone
-    causal = registry.CAUSAL_ONLY
-    attn = unmask.networks.kernels.attention.Attn("causal") if lm.config.model.backbone in causal else None
-    return net.head(net(ids, attn=attn)[0])
+    return net.head(net(ids)[0])
 
 
 # -- slow networks ---------------------------------------------------------------------------------------------------

@@ -48,7 +48,6 @@ from unmask.hub.lm_eval.likelihood_requests import split, windows
 from unmask.hub.resolve import checkpoint
 from unmask.lm import LM
 from unmask.models.masked import MaskedDiffusion
-from unmask.networks.kernels.attention import Attn
 from unmask.process.schedule import ContinuousTime, DiscreteTime, Law
 from unmask.types import UserError
 
@@ -153,7 +152,7 @@ def next_log_p(lm: LM, ids: list[int]) -> Tensor:
     mask = lm.tokenizer.vocab.mask
     inputs = torch.tensor([[mask, *ids[:-1]] if model.start else ids])
     with torch.no_grad():
-        logits = model.backbone.head(model.backbone(inputs, attn=Attn("causal"))[0][0]).double()
+        logits = model.backbone.head(model.backbone(inputs)[0][0]).double()
     logits[:, mask] = -math.inf
     log_p = torch.log_softmax(logits, -1)
     return log_p if model.start else torch.cat([torch.full((1, log_p.shape[1]), math.nan), log_p[:-1]])
@@ -503,7 +502,7 @@ def test_settings_of_a_request() -> None:
         ({"max_gen_toks": 0}, "at least 1"),
         ({"max_gen_toks": "many"}, "whole number"),
         ({"temperature": "hot"}, "a number"),
-        ({"top_p": 2.0}, r"\(0, 1\]"),
+        ({"top_p": 2.0}, "above 0 and at most 1"),
         ({"until": [3]}, "texts"),
         ({"sampler": "plann"}, "plan"),
     ],

@@ -170,7 +170,7 @@ def test_logits_are_those_of_the_lm_and_never_say_mask(lm, folder):
     tokens = rows_of(lm)
     tokens[:, ::3] = lm.tokenizer.vocab.mask
     net = lm.model.backbone
-    want = net.head(net(tokens, cond=net.condition(torch.zeros(3)))[0])
+    want = net.head(net(tokens, condition=net.condition(torch.zeros(3)))[0])
     for how in ({}, {"return_dict": False}, {"timesteps": torch.tensor([0.1, 1.0, 5.0])}):
         found = model(input_ids=tokens, **how)
         assert type(found).__name__ == "MaskedLMOutput" and found.loss is None
@@ -198,7 +198,7 @@ def test_time_is_told_where_the_network_is_made_for_it(tmp_path):
     model = AutoModelForMaskedLM.from_pretrained(lm.save_pretrained(tmp_path / "timed")).eval()
     tokens, sigma = rows_of(lm), torch.tensor([0.1, 1.0, 5.0])
     net = lm.model.backbone
-    want = net.head(net(tokens, cond=net.condition(sigma))[0])[..., 0]
+    want = net.head(net(tokens, condition=net.condition(sigma))[0])[..., 0]
     torch.testing.assert_close(model(input_ids=tokens, timesteps=sigma).logits[..., 0], want)
     torch.testing.assert_close(
         model(input_ids=tokens).logits[..., 0], model(input_ids=tokens, timesteps=torch.zeros(3)).logits[..., 0]
@@ -272,7 +272,7 @@ def test_fill_mask_never_suggests_the_mask(lm, folder):
     assert len(several) == 2 and all(found["token"] != mask for row in several for found in row)
     ids = [*lm.encode("the "), mask, *lm.encode(" sat")]
     net = lm.model.backbone
-    logits = net.head(net(torch.tensor([ids]), cond=net.condition(torch.zeros(1)))[0])[0, ids.index(mask)]
+    logits = net.head(net(torch.tensor([ids]), condition=net.condition(torch.zeros(1)))[0])[0, ids.index(mask)]
     logits[mask] = float("-inf")
     assert one[0]["score"] == pytest.approx(logits.softmax(-1).max().item(), rel=1e-4)
 
@@ -407,7 +407,7 @@ def test_labelled_models(tmp_path):
     model = AutoModelForMaskedLM.from_pretrained(lm.save_pretrained(tmp_path / "m")).eval()
     tokens, kinds = rows_of(lm), torch.tensor([0, 1, -1])
     net = lm.model.backbone
-    want = net.head(net(tokens, cond=net.condition(torch.zeros(3), kinds))[0])[..., 0]
+    want = net.head(net(tokens, condition=net.condition(torch.zeros(3), kinds))[0])[..., 0]
     torch.testing.assert_close(model(input_ids=tokens, classes=kinds).logits[..., 0], want)
     assert model.unmask_lm(tokenizer).labels == ["a", "b"]
 

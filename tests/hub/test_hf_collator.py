@@ -176,7 +176,7 @@ def test_its_mean_is_the_bound():
     def logits_of(z: torch.Tensor) -> torch.Tensor:
         net = lm.model.backbone
         with torch.no_grad():
-            logits = net.head(net(z, cond=net.condition(torch.zeros(len(z))))[0])
+            logits = net.head(net(z, condition=net.condition(torch.zeros(len(z))))[0])
         logits[..., MASK] = float("-inf")
         return logits
 

@@ -21,7 +21,7 @@ from unmask.data.tokenization import Tokenizer, bpe_tokenizer, bytes_tokenizer, 
 from unmask.evaluation.likelihood import eval_keys, evaluate
 from unmask.lm import LM
 from unmask.models.masked import MaskedDiffusion
-from unmask.networks.interface import Network
+from unmask.networks.interface import Network, NetworkInput
 from unmask.types import Batch, State, UserError, Vocab
 
 CORPUS = ["the naïve café of the 日本 and the 🙂 of the other café, again and again"] * 3
@@ -148,9 +148,8 @@ class Layout(Network):
     def condition(self, sigma: torch.Tensor, label: torch.Tensor | None = None) -> None:
         return None
 
-    def forward(self, tokens: torch.Tensor | None = None, **_: object) -> tuple[torch.Tensor, None]:
-        assert tokens is not None
-        return self.logits[: tokens.shape[1]].expand(len(tokens), -1, -1), None
+    def forward(self, inputs: NetworkInput) -> tuple[torch.Tensor, None]:
+        return self.logits[: inputs.content.shape[1]].expand(len(inputs.content), -1, -1), None
 
     def head(self, rows: torch.Tensor) -> torch.Tensor:
         return rows
@@ -216,11 +215,10 @@ def test_lengths_are_compared_on_the_same_masks() -> None:
     """A network that sees which letters stand, but not where: no length is better, and none may seem to be."""
 
     class Bag(Layout):
-        def forward(self, tokens: torch.Tensor | None = None, **_: object) -> tuple[torch.Tensor, None]:
-            assert tokens is not None
-            seen = torch.nn.functional.one_hot(tokens, self.vocab.size).float()
+        def forward(self, inputs: NetworkInput) -> tuple[torch.Tensor, None]:
+            seen = torch.nn.functional.one_hot(inputs.content, self.vocab.size).float()
             seen[..., self.vocab.mask] = 0
-            return torch.sin(seen.sum(1) @ self.mix)[:, None].expand(-1, tokens.shape[1], -1), None
+            return torch.sin(seen.sum(1) @ self.mix)[:, None].expand(-1, seen.shape[1], -1), None
 
     lm, _ = knows("")
     network = Bag(lm.tokenizer.vocab, "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 import math
@@ -13,11 +14,23 @@ import torch
 from torch import Tensor
 
 from support.causal_nets import VOCAB, causal, neox, neox_logits, tokens_of
-from support.drawing import Case, Law, finish, judge, keys_of, mixed, tensors, texts
+from support.drawing import Case, Law, check, finish, generate, judge, keys_of, mixed, tensors, texts
 from unmask.models.autoregressive import AutoRegressive, CachedDenoiser
 from unmask.process.keys import Keys
-from unmask.sampling import Adaptive, Choice, FirstHitting, GivenOrder, LeftToRight, Rules, Sampler, Windows, replay
-from unmask.types import Batch, State, TokenNats, UserError, Vocab
+from unmask.sampling import (
+    Adaptive,
+    Choice,
+    FirstHitting,
+    GivenOrder,
+    LeftToRight,
+    Request,
+    Rules,
+    Sampler,
+    Slot,
+    Windows,
+    replay,
+)
+from unmask.types import Batch, Ending, State, TokenNats, UserError, Vocab
 
 MASK = VOCAB.mask
 SMALL = Vocab(4, mask=1)  # three tokens to write, and [MASK] is not the last id
@@ -206,7 +219,7 @@ def test_half_precision_scores_in_float32():
 def test_it_says_what_it_is():
     assert model_of().describe() == {"bound": "exact", "order": "left to right", "start_token": True}
     assert model_of(start=False).describe()["start_token"] is False
-    assert model_of().usual_sampler == "left-to-right"
+    assert model_of().default_sampler == "left-to-right"
 
 
 # -- samples ---------------------------------------------------------------------------------------------------------
@@ -308,7 +321,7 @@ def test_samples_follow_the_law(start):
 def test_a_state_reports_the_chance_of_its_token_and_the_best():
     model = model_of(vocab=SMALL)
     truth, before = Truth(model), [0]
-    for state in model.generate(tensors([[0, M, M, M]]), LeftToRight(), keys_of(1), tops=2):
+    for state in generate(model, tensors([[0, M, M, M]]), LeftToRight(), keys_of(1), tops=2):
         law = truth(before)
         best = np.argsort(-law)[:2]
         assert float(state.probs) == pytest.approx(law[int(state.tokens)], rel=1e-4)
@@ -324,7 +337,7 @@ def test_the_most_likely_text_and_its_replay(start):
     model, tokens = model_of(start), text(4, 12)
     canvas = torch.full((12,), MASK)
     canvases = [torch.cat([row[:n], canvas[n:]]) for row, n in zip(tokens, (1, 3, 1, 7), strict=True)]
-    got = replay(CachedDenoiser(model, 3), canvases, list(tokens), LeftToRight(), keys_of(4), batch_size=3)
+    got = replay(CachedDenoiser(model), canvases, list(tokens), LeftToRight(), keys_of(4), batch_size=3)
     truth = true_nats(model, tokens)
     for row, n in enumerate((1, 3, 1, 7)):
         torch.testing.assert_close(-got[row][n:], truth[row, n:], rtol=1e-5, atol=1e-5)
@@ -355,12 +368,12 @@ class Watched(CachedDenoiser):
     read = 0
     asked = 0
 
-    def hidden(self, z, t, present=None, label=None, queries=None) -> Tensor:
+    def hidden(self, z, t, present=None, label=None, queries=None, slots=None) -> Tensor:
         def count(module, args) -> None:
-            Watched.read += args[0].numel()
+            Watched.read += args[0].tokens.numel()
 
         hook = self.model.backbone.register_forward_pre_hook(count)
-        got = super().hidden(z, t, present, label, queries)
+        got = super().hidden(z, t, present, label, queries, slots)
         hook.remove()
         Watched.asked += int((queries + 1).sum())
         torch.testing.assert_close(got, plain_hidden(self.model, z, queries), rtol=1e-4, atol=1e-4)
@@ -409,9 +422,9 @@ def alone(start: bool) -> list[torch.Tensor]:
 @pytest.mark.parametrize(("batch_size", "at_once"), [(1, 2048), (4, 60), (9, 1), (9, 2048)])
 def test_cached_is_uncached(start, batch_size, at_once, watched, monkeypatch):
     """Mixed prompts, lengths, plans and stops, also where the desk takes few rows at a time."""
-    from unmask.sampling import batcher
+    from unmask.sampling import token_step
 
-    monkeypatch.setattr(batcher, "TOKENS_AT_ONCE", at_once)
+    monkeypatch.setattr(token_step, "TOKENS_AT_ONCE", at_once)
     model = model_of(start)
     plans, keys, canvases = mixed_plans(), keys_of(len(MIXED)), mixed_canvases()
     last = finish(model, canvases, plans, keys, batch_size=batch_size, until=stop)
@@ -439,44 +452,65 @@ def test_a_row_that_joins_costs_its_own_prompt_once(watched):
     assert watched.read <= first + second + third + (30 - 9 - 5)
 
 
+def test_samples_of_one_prompt_read_it_once(watched):
+    """Rows that begin together read it as one, and those that join later go on from it."""
+    model, prompt = model_of(), text(1, 10)[0]
+    canvas, shared = torch.cat([prompt, torch.full((6,), MASK)]), object()
+    requests = [Request(i, canvas, LeftToRight(), Keys(i), prompt=shared) for i in range(9)]
+    requests[0] = dataclasses.replace(
+        requests[0], stop=lambda state: Ending("", "stop", 0) if state.step == 2 else None
+    )
+    last = {state.row: state for state in model.generate(requests, 8) if state.done}
+    assert watched.read == 11 + 8 * 5 + 3  # eight share 11 columns, one leaves, and the ninth reads one per token
+    for request in requests[1:]:
+        (alone,) = finish(model, [canvas.tolist()], LeftToRight(), [request.key])
+        assert last[request.row].canvas.equal(alone.canvas)
+
+
+def test_windows_of_one_prompt_are_not_mixed_up(watched):
+    """The same prompt, but what the network sees of it begins elsewhere."""
+    model, prompt = model_of(), text(1, 14)[0]
+    canvas, shared = torch.cat([prompt, torch.full((6,), MASK)]), object()
+    samplers = [LeftToRight(), *[Windows(LeftToRight(), 8, 5)] * 2, Windows(LeftToRight(), 10, 7)]
+    requests = [Request(i, canvas, sampler, Keys(i), prompt=shared) for i, sampler in enumerate(samplers)]
+    last = {state.row: state for state in model.generate(requests, 4) if state.done}
+    for request in requests:
+        (alone,) = finish(model, [canvas.tolist()], request.sampler, [request.key])
+        assert last[request.row].canvas.equal(alone.canvas)
+
+
 @both
-def test_a_reader_takes_any_requests(start):
-    """Rows that no desk would send: shuffled, doubled, changed anywhere, any columns in any order, few or many."""
+def test_a_denoiser_takes_any_slots(start):
+    """Rows that no batcher would send: shuffled, cut back to anywhere, any columns in any order, few or many."""
     model, g = model_of(start), torch.Generator().manual_seed(11)
-    reader = CachedDenoiser(model, rows=3)
-    pool = text(4, 14)
+    denoiser = CachedDenoiser(model)
+    pool, kept = text(4, 14), [0] * 4
 
     def draw(high: int, *shape: int) -> Tensor:
         return torch.randint(high, shape, generator=g)
 
-    for _ in range(40):
-        pool[draw(4, 1), draw(14, 1)] = draw(MASK, 1)
-        rows = draw(4, int(draw(5, 1)) + 1)
+    for _ in range(60):
+        row, place = int(draw(4, 1)), int(draw(14, 1))
+        pool[row, place], kept[row] = draw(MASK, 1), min(kept[row], place)
+        rows = torch.randperm(4, generator=g)[: int(draw(4, 1)) + 1].tolist()
         z = pool[rows][:, : int(draw(13, 1)) + 2]
         queries = draw(z.shape[1] - 1, len(z), int(draw(3, 1)) + 1) + 1
+        slots = [Slot(i, kept[i], None, 0) for i in rows]
         with torch.no_grad():
-            got = reader.hidden(z, torch.ones(len(z)), queries=queries)
+            got = denoiser.hidden(z, torch.ones(len(z)), queries=queries, slots=slots)
+        for i in rows:
+            kept[i] = 14
         torch.testing.assert_close(got, plain_hidden(model, z, queries), rtol=1e-4, atol=1e-4)
-        assert sum(len(shelf.n) for shelf in reader.shelves[1:-1]) < 3  # what it remembers does not grow
-
-
-@both
-def test_a_canvas_that_is_written_into_after_a_call(start):
-    """What was read is remembered, not the tensor in which it stood."""
-    model, z, queries = model_of(start), text(), torch.full((3, 1), 8)
-    reader = CachedDenoiser(model, 3)
-    with torch.no_grad():
-        reader.hidden(z, torch.ones(3), queries=queries)
-        z[:, 2] = 7
-        got = reader.hidden(z, torch.ones(3), queries=queries)
-    torch.testing.assert_close(got, plain_hidden(model, z, queries), rtol=1e-4, atol=1e-4)
+    for slot in range(4):
+        denoiser.release(slot)
+    assert not denoiser.read
 
 
 def test_without_queries_all_columns_come():
     model, tokens = model_of(), text()
     every = torch.arange(9).expand(3, 9)
     with torch.no_grad():
-        got = CachedDenoiser(model, 3).hidden(tokens, torch.ones(3))
+        got = CachedDenoiser(model).hidden(tokens, torch.ones(3))
     torch.testing.assert_close(got, plain_hidden(model, tokens, every), rtol=1e-4, atol=1e-4)
 
 
@@ -490,44 +524,44 @@ def test_without_queries_all_columns_come():
 def test_it_writes_from_left_to_right_only(plan):
     model, canvas = model_of(), torch.tensor([3, MASK, MASK])
     with pytest.raises(UserError, match="writes from left to right, one token at a time; choose the sampler"):
-        model.check(canvas, plan)
+        check(model, canvas, plan)
     with pytest.raises(UserError, match="from left to right"):
-        model.generate([canvas], plan, keys_of(1))
+        generate(model, [canvas], plan, keys_of(1))
 
 
 @pytest.mark.parametrize("canvas", [[MASK, 3], [2, MASK, 3, MASK], [MASK, MASK, 7, 7]])
 @pytest.mark.parametrize("plan", [LeftToRight(), Windows(LeftToRight(), 2, 1)])
 def test_it_does_not_see_what_comes_after(canvas, plan):
     with pytest.raises(UserError, match="give a prompt and no suffix or gap"):
-        model_of().check(torch.tensor(canvas), plan)
+        check(model_of(), torch.tensor(canvas), plan)
     with pytest.raises(UserError, match="give a prompt and no suffix or gap"):
-        model_of().generate([torch.tensor([2, MASK]), torch.tensor(canvas)], plan, keys_of(2))
+        generate(model_of(), [torch.tensor([2, MASK]), torch.tensor(canvas)], plan, keys_of(2))
 
 
 def test_without_a_start_symbol_the_first_token_is_given():
     model, plan = model_of(start=False), LeftToRight()
     with pytest.raises(UserError, match="no start symbol; give it the first token"):
-        model.check(torch.tensor([MASK, MASK]), plan)
+        check(model, torch.tensor([MASK, MASK]), plan)
     with pytest.raises(UserError, match="no start symbol"):
-        model.check(torch.tensor([MASK] * 9), Windows(plan, 4, 2))
-    model.check(torch.tensor([MASK] * 9), Windows(plan, 6, 2, frame=(1, 2)))  # the frame is the first token
-    model.check(torch.tensor([2, MASK]), plan)
-    model_of().check(torch.tensor([MASK, MASK]), plan)
+        check(model, torch.tensor([MASK] * 9), Windows(plan, 4, 2))
+    check(model, torch.tensor([MASK] * 9), Windows(plan, 6, 2, frame=(1, 2)))  # the frame is the first token
+    check(model, torch.tensor([2, MASK]), plan)
+    check(model_of(), torch.tensor([MASK, MASK]), plan)
 
 
 def test_a_canvas_with_nothing_to_write():
-    (state,) = model_of().generate([torch.tensor([2, 3])], LeftToRight(), keys_of(1))
+    (state,) = generate(model_of(), [torch.tensor([2, 3])], LeftToRight(), keys_of(1))
     assert state.done and state.canvas.tolist() == [2, 3] and state.calls == 0
 
 
 @pytest.mark.parametrize("more", [{"labels": [0]}, {"guidance": 2.0}, {"labels": [1], "guidance": 2.0}])
 def test_it_has_no_labels(more):
     with pytest.raises(UserError, match="trained without labels"):
-        model_of().generate([torch.tensor([MASK])], LeftToRight(), keys_of(1), **more)
+        generate(model_of(), [torch.tensor([MASK])], LeftToRight(), keys_of(1), **more)
 
 
 def test_rows_with_labels_are_refused():
-    with pytest.raises(ValueError, match="takes no 'label'"):
+    with pytest.raises(ValueError, match="does not take labels"):
         nats(model_of(), text(), label=torch.tensor([0, 1, -1]))
     with pytest.raises(UserError, match="no noise schedule"):
         model_of().under()

@@ -12,7 +12,6 @@ from torch import nn
 from support.helpers import random_model, tiny_config
 from unmask.models.classifier import Classifier
 from unmask.networks.interface import Network
-from unmask.networks.kernels.attention import Attn
 from unmask.process.keys import Keys
 from unmask.types import Batch, Vocab
 
@@ -53,9 +52,8 @@ def hidden_of(model: Classifier, batch: Batch, row: int) -> np.ndarray:
     assert batch.present is not None and batch.types is not None
     n = int(batch.present[row].sum())
     net, tokens = model.backbone, batch.tokens[row : row + 1, :n]
-    told = {"types": batch.types[row : row + 1, :n]} if net.takes_types else {}
-    attn = Attn("causal" if net.causal else "full")
-    return net(tokens, cond=net.condition(torch.zeros(1)), attn=attn, **told)[0][0].detach().double().numpy()
+    told = {"types": batch.types[row : row + 1, :n]} if "types" in net.takes else {}
+    return net(tokens, condition=net.condition(torch.zeros(1)), **told)[0][0].detach().double().numpy()
 
 
 @pytest.mark.parametrize("name", NETWORKS)

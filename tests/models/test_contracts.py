@@ -18,6 +18,7 @@ from support.drawing import (
     TIMELESS,
     each_plan,
     finish,
+    generate,
     keys_of,
     model_of,
     plan_for,
@@ -40,7 +41,7 @@ from unmask.sampling import (
     RevealPlan,
     Rules,
     Windows,
-    batcher,
+    token_step,
 )
 from unmask.types import State, UserError, Vocab
 
@@ -57,7 +58,7 @@ def history(model: MaskedDiffusion, name: str, canvases: list[list[int]], **more
     """All states of each canvas."""
     out: list[list[State]] = [[] for _ in canvases]
     plans = [plan_for(name, canvas) for canvas in canvases]
-    for state in model.generate(tensors(canvases), plans, keys_of(len(canvases)), **more):
+    for state in generate(model, tensors(canvases), plans, keys_of(len(canvases)), **more):
         out[state.row].append(state)
     return out
 
@@ -147,7 +148,7 @@ def test_a_sample_depends_on_its_key_and_on_nothing_else(name):
     whole = texts(model, canvases, plans, keys_of(len(canvases)))
     for size in (1, 3):
         assert texts(model, canvases, plans, keys_of(len(canvases)), batch_size=size) == whole
-    list(model.generate(given, plans, keys_of(len(canvases))))
+    list(generate(model, given, plans, keys_of(len(canvases))))
     assert [canvas.tolist() for canvas in given] == before == canvases  # nobody's canvas is written to
     for keys in ([Keys(i) for i in range(12)], [Keys(5, i) for i in range(12)]):
         assert len(set(texts(model, [[MASK] * 3] * 12, plan_for(name, [MASK] * 3), keys))) > 3
@@ -164,7 +165,7 @@ def test_chunks_of_the_head_change_nothing(name, monkeypatch):
     }
     whole = finish(model, canvases, plans, keys_of(n), **more)
     for rows in (1, 4):
-        monkeypatch.setattr(batcher, "LOGITS_AT_ONCE", rows * V)
+        monkeypatch.setattr(token_step, "LOGITS_AT_ONCE", rows * V)
         for state, same in zip(finish(model, canvases, plans, keys_of(n), **more), whole, strict=True):
             assert state.canvas.tolist() == same.canvas.tolist()
             assert (state.tops is None) == (same.tops is None)
@@ -178,10 +179,11 @@ def test_a_real_network_gives_the_columns_that_are_asked_for(name):
     model, mask = random_model(tiny_config("data.length=12"), Vocab(20, 19)), 19
     canvases = [[mask] * 6, [3] * 9 + [mask] * 2, [1, mask, 3], [4, 4]]
     plans = [plan_for(name, [MASK if token == mask else 0 for token in canvas]) for canvas in canvases]
-    assert model.backbone.takes_queries
+    takes = model.backbone.takes
+    assert "queries" in takes
     runs = []
     for size in (1, 3):
-        for model.backbone.takes_queries in (True, False):
+        for model.backbone.takes in (takes, takes - {"queries"}):
             last = finish(model, canvases, plans, keys_of(len(canvases)), batch_size=size)
             runs.append([(state.canvas.tolist(), state.calls) for state in last])
             assert all(mask not in text for text, _ in runs[-1])
@@ -224,14 +226,14 @@ def test_nobody_gets_the_alternatives_of_a_neighbour():
         for row, tops in enumerate((0, 2, 1)):
             work.add(Request(row, torch.tensor([MASK] * 3), plan, Keys(row), tops=tops))
         while work.busy:
-            for state, _ in work.round():
+            for state, _ in work.step():
                 assert (state.tops is None) == (state.row == 0)
                 if state.tops:
                     assert state.tops[0].shape == (len(state.positions), (0, 2, 1)[state.row])
 
 
 def test_none_are_reported_unless_asked_for():
-    assert all(s.tops is None for s in model_of().generate(tensors(CANVASES), RevealPlan(2), keys_of(8)))
+    assert all(s.tops is None for s in generate(model_of(), tensors(CANVASES), RevealPlan(2), keys_of(8)))
 
 
 # -- stopping --------------------------------------------------------------------------------------------------------
@@ -244,7 +246,7 @@ def test_until_stops_a_sequence_and_frees_its_place(name):
     others = texts(model, canvases, plan, keys_of(6))
     model.backbone.calls.clear()
     states = list(
-        model.generate(tensors(canvases), plan, keys_of(6), batch_size=2, until=lambda state: state.row in (1, 3, 4))
+        generate(model, tensors(canvases), plan, keys_of(6), batch_size=2, until=lambda state: state.row in (1, 3, 4))
     )
     for row in range(6):
         own = [state for state in states if state.row == row]
@@ -263,12 +265,12 @@ def test_a_dropped_sequence_is_forgotten_wherever_it_is():
     work = Batcher(model_of(), 1)
     for row in range(3):
         work.add(Request(row, torch.tensor([MASK] * 3), LeftToRight(), Keys(row)))
-    assert [state.row for state, _ in work.round()] == [0]
+    assert [state.row for state, _ in work.step()] == [0]
     work.drop(0)
     work.drop(2)
     rows = []
     while work.busy:
-        rows += [state.row for state, _ in work.round()]
+        rows += [state.row for state, _ in work.step()]
     assert rows == [1] * 3
 
 
@@ -361,7 +363,7 @@ def test_a_network_that_has_a_say_in_the_reveal_takes_the_textbook_only(name, me
 @pytest.mark.parametrize(
     ("plan", "words"),
     [
-        (lambda: Remasking(3, "loops"), "loops.*cap, rescale or loop"),
+        (lambda: Remasking(3, "loops"), "loops.*cap, rescale, loop"),
         (lambda: Remasking(3, eta=1.5), "eta=1.5"),
         (lambda: Remasking(3, eta=math.nan), "eta=nan"),
         (lambda: Remasking(3, window=(0.2, 0.5)), "window"),
@@ -410,6 +412,6 @@ def test_a_batch_needs_room():
 
 @each_plan
 def test_nothing_to_do(name):
-    assert list(model_of().generate([], plan_for(name, []), [])) == []
+    assert list(generate(model_of(), [], plan_for(name, []), [])) == []
     (state,) = finish(model_of(), [[2, 0, 3]], plan_for(name, []), keys_of(1))
     assert state.canvas.tolist() == [2, 0, 3] and state.fixed == 3

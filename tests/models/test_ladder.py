@@ -39,10 +39,11 @@ from oracles.enumeration import (
     subs,
 )
 from oracles.laws import collect, masks_of, ruled, written
-from support.drawing import finish, keys_of, outcomes, p_value
+from support.drawing import check, finish, generate, keys_of, outcomes, p_value, request_of
 from support.helpers import folder, random_model, refused, run, settings, tiny_config, train_once
+from unmask.config import METHODS
 from unmask.models.masked import MaskedDiffusion, Objective
-from unmask.models.registry import METHODS
+from unmask.models.registry import model
 from unmask.process.keys import Keys
 from unmask.process.parameterization import Mean, Parameterization, Score
 from unmask.process.schedule import ContinuousTime, DiscreteTime, Law
@@ -441,15 +442,15 @@ def test_the_chance_of_a_reveal_is_that_of_the_posterior_of_the_bound(name):
     """With much mass on [MASK] it matters which alpha is meant: that of the process that ends in all masks."""
     steps, n, x_hat = 4, 20_000, np.array([0.2, 0.55, 0.15, 0.1])
     model = MaskedDiffusion(network(0, False), SCHEDULES[name], parameterization=KINDS["d3pm"][0])
-    course = Ancestral(steps).course(torch.full((n,), MASK), model, Grid(0))
+    course = Ancestral(steps).trajectory(request_of(torch.full((n,), MASK), Ancestral(steps), Grid(0)), model)
     keep, most = keep_grid(name, steps), 0.0
     for i in range(steps, 1, -1):
         most = max(most, 1 - float(bayes(MASK, x_hat, keep[i - 1], keep[i], one_hot(MASK))[MASK]))
-        look = course.look()
+        look = course.candidates()
         course.choose(course.score(torch.from_numpy(np.log(x_hat)).float().expand(len(look), V)))
         course.write(course.due(), torch.zeros(len(course.due()), dtype=torch.int64))
         assert int((course.canvas != MASK).sum()) / n == pytest.approx(most, abs=2 / n)
-    assert most > 0.1 and len(course.look()) == n  # the next one writes all
+    assert most > 0.1 and len(course.candidates()) == n  # the next one writes all
 
 
 @each_kind
@@ -474,7 +475,7 @@ def test_states_tell_the_whole_story(kind, plan):
     canvases = [[MASK] * 3, [0, MASK, 3], [2, 2, 2], [MASK], [3, MASK, MASK], [MASK, 2, MASK], [0]] * 4
     now, fixed = {i: list(c) for i, c in enumerate(canvases)}, dict.fromkeys(range(len(canvases)), 0)
     told: dict[int, list] = {}
-    for state in model.generate([torch.tensor(c) for c in canvases], plan, keys_of(len(canvases)), batch_size=5):
+    for state in generate(model, [torch.tensor(c) for c in canvases], plan, keys_of(len(canvases)), batch_size=5):
         for position, token in zip(state.positions.tolist(), state.tokens.tolist(), strict=True):
             assert canvases[state.row][position] == MASK and token in CLEAN
             now[state.row][position] = token
@@ -511,7 +512,7 @@ def test_plans_that_are_drawn_ahead_are_refused(plan):
         with pytest.raises(UserError, match="choose the textbook ancestral sampler"):
             finish(model, [[MASK] * 3], plan, keys_of(1))
         with pytest.raises(UserError, match="choose the textbook ancestral sampler"):
-            model.check(torch.tensor([MASK] * 3), plan)
+            check(model, torch.tensor([MASK] * 3), plan)
 
 
 def test_one_step_of_the_oracle_is_one_of_the_matrices():
@@ -598,7 +599,7 @@ def test_every_method_can_be_built_and_says_what_it_is(method):
     batch = Batch(torch.randint(5, 9, (5, 32)), torch.arange(5), 5)
     loss, weight = model.loss(batch, Keys(0))
     assert torch.isfinite(loss) and float(weight) > 0
-    assert model.describe() and model.usual_sampler in SAMPLERS
+    assert model.describe() and model.default_sampler in SAMPLERS
     assert model.exact == (method == "ar") and model.likelihood == (method != "ssd-lm")
 
 
@@ -608,4 +609,4 @@ def test_without_carry_over_copying_must_be_learnt(method: str, change: str) -> 
     """Neither of these losses has the reconstruction in it: the model's bound would be worse than nothing."""
     config = tiny_config(f"model.method={method}", change)
     with pytest.raises(UserError, match="learns to copy"):
-        METHODS[method](config, Vocab(9, 4), 0)
+        model(config, Vocab(9, 4))

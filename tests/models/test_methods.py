@@ -13,7 +13,7 @@ import yaml
 
 from support.helpers import refused, run, settings, train_once
 from unmask import load
-from unmask.cli import commands
+from unmask.cli import eval as eval_command
 from unmask.evaluation.generative import open_judge
 from unmask.types import Likelihood, UserError
 
@@ -118,9 +118,10 @@ MISTAKES = {
     "ssd score": (["score", "ssd-lm", "one"], "this model has no likelihood; judge its samples"),
     "ssd judges": (["eval", "mdlm", "--generative", "--scorer", "unmask:{ssd-lm}"], "choose another scorer"),
     "nobody judges": (["eval", "mdlm", "--generative", "--scorer", "unmask:"], "give unmask:RUN"),
-    "with an option": (["sample", "mdlm", "--with", "top_p=0.5"], "top_p is an option; give --top-p"),
-    "with k": (["sample", "mdlm", "--with", "k=2"], "k is an option; give -k"),
-    "with seed": (["eval", "mdlm", "--generative", "--with", "seed=2"], "seed is an option; give --seed"),
+    "with an option": (["sample", "mdlm", "--top-p", "0.9", "--with", "top_p=0.5"], "top_p is set twice; give it once"),
+    "with k": (["sample", "mdlm", "-k", "3", "--with", "k=2"], "k is set twice; give it once"),
+    "with seed": (["eval", "mdlm", "--generative", "--seed", "1", "--with", "seed=2"], "seed is set twice"),
+    "with nothing": (["sample", "mdlm", "--with", "top_q=0.5"], "has no setting 'top_q' (did you mean 'top_p'?)"),
     "with twice": (["sample", "ssd-lm", *["--with", "projection=greedy"] * 2], "projection is set twice; give it once"),
 }
 
@@ -181,7 +182,7 @@ def test_the_end_of_a_training_names_a_command_that_works(tmp_path: Path) -> Non
 
 def test_an_infinite_perplexity_is_printed(monkeypatch: pytest.MonkeyPatch) -> None:
     found = Likelihood(10_000.0, 10, None, 0.0, 3.0, {"bound": "exact"})  # e^1000: what a diverged model has
-    monkeypatch.setattr(commands, "evaluate_model", lambda *_, **__: found)
+    monkeypatch.setattr(eval_command, "evaluate_model", lambda *_, **__: found)
     figures = run("eval", made("ar"), "--json").json()
     assert figures["perplexity"] is None and figures["nats_per_token"] == 1000
     assert run("eval", made("ar")).out.startswith("perplexity inf, 1442.695 bits/token, 10 tokens")

@@ -26,6 +26,7 @@ from oracles.enumeration import (
     random_joint,
     subs,
 )
+from support.drawing import generate
 from unmask.models.masked import MaskedDiffusion
 from unmask.networks.dit import DiT
 from unmask.process.keys import Keys
@@ -182,7 +183,7 @@ def test_unmasked_positions_cost_nothing_and_masked_ones_the_cross_entropy(keep)
     z = torch.where(uniform < keep, batch.tokens, VOCAB.mask)
     got = model.nats(batch, Keys(0)).nats
     with torch.no_grad():
-        logits = model.backbone.head(model.backbone(z, cond=model.backbone.condition(torch.zeros(8)))[0])
+        logits = model.backbone.head(model.backbone(z, condition=model.backbone.condition(torch.zeros(8)))[0])
     logits[..., VOCAB.mask] = -math.inf
     cross_entropy = nn.functional.cross_entropy(logits.transpose(1, 2), batch.tokens, reduction="none")
     torch.testing.assert_close(got, 2.0 * cross_entropy * (z == VOCAB.mask), rtol=1e-5, atol=1e-5)
@@ -217,7 +218,7 @@ def test_a_network_that_is_told_the_time_is_told_a_number(name):
     batch = batch_of()
     assert torch.isfinite(model.nats(batch, Keys(0)).nats).all()
     canvas = torch.full((6,), VOCAB.mask)
-    for state in model.generate([canvas], RevealPlan(4), [Keys(0)]):
+    for state in generate(model, [canvas], RevealPlan(4), [Keys(0)]):
         assert torch.isfinite(state.probs).all()
 
 
@@ -275,8 +276,8 @@ def test_a_model_that_reconstructs_says_from_what():
     assert "reconstruction" not in dit_model().describe()
     model = MaskedDiffusion(TableNet.random(), Polynomial(), parameterization=Mean(carry_over=False))
     assert "last step" in model.describe()["reconstruction"]
-    assert not model.carry_over and not model.normalised and model.usual_sampler == "ancestral"
-    assert dit_model().carry_over and dit_model().normalised and dit_model().usual_sampler == "plan"
+    assert not model.carry_over and not model.normalised and model.default_sampler == "ancestral"
+    assert dit_model().carry_over and dit_model().normalised and dit_model().default_sampler == "plan"
 
 
 @pytest.mark.parametrize("plan", [RevealPlan(6), Ancestral(6)], ids=repr)
@@ -289,7 +290,7 @@ def test_a_transformer_writes_rows_of_any_length_side_by_side(plan, timed):
     keys = [Keys(i) for i in range(4)]
 
     def run(size: int) -> dict[int, list[int]]:
-        return {s.row: s.canvas.tolist() for s in model.generate(canvases, plan, keys, batch_size=size)}
+        return {s.row: s.canvas.tolist() for s in generate(model, canvases, plan, keys, batch_size=size)}
 
     together, alone = run(4), run(1)
     assert together == alone
@@ -299,9 +300,9 @@ def test_a_transformer_writes_rows_of_any_length_side_by_side(plan, timed):
 
 def test_greedy_writing_in_one_step_is_the_argmax_of_one_call():
     model, canvas = dit_model(), torch.full((1, LENGTH), VOCAB.mask)
-    (state,) = model.generate([canvas[0]], RevealPlan(1), [Keys(0)], choice=Choice(temperature=0))
+    (state,) = generate(model, [canvas[0]], RevealPlan(1), [Keys(0)], choice=Choice(temperature=0))
     with torch.no_grad():
-        logits = model.backbone.head(model.backbone(canvas, cond=model.backbone.condition(torch.zeros(1)))[0])[0]
+        logits = model.backbone.head(model.backbone(canvas, condition=model.backbone.condition(torch.zeros(1)))[0])[0]
     logits[:, VOCAB.mask] = -math.inf
     assert state.canvas.tolist() == logits.argmax(-1).tolist() and state.calls == 1
     torch.testing.assert_close(state.probs, torch.softmax(logits, -1).amax(-1))

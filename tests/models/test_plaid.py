@@ -21,7 +21,6 @@ from unmask.models import registry
 from unmask.models.plaid import Plaid
 from unmask.models.plaid_noise import GammaBounds, NoiseSchedule, posterior_scale, prior_nats, ramp
 from unmask.networks.dit import DiT
-from unmask.networks.kernels.attention import Attn
 from unmask.process.keys import Keys
 from unmask.types import Batch, UserError, Vocab
 
@@ -203,7 +202,7 @@ def slow(model: Plaid, batch: Batch, keys: Keys, training: bool) -> list[dict[st
             inputs = inputs + model.read_guess(math.sqrt(DIM) * guess)
             label = None if batch.label is None else batch.label[row : row + 1]
             cond = model.backbone.condition(torch.zeros(1), label)
-            hidden = model.backbone(inputs=inputs[None], cond=cond, attn=Attn())[0][0]
+            hidden = model.backbone(embeddings=inputs[None], condition=cond)[0][0]
             logits = model.backbone.head(hidden) + bias * alpha / sigma**2 * (z @ table.T)
             logits = torch.cat([logits[:, :MASK], torch.full_like(logits[:, :1], -1e30), logits[:, MASK + 1 :]], 1)
             return torch.softmax(logits, -1)
@@ -419,7 +418,7 @@ def test_names_and_rates() -> None:
     assert list(model.state_dict()) == [name for name, _ in model.named_parameters()]  # an EMA has all of it
     noise = {"noise_schedule.slope", "noise_schedule.shift", "noise_schedule.height", "gamma_bounds.gamma"}
     assert model.rates().keys() == {"embedding_matrix.embedding", *noise} and set(model.rates().values()) == {3.0}
-    assert model.usual_sampler == "gaussian" and model.likelihood and not model.exact
+    assert model.default_sampler == "gaussian" and model.likelihood and not model.exact
     assert model.describe()["gamma"] == [-3, 6]
 
 
@@ -432,7 +431,7 @@ REFUSED = {
     "bound": (["objective.bound=discrete", "objective.steps=9"], "no use for objective.bound; leave it out"),
     "time": (["model.time_conditioning=true"], "set model.time_conditioning=false"),
     "fsdp": (["train.strategy=fsdp"], "set train.strategy=ddp"),
-    "backbone": (["model.backbone=mosaicbert"], "set model.backbone=dit or model.backbone=caduceus"),
+    "backbone": (["model.backbone=mosaicbert"], "set model.network=dit or model.network=caduceus"),
     "gamma": (["plaid.gamma_0=7"], "must be below gamma_1"),
     "share": (["plaid.reconstruct=1"], "plaid.reconstruct"),
 }

@@ -25,7 +25,7 @@ from oracles.enumeration import (
     masked_states,
 )
 from oracles.laws import collect, masks_of, written
-from support.drawing import keys_of, outcomes, p_value
+from support.drawing import check, generate, keys_of, outcomes, p_value
 from support.helpers import random_model, tiny_config
 from unmask.models.masked import MaskedDiffusion, Objective
 from unmask.process import ctmc
@@ -194,7 +194,7 @@ def test_with_and_without_time_conditioning(timed):
     loss.backward()
     assert torch.isfinite(loss) and int(weight) == 48
     assert all(p.grad is None or torch.isfinite(p.grad).all() for p in model.parameters())
-    for state in model.generate([torch.full((6,), 4)], Ancestral(5), [Keys(0)]):
+    for state in generate(model, [torch.full((6,), 4)], Ancestral(5), [Keys(0)]):
         last = state
     assert last.done and 4 not in last.canvas.tolist()
 
@@ -283,11 +283,11 @@ def test_names_of_the_samplers():
     assert make_sampler("analytic", steps=5) == make_sampler("ancestral", steps=5) == Ancestral(5)
     assert make_sampler("euler", steps=5) == Ancestral(5, euler=True)
     model = MaskedDiffusion(TableNet.random(), Polynomial(), parameterization=Score())
-    assert model.usual_sampler == "ancestral"
+    assert model.default_sampler == "ancestral"
     with pytest.raises(UserError, match="ancestral"):
-        model.check(torch.tensor([MASK]), RevealPlan(2))
+        check(model, torch.tensor([MASK]), RevealPlan(2))
     with pytest.raises(UserError, match="steps=0"):
-        make_sampler("euler", steps=0).course(torch.tensor([MASK]), model, Keys(0))
+        check(model, torch.tensor([MASK]), make_sampler("euler", steps=0))
 
 
 def test_mask_ids_in_the_middle_have_no_mass_and_half_precision_becomes_float32():

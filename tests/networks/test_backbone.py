@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from support.neox import neox
 from unmask.models.masked import MaskedDiffusion
 from unmask.networks.dit import DiT
-from unmask.networks.kernels.attention import Attn, attention, rotary_table, rotate
+from unmask.networks.kernels.attention import Causal, Full
+from unmask.networks.kernels.positions import rotary_table, rotate
 from unmask.process.keys import Keys
 from unmask.process.schedule import ContinuousTime, DiscreteTime, Polynomial
 from unmask.types import Batch, Vocab
@@ -33,10 +34,10 @@ def tokens_of(batch: int = 3, length: int = 9, seed: int = 1) -> Tensor:
     return torch.randint(VOCAB.size, (batch, length), generator=torch.Generator().manual_seed(seed))
 
 
-def logits_of(net: DiT, tokens: Tensor, sigma: Tensor | None = None, attn: Attn | None = None) -> Tensor:
+def logits_of(net: DiT, tokens: Tensor, sigma: Tensor | None = None, **more) -> Tensor:
     sigma = torch.zeros(len(tokens)) if sigma is None else sigma
     with torch.no_grad():
-        return net.head(net(tokens, cond=net.condition(sigma), attn=attn)[0])
+        return net.head(net(tokens, condition=net.condition(sigma), **more)[0])
 
 
 # -- GPT-NeoX --------------------------------------------------------------------------------------------------------
@@ -101,7 +102,7 @@ def test_it_is_gpt_neox_after_folding(sigma, causal):
     """None: the network that is not told the time, whatever sigma it is given."""
     net, tokens = dit(time_conditioning=sigma is not None), tokens_of()
     told = torch.full((3,), 123.0 if sigma is None else sigma)
-    got = logits_of(net, tokens, told, Attn("causal" if causal else "full"))
+    got = logits_of(net, tokens, told, attention=Causal() if causal else Full())
     truth = folded_neox(net, sigma or 0.0)(tokens, causal)
     assert truth.std() > 0.5
     torch.testing.assert_close(got, truth, rtol=1e-5, atol=1e-5)
@@ -138,34 +139,12 @@ def test_parameter_names_are_the_published_ones():
     assert not any("attn" in name and name.endswith("bias") for name in names)
 
 
-def test_head_on_rows_is_head_on_everything_then_rows():
-    net, tokens = dit(), tokens_of()
-    hidden = net(tokens, cond=net.condition(torch.zeros(3)))[0]
-    row, column = torch.tensor([0, 2, 2, 1]), torch.tensor([8, 0, 3, 3])
-    torch.testing.assert_close(net.head(hidden[row, column]), net.head(hidden)[row, column], rtol=1e-5, atol=1e-5)
-    assert hidden.shape == (3, 9, DIM) == (3, 9, net.hidden_dim) and net.head(hidden[:0, 0]).shape == (0, 17)
-
-
-@pytest.mark.parametrize("pattern", ["full", "causal"])
-def test_padding_never_changes_what_is_real(pattern):
-    net, tokens = dit(), tokens_of()
-    lengths = [9, 5, 1]
-    valid = torch.arange(9) < torch.tensor(lengths)[:, None]
-    got = logits_of(net, tokens, attn=Attn(pattern, valid))
-    other = logits_of(net, torch.where(valid, tokens, 3), attn=Attn(pattern, valid))
-    for row, length in enumerate(lengths):
-        alone = logits_of(net, tokens[row : row + 1, :length], attn=Attn(pattern))
-        torch.testing.assert_close(got[row, :length], alone[0], rtol=1e-5, atol=1e-5)
-        torch.testing.assert_close(got[row, :length], other[row, :length], rtol=0, atol=0)
-    assert torch.isfinite(got).all()
-
-
 def test_padding_may_be_on_the_left_or_be_a_whole_row():
     net, tokens = dit(), tokens_of()
     valid = torch.tensor([[False] * 4 + [True] * 5, [True] * 9, [False] * 9])
     positions = (torch.arange(9) - 4).clamp(min=0).expand(3, -1).clone()
     positions[1] = torch.arange(9)
-    got = logits_of(net, tokens, attn=Attn(valid=valid, positions=positions))
+    got = logits_of(net, tokens, valid=valid, positions=positions)
     torch.testing.assert_close(got[0, 4:], logits_of(net, tokens[:1, 4:])[0], rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(got[1], logits_of(net, tokens[1:2])[0], rtol=1e-5, atol=1e-5)
     assert torch.isfinite(got).all()
@@ -180,21 +159,16 @@ def test_some_queries_are_those_columns_of_everything(padded, timed):
     positions = torch.arange(9) + torch.tensor([0, 5, 2])[:, None]
     queries = torch.tensor([[0, 8, 3], [5, 0, 0], [3, 1, 2]])
     sigma = torch.tensor([0.1, 1.0, 3.0])
-    everything = logits_of(net, tokens, sigma, Attn(valid=valid, positions=positions))
-    some = logits_of(net, tokens, sigma, Attn(valid=valid, positions=positions, queries=queries))
+    everything = logits_of(net, tokens, sigma, valid=valid, positions=positions)
+    some = logits_of(net, tokens, sigma, valid=valid, positions=positions, queries=queries)
     assert some.shape == (3, 3, VOCAB.size)
     torch.testing.assert_close(some, everything[torch.arange(3)[:, None], queries], rtol=1e-5, atol=1e-5)
-
-
-def test_some_queries_need_full_attention():
-    with pytest.raises(ValueError, match="full attention"):
-        logits_of(dit(), tokens_of(), attn=Attn("causal", queries=torch.zeros(3, 1, dtype=torch.int64)))
 
 
 def test_gradients_are_finite_with_a_row_of_nothing_but_padding():
     net, tokens = dit(), tokens_of()
     valid = torch.tensor([[True] * 9, [True] * 3 + [False] * 6, [False] * 9])
-    hidden = net(tokens, cond=net.condition(torch.zeros(3)), attn=Attn(valid=valid))[0]
+    hidden = net(tokens, condition=net.condition(torch.zeros(3)), valid=valid)[0]
     net.head(hidden[valid]).square().sum().backward()
     assert all(torch.isfinite(p.grad).all() for p in net.parameters())
 
@@ -210,36 +184,17 @@ def test_conditioning_a_row_is_that_row_alone():
     assert torch.equal(logits_of(timeless, tokens, sigma), logits_of(timeless, tokens, sigma.flip(0)))
 
 
-def test_rows_do_not_see_each_other():
-    net, tokens = dit(), tokens_of()
-    changed = tokens.clone()
-    changed[1] = (changed[1] + 1) % 17
-    torch.testing.assert_close(logits_of(net, changed)[[0, 2]], logits_of(net, tokens)[[0, 2]], rtol=0, atol=1e-6)
-
-
-def test_causal_is_causal_and_full_is_not():
-    net, tokens = dit(), tokens_of()
-    changed = tokens.clone()
-    changed[:, 6] = (changed[:, 6] + 1) % 17
-    for pattern, sees in (("causal", False), ("full", True)):
-        for valid in (None, torch.ones(3, 9, dtype=torch.bool)):
-            attn = Attn(pattern, valid)
-            difference = (logits_of(net, changed, attn=attn) - logits_of(net, tokens, attn=attn)).abs().amax((0, 2))
-            assert (difference[6:] > 1e-4).all()
-            assert (difference[:6] > 1e-4).all() if sees else (difference[:6] < 1e-6).all()
-
-
 def test_positions_are_data_and_only_their_differences_count():
     net, tokens = dit(), tokens_of()
     plain = logits_of(net, tokens)
     for positions in (torch.arange(9), torch.arange(9) + 100, torch.arange(9).expand(3, -1) + torch.tensor([[7]])):
-        torch.testing.assert_close(logits_of(net, tokens, attn=Attn(positions=positions)), plain, rtol=1e-3, atol=1e-4)
+        torch.testing.assert_close(logits_of(net, tokens, positions=positions), plain, rtol=1e-3, atol=1e-4)
     per_row = torch.stack([torch.arange(9), torch.arange(9) * 2, torch.arange(9).flip(0)])
-    got = logits_of(net, tokens, attn=Attn(positions=per_row))
+    got = logits_of(net, tokens, positions=per_row)
     torch.testing.assert_close(got[0], plain[0], rtol=1e-5, atol=1e-5)
     assert ((got - plain).abs().amax((1, 2))[1:] > 1e-3).all()
     order = torch.randperm(9)  # rows may lie in memory in any order, as long as they carry their number
-    shuffled = logits_of(net, tokens[:, order], attn=Attn(positions=order))
+    shuffled = logits_of(net, tokens[:, order], positions=order)
     torch.testing.assert_close(shuffled, plain[:, order], rtol=1e-5, atol=1e-5)
 
 
@@ -251,23 +206,6 @@ def test_rotation_turns_the_pairs_i_and_i_plus_half_by_position_times_frequency(
             angle = 3 * row * 10_000.0 ** (-2 * i / 6)
             pair = complex(x[row, i], x[row, i + 3]) * complex(math.cos(angle), math.sin(angle))
             assert complex(got[row, i], got[row, i + 3]) == pytest.approx(pair, abs=1e-5)
-
-
-@pytest.mark.parametrize("pattern", ["full", "causal"])
-@pytest.mark.parametrize("padded", [False, True])
-def test_attention_is_a_softmax_over_who_may_be_seen(pattern, padded):
-    q, k, v = torch.randn(3, 2, 2, 5, 4, dtype=torch.float64).unbind(0)
-    valid = torch.tensor([[True] * 5, [True, True, True, False, False]]) if padded else None
-    got = attention(q, k, v, Attn(pattern, valid))
-    for b in range(2):
-        for h in range(2):
-            for i in range(5):
-                if valid is not None and not valid[b, i]:
-                    continue
-                seen = [j for j in range(5) if (pattern == "full" or j <= i) and (valid is None or valid[b, j])]
-                weights = [math.exp(float(q[b, h, i] @ k[b, h, j]) / 2) for j in seen]
-                truth = sum(w * v[b, h, j] for w, j in zip(weights, seen, strict=True)) / sum(weights)
-                torch.testing.assert_close(got[b, h, i], truth)
 
 
 # -- the start of training -------------------------------------------------------------------------------------------
@@ -296,24 +234,19 @@ def test_dropout_is_in_training_only():
     assert (logits_of(net, tokens) - logits_of(net, tokens)).abs().max() > 1e-2
 
 
-def test_it_refuses_what_it_has_no_use_for():
+def test_embeddings_in_place_of_tokens():
     net, tokens = dit(), tokens_of()
     cond = net.condition(torch.zeros(3))
-    for extra in ({"types": tokens}, {"cache": object()}):
-        with pytest.raises(ValueError, match=f"takes no '{next(iter(extra))}'"):
-            net(tokens, cond=cond, **extra)
-    with pytest.raises(ValueError, match="label"):
-        net.condition(torch.zeros(3), label=tokens[:, 0])
-    with pytest.raises(ValueError, match="either"):
-        net(cond=cond)
     inputs = net.vocab_embed(tokens)
-    torch.testing.assert_close(net(inputs=inputs, cond=cond)[0], net(tokens, cond=cond)[0], rtol=0, atol=0)
+    torch.testing.assert_close(
+        net(embeddings=inputs, condition=cond)[0], net(tokens, condition=cond)[0], rtol=0, atol=0
+    )
 
 
 def test_autocast_keeps_the_residual_stream_and_the_norms_in_float32():
     net, tokens = dit(), tokens_of()
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        hidden = net(tokens, cond=net.condition(torch.zeros(3)))[0]
+        hidden = net(tokens, condition=net.condition(torch.zeros(3)))[0]
     assert hidden.dtype == torch.float32
-    exact = net(tokens, cond=net.condition(torch.zeros(3)))[0]
+    exact = net(tokens, condition=net.condition(torch.zeros(3)))[0]
     assert (hidden - exact).abs().mean() < 0.05 * exact.abs().mean()

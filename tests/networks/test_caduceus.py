@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from support.drawing import generate
 from unmask.data.genome.bases import VOCAB
 from unmask.models.masked import MaskedDiffusion, Objective
 from unmask.networks.caduceus import BiMamba, Caduceus
-from unmask.networks.kernels.attention import Attn
 from unmask.process import ctmc
 from unmask.process.keys import Keys
 from unmask.process.parameterization import Mean, Parameterization, Score
@@ -53,7 +53,7 @@ def other_strand(tokens: Tensor) -> Tensor:
 
 def logits_of(net: Caduceus, tokens: Tensor, valid: Tensor | None = None) -> Tensor:
     with torch.no_grad():
-        return net.head(net(tokens, attn=Attn(valid=valid))[0])
+        return net.head(net(tokens, valid=valid)[0])
 
 
 def turned_logits(logits: Tensor) -> Tensor:
@@ -250,7 +250,7 @@ def test_pads_never_change_a_token_and_teach_nothing(kind, place):
     """Neither state nor short convolution sees them, in either direction: values and gradients of rows alone."""
     net, tokens, valid = caduceus(*KINDS[kind]), some_tokens(), PLACES[place]()
     up = torch.randn(3, 9, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
-    logits = net.head(net(tokens, attn=Attn(valid=valid))[0])
+    logits = net.head(net(tokens, valid=valid)[0])
     (logits * up * valid[..., None]).sum().backward()
     taught = {name: p.grad.clone() for name, p in net.named_parameters()}
     net.zero_grad()
@@ -281,8 +281,8 @@ def test_given_the_embeddings_it_says_the_same(kind, place):
         if valid is None:
             near(inputs[..., DIM:], table[other_strand(tokens)].flip(1, 2), 0)  # R E(R x)
     with torch.no_grad():
-        found, none = net(inputs=inputs, attn=Attn(valid=valid))
-        truth = net(tokens, attn=Attn(valid=valid))[0]
+        found, none = net(embeddings=inputs, valid=valid)
+        truth = net(tokens, valid=valid)[0]
     assert none is None
     keep = slice(None) if valid is None else valid
     near(found[keep], truth[keep], 1e-12)
@@ -312,24 +312,6 @@ def test_another_vocabulary_is_refused_for_both_strands():
     assert Caduceus(Vocab(40, mask=3), DIM, 1, strands="ph").hidden_dim == DIM
     with pytest.raises(UserError, match=r"model\.swap_strands belongs to model\.strands=ps"):
         Caduceus(VOCAB, DIM, 1, strands="ph", swap=True)
-
-
-def test_it_refuses_what_it_has_no_use_for():
-    net, tokens = caduceus(), some_tokens()
-    assert net.condition(torch.tensor([1.0])) is None and not net.causal
-    with pytest.raises(ValueError, match="takes no 'label'"):
-        net.condition(torch.tensor([1.0]), torch.tensor([0]))
-    for name in ("types", "cond", "cache"):
-        with pytest.raises(ValueError, match=f"takes no '{name}'"):
-            net(tokens, **{name: torch.zeros(3, 9)})
-    with pytest.raises(ValueError, match="takes no 'queries'"):
-        net(tokens, attn=Attn(queries=torch.zeros(3, 1, dtype=torch.int64)))
-    with pytest.raises(ValueError, match="looks both ways"):
-        net(tokens, attn=Attn("causal"))
-    with pytest.raises(ValueError, match="either tokens or inputs"):
-        net()
-    with pytest.raises(ValueError, match="has no cache"):
-        net.empty_cache(1)
 
 
 @each_kind
@@ -470,5 +452,5 @@ def test_it_gives_no_more_than_one_in_all(kind, meaning: Parameterization):
 def test_masked_diffusion_writes_with_it(kind):
     model = MaskedDiffusion(caduceus(*KINDS[kind]), Polynomial()).eval()
     canvas = torch.tensor([7, 3, 3, 9, 3])
-    last = next(s for s in model.generate([canvas], FirstHitting(), [Keys(3)]) if s.done).canvas
+    last = next(s for s in generate(model, [canvas], FirstHitting(), [Keys(3)]) if s.done).canvas
     assert last[[0, 3]].tolist() == [7, 9] and (last != VOCAB.mask).all() and (last < VOCAB.size).all()

@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from unmask.hub.layout.hyena_tensors import published
+from support.drawing import generate
 from unmask.models.autoregressive import AutoRegressive
+from unmask.networks.foreign.hyenadna import published
 from unmask.networks.hyena import Hyena
-from unmask.networks.kernels.attention import Attn
 from unmask.process.keys import Keys
 from unmask.sampling import LeftToRight
 from unmask.types import Batch, UserError, Vocab
@@ -38,7 +38,7 @@ def some_tokens(batch: int = 3, length: int = 21, seed: int = 1) -> Tensor:
 
 def hidden_of(net: Hyena, tokens: Tensor, **more) -> Tensor:
     with torch.no_grad():
-        return net(tokens, attn=Attn("causal", **more))[0]
+        return net(tokens, **more)[0]
 
 
 # -- slow and obvious: one row, one column, one product at a time -----------------------------------------------------
@@ -305,7 +305,7 @@ def test_pads_change_no_gradient():
     net, tokens = hyena().double(), some_tokens(2, 6)
     rows, valid = spread(tokens, [[0, 2, 3, 5, 6, 9], [4, 5, 6, 7, 8, 9]], 10)
     weight = torch.randn(2, 6, DIM, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
-    sums = [net(tokens)[0], net(rows, attn=Attn("causal", valid))[0][valid].view(2, 6, DIM)]
+    sums = [net(tokens)[0], net(rows, valid=valid)[0][valid].view(2, 6, DIM)]
     parameters = list(net.parameters())
     for one, other in zip(*(torch.autograd.grad((x * weight).sum(), parameters) for x in sums), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-8, atol=1e-10)
@@ -320,7 +320,7 @@ def test_the_cache_changes_nothing(cuts):
     parts, cache = [], net.empty_cache(3)
     with torch.no_grad():
         for part in tokens.split(cuts, dim=1):
-            hidden, cache = net(part, attn=Attn("causal"), cache=cache)
+            hidden, cache = net(part, cache=cache)
             parts.append(hidden)
     assert [(tuple(a.shape), tuple(b.shape)) for a, b in cache] == [((3, 1, 21, 3 * DIM), (3, 1, 21, DIM))] * LAYERS
     for row in range(3):
@@ -348,8 +348,8 @@ def test_rows_that_end_together(cuts):
     cache, parts = net.empty_cache(3), []
     with torch.no_grad():
         for columns in torch.arange(9).split(cuts):
-            attn = Attn("causal", (place >= 0)[:, : columns[-1] + 1], place[:, columns].clamp(min=0))
-            hidden, cache = net(rows[:, columns], attn=attn, cache=cache)
+            valid, positions = (place >= 0)[:, : columns[-1] + 1], place[:, columns].clamp(min=0)
+            hidden, cache = net(rows[:, columns], valid=valid, positions=positions, cache=cache)
             parts.append(hidden)
     hidden = torch.cat(parts, 1)
     assert hidden.isfinite().all()
@@ -363,17 +363,17 @@ def test_what_a_cache_holds_of_padding_is_not_looked_at():
     valid = torch.arange(7) >= 3
     with torch.no_grad():
         _, cache = net(tokens[:, :5], cache=net.empty_cache(1))  # as if all were there
-        hidden, _ = net(tokens[:, 5:], attn=Attn("causal", valid[None]), cache=cache)
+        hidden, _ = net(tokens[:, 5:], valid=valid[None], cache=cache)
         dirty = [(a.clone(), b.clone()) for a, b in cache]
         for a, b in dirty:
             a[:, :, :3], b[:, :, :3] = float("nan"), float("nan")
-        assert net(tokens[:, 5:], attn=Attn("causal", valid[None]), cache=dirty)[0].equal(hidden)
+        assert net(tokens[:, 5:], valid=valid[None], cache=dirty)[0].equal(hidden)
 
 
 def test_with_a_cache_padding_stands_before_the_rows():
     net, tokens = hyena(), some_tokens(1, 3)
     with pytest.raises(ValueError, match="padding before the rows only"):
-        net(tokens, attn=Attn("causal", torch.tensor([[True, False, True]])), cache=net.empty_cache(1))
+        net(tokens, valid=torch.tensor([[True, False, True]]), cache=net.empty_cache(1))
 
 
 # -- what it refuses, types and training ------------------------------------------------------------------------------
@@ -389,20 +389,6 @@ def test_rows_longer_than_the_filters_are_refused():
         _, cache = net(some_tokens(1, LONGEST), cache=net.empty_cache(1))
     with pytest.raises(UserError, match="41 tokens"):
         net(some_tokens(1, 1), cache=cache)
-
-
-def test_what_it_has_no_use_for_is_refused():
-    net, tokens = hyena(), some_tokens()
-    for name in ("inputs", "types", "cond"):
-        with pytest.raises(ValueError, match=f"Hyena backbone takes no '{name}'"):
-            net(tokens, **{name: torch.zeros(3, 9, DIM)})
-    with pytest.raises(ValueError, match="takes no 'queries'"):
-        net(tokens, attn=Attn("causal", queries=torch.zeros(3, 1, dtype=torch.int64)))
-    with pytest.raises(ValueError, match="looks to the left only"):
-        net(tokens, attn=Attn())
-    assert net.condition(torch.tensor([1.0])) is None
-    with pytest.raises(ValueError, match="takes no 'label'"):
-        net.condition(torch.tensor([1.0]), torch.tensor([0]))
 
 
 def test_dropout_is_of_the_embedding_in_training_only():
@@ -519,7 +505,7 @@ def test_samples_have_the_chances_of_a_network_without_a_cache(batch_size):
     written: list[dict[int, float]] = [{} for _ in canvases]
     texts: dict[int, list[int]] = {}
     keys = [Keys(i) for i in range(len(canvases))]
-    for state in model.generate(canvases, LeftToRight(), keys, batch_size=batch_size):
+    for state in generate(model, canvases, LeftToRight(), keys, batch_size=batch_size):
         written[state.row] |= dict(zip(state.positions.tolist(), state.probs.tolist(), strict=True))
         if state.done:
             texts[state.row] = state.canvas.tolist()

@@ -10,10 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from support.drawing import generate
 from unmask.data.genome.bases import VOCAB as DNA
 from unmask.models.autoregressive import AutoRegressive
 from unmask.networks.kernels import scan
-from unmask.networks.kernels.attention import Attn
 from unmask.networks.layers import padded
 from unmask.networks.mamba import Mamba, Mixer
 from unmask.process.keys import Keys
@@ -39,7 +39,7 @@ def some_tokens(batch: int = 3, length: int = 9, seed: int = 1) -> Tensor:
 
 def hidden_of(net: Mamba, tokens: Tensor, valid: Tensor | None = None) -> Tensor:
     with torch.no_grad():
-        return net(tokens, attn=Attn("causal", valid))[0]
+        return net(tokens, valid=valid)[0]
 
 
 def near(found: Tensor, truth: Tensor, tolerance: float = 1e-5) -> None:
@@ -88,7 +88,7 @@ def test_it_is_that_of_transformers_forward_and_backward():
     net, tokens = mamba(), some_tokens(3, 37)
     oracle = hf(net)
     truth = oracle(input_ids=tokens, use_cache=False).logits[..., : VOCAB.size]
-    logits = net.head(net(tokens, attn=Attn("causal"))[0])
+    logits = net.head(net(tokens)[0])
     assert truth.std() > 0.5
     near(logits, truth)
     up = torch.randn(truth.shape, generator=torch.Generator().manual_seed(0))
@@ -126,7 +126,7 @@ def test_its_layers_are_those_of_mambapy_forward_and_backward(pscan):
         x = net.embeddings(tokens)
     stream = oracle(x)
     truth = stream * (stream.square().mean(-1, keepdim=True) + 1e-5).rsqrt() * net.norm_f.weight.detach()
-    hidden = net(tokens, attn=Attn("causal"))[0]
+    hidden = net(tokens)[0]
     near(hidden, truth)
     up = torch.randn(truth.shape, generator=torch.Generator().manual_seed(0))
     truth.backward(up)
@@ -203,7 +203,7 @@ def test_what_is_not_pulled_to_zero():
 
 def test_the_padding_of_the_vocabulary_is_never_predicted_and_never_learns():
     net = mamba()
-    logits = net.head(net(some_tokens(), attn=Attn("causal"))[0].flatten(0, 1))
+    logits = net.head(net(some_tokens())[0].flatten(0, 1))
     assert logits.shape == (27, 13) and net.embeddings.num_embeddings == 16
     logits.logsumexp(-1).sum().backward()
     assert net.embeddings.weight.grad[13:].abs().max() == 0 < net.embeddings.weight.grad[:13].abs().min()
@@ -230,7 +230,7 @@ def test_a_state_changes_nothing(cuts, width):
     cache, parts = net.empty_cache(3), []
     with torch.no_grad():
         for piece in tokens.split(cuts, dim=1):
-            hidden, cache = net(piece, attn=Attn("causal"), cache=cache)
+            hidden, cache = net(piece, cache=cache)
             parts.append(hidden)
     near(torch.cat(parts, 1), hidden_of(net, tokens))
     sizes = [[tuple(part.shape) for part in memory] for memory in cache]
@@ -239,7 +239,7 @@ def test_a_state_changes_nothing(cuts, width):
 
 def test_a_state_is_not_written_into_and_comes_only_if_asked_for():
     net, tokens = mamba(), some_tokens()
-    assert net(tokens, attn=Attn("causal"))[1] is None
+    assert net(tokens)[1] is None
     with torch.no_grad():
         _, cache = net(tokens[:, :4], cache=net.empty_cache(3))
         copies = [[part.clone() for part in memory] for memory in cache]
@@ -266,14 +266,14 @@ def test_padding_in_what_a_state_reads(cuts, place):
     with torch.no_grad():
         for piece in tokens.split(cuts, dim=1):
             end += piece.shape[1]
-            hidden, cache = net(piece, attn=Attn("causal", valid[:, :end]), cache=cache)  # of all that was read so far
+            hidden, cache = net(piece, valid=valid[:, :end], cache=cache)  # of all that was read so far
             parts.append(hidden)
     hidden = torch.cat(parts, 1)
     assert hidden.isfinite().all()
     for row in range(3):
         alone, memory = tokens[row, valid[row]][None], net.empty_cache(1)
         with torch.no_grad():
-            wanted, memory = net(alone, attn=Attn("causal"), cache=memory)
+            wanted, memory = net(alone, cache=memory)
         near(hidden[row, valid[row]], wanted[0])
         near(hidden[row, valid[row]], hidden_of(net, alone)[0])
         for own, other in zip(itertools.chain(*cache), itertools.chain(*memory), strict=True):
@@ -303,7 +303,7 @@ def test_pads_teach_nothing(place):
     def taught(rows: list[tuple[Tensor, Tensor | None, Tensor]]) -> dict[str, Tensor]:
         net.zero_grad(set_to_none=True)
         for own, exists, weight in rows:
-            logits = net.head(net(own, attn=Attn("causal", exists))[0])
+            logits = net.head(net(own, valid=exists)[0])
             (logits * weight).sum().backward()
         return learned(net)
 
@@ -316,7 +316,7 @@ def test_pads_teach_nothing(place):
 def test_a_row_of_nothing_but_padding_is_finite():
     net, tokens = mamba(), some_tokens()
     valid = torch.tensor([True, False, True])[:, None].expand(3, 9)
-    hidden = net(tokens, attn=Attn("causal", valid))[0]
+    hidden = net(tokens, valid=valid)[0]
     hidden[valid].sum().backward()
     assert hidden.isfinite().all() and all(grad.isfinite().all() for grad in learned(net).values())
     near(hidden[0], hidden_of(net, tokens)[0])
@@ -329,7 +329,7 @@ def test_it_trains_through_one_node_a_scan_at_any_length(monkeypatch):
     """Never a column at a time: the graph of a long row is that of a short one."""
 
     def size(length: int) -> int:
-        hidden = mamba()(some_tokens(1, length), attn=Attn("causal"))[0]
+        hidden = mamba()(some_tokens(1, length))[0]
         todo, seen = [hidden.grad_fn], {hidden.grad_fn}
         while todo:
             for node, _ in todo.pop().next_functions:
@@ -348,7 +348,7 @@ def test_it_trains_through_one_node_a_scan_at_any_length(monkeypatch):
 def test_half_precision():
     net, tokens = mamba(), some_tokens()
     with torch.autocast("cpu", torch.bfloat16):
-        hidden = net(tokens, attn=Attn("causal"))[0]
+        hidden = net(tokens)[0]
         hidden.square().mean().backward()
         with torch.no_grad():
             _, cache = net(tokens[:, :5], cache=net.empty_cache(3))
@@ -357,20 +357,6 @@ def test_half_precision():
     truth, found = hidden_of(net, tokens), hidden.detach()
     assert (found - truth).std() < 0.05 * truth.std() and (rest - truth[:, 5:]).std() < 0.05 * truth.std()
     assert all(grad.isfinite().all() for grad in learned(net).values())
-
-
-def test_it_refuses_what_it_has_no_use_for():
-    net = mamba()
-    assert net.condition(torch.tensor([1.0])) is None and net.causal and net.recurrent
-    with pytest.raises(ValueError, match="Mamba backbone takes no 'label'"):
-        net.condition(torch.tensor([1.0]), torch.tensor([0]))
-    for name in ("inputs", "types", "cond"):
-        with pytest.raises(ValueError, match=f"takes no '{name}'"):
-            net(some_tokens(), **{name: torch.zeros(3, 9, DIM)})
-    with pytest.raises(ValueError, match="takes no 'queries'"):
-        net(some_tokens(), attn=Attn("causal", queries=torch.zeros(3, 1, dtype=torch.int64)))
-    with pytest.raises(ValueError, match="looks to the left only"):
-        net(some_tokens(), attn=Attn("full"))
 
 
 @pytest.mark.parametrize("start", [True, False])
@@ -408,7 +394,7 @@ def test_samples_follow_the_likelihood():
         chances = torch.exp(-model.nats(Batch(every, torch.arange(27), 27), Keys(0)).nats.double().sum(1))
     canvases = [torch.tensor([1, 1, 1]) if i % 2 else torch.tensor([2, 1, 1]) for i in range(2 * n)]
     counts = torch.zeros(2, 27)
-    states = model.generate(canvases, LeftToRight(), [Keys(i) for i in range(2 * n)], choice=Choice(), batch_size=50)
+    states = generate(model, canvases, LeftToRight(), [Keys(i) for i in range(2 * n)], choice=Choice(), batch_size=50)
     done = [state for state in states if state.done]
     assert len(done) == 2 * n
     for state in done:

@@ -10,11 +10,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from support.drawing import generate
 from unmask.config import ModelConfig
 from unmask.models import registry
 from unmask.models.autoregressive import AutoRegressive
 from unmask.models.masked import MaskedDiffusion, Objective
-from unmask.networks.kernels.attention import Attn, alibi_slopes
+from unmask.networks.kernels.positions import alibi_slopes
 from unmask.networks.mosaicbert import MosaicBert, padded
 from unmask.process.keys import Keys
 from unmask.process.schedule import Polynomial
@@ -39,13 +40,9 @@ def some_tokens(batch: int = 3, length: int = 9, seed: int = 1) -> Tensor:
     return torch.randint(VOCAB.size, (batch, length), generator=torch.Generator().manual_seed(seed))
 
 
-def pattern(net: MosaicBert, **more) -> Attn:
-    return Attn("causal" if net.causal else "full", **more)
-
-
 def hidden_of(net: MosaicBert, tokens: Tensor, types: Tensor | None = None, **more) -> Tensor:
     with torch.no_grad():
-        return net(tokens, types=types, attn=pattern(net, **more))[0]
+        return net(tokens, types=types, **more)[0]
 
 
 # -- slow and obvious: one row, one head, one pair of columns at a time -----------------------------------------------
@@ -119,7 +116,7 @@ def test_hidden_states_and_logits_are_those_of_the_slow_sums(causal):
 def test_the_size_of_the_paper(causal):
     spec = ModelConfig(backbone="mosaicbert")  # 12 x 768 with 12 heads is the default of the section
     with torch.device("meta"):
-        net = registry.mosaicbert(spec, Vocab(30522, mask=103, pad=0, bos=101, eos=102), causal=causal)
+        net = registry.network(spec, Vocab(30522, mask=103, pad=0, bos=101, eos=102), causal=causal)
     assert sum(p.numel() for p in net.parameters()) == 137_400_384
     assert net.embeddings["word_embeddings"].num_embeddings == padded(30522) == 30528
 
@@ -202,7 +199,7 @@ def test_the_cache_changes_nothing(cuts):
     whole, parts, cache = hidden_of(net, tokens), [], net.empty_cache(3)
     with torch.no_grad():
         for part in tokens.split(cuts, dim=1):
-            hidden, cache = net(part, attn=Attn("causal"), cache=cache)
+            hidden, cache = net(part, cache=cache)
             parts.append(hidden)
     torch.testing.assert_close(torch.cat(parts, 1), whole, rtol=1e-4, atol=1e-5)
 
@@ -220,15 +217,9 @@ def test_chosen_columns_are_columns_of_the_whole():
 
 def test_what_it_has_no_use_for_is_refused():
     tokens = some_tokens()
-    with pytest.raises(ValueError, match="'inputs'"):
-        bert()(tokens, inputs=torch.zeros(3, 9, DIM))
-    with pytest.raises(ValueError, match="looks both ways"):
-        bert()(tokens, attn=Attn("causal"))
-    with pytest.raises(ValueError, match="looks to the left only"):
-        bert(causal=True)(tokens, attn=Attn())
     with pytest.raises(ValueError, match="no cache"):
         bert().empty_cache(1)
-    with pytest.raises(ValueError, match="'cache'"):
+    with pytest.raises(ValueError, match="cache"):
         bert()(tokens, cache=bert(causal=True).empty_cache(3))
 
 
@@ -256,7 +247,7 @@ def test_the_causal_likelihood_is_one_over_all_texts_and_samples_follow_it():
     n = 600
     canvases = [torch.full((3,), 1)] * n
     counts = {tuple(row): 0 for row in every.tolist()}
-    states = model.generate(canvases, LeftToRight(), [Keys(i) for i in range(n)], choice=Choice(), batch_size=64)
+    states = generate(model, canvases, LeftToRight(), [Keys(i) for i in range(n)], choice=Choice(), batch_size=64)
     for state in states:
         if state.done:
             counts[tuple(state.canvas.tolist())] += 1
@@ -276,7 +267,7 @@ def test_a_network_that_looks_both_ways_is_no_autoregressive_model():
 def test_masked_diffusion_writes_with_it():
     model = MaskedDiffusion(bert(), Polynomial()).eval()
     canvas = torch.tensor([7, 5, 5, 9, 5])
-    last = next(s for s in model.generate([canvas], FirstHitting(), [Keys(3)]) if s.done).canvas
+    last = next(s for s in generate(model, [canvas], FirstHitting(), [Keys(3)]) if s.done).canvas
     assert last[[0, 3]].tolist() == [7, 9] and (last != VOCAB.mask).all() and (last < VOCAB.size).all()
 
 
@@ -286,9 +277,9 @@ def test_masked_diffusion_writes_with_it():
 class Spy(MosaicBert):
     """Keeps what it was shown."""
 
-    def forward(self, tokens=None, **how):
-        self.seen.append(tokens)
-        return super().forward(tokens, **how)
+    def forward(self, inputs):
+        self.seen.append(inputs.tokens)
+        return super().forward(inputs)
 
 
 def mlm_model(rate: float = 0.15) -> tuple[MaskedDiffusion, Spy]:
@@ -336,7 +327,7 @@ def test_the_loss_of_mlm_is_the_cross_entropy_of_the_chosen_tokens():
     batch = text_batch(4, 40)
     with torch.no_grad():
         total, weight = model.loss(batch, Keys(5))
-        whole = net(net.seen[0], attn=Attn(valid=batch.present))[0]
+        whole = net(net.seen[0], valid=batch.present)[0]
     uniform = Keys(5).uniform("mlm", range(4), 40, 3)[..., 0]
     wanted, count = 0.0, 0
     for row, column in itertools.product(range(4), range(1, 36)):

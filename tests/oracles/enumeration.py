@@ -9,14 +9,12 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from unmask.networks.interface import Network
-from unmask.networks.kernels.attention import Attn
+from unmask.networks.interface import Network, NetworkInput
 from unmask.process.schedule import ContinuousTime, Cosine, Geometric, Linear, Polynomial, Schedule
 from unmask.types import Vocab
 
@@ -241,6 +239,8 @@ class TableNet(Network):
     A position that does not exist reads as a symbol of its own, so a short row gives the same alone and padded.
     """
 
+    takes = frozenset({"tokens", "condition", "valid"})
+
     def __init__(
         self, table: np.ndarray, drift: np.ndarray | None = None, labels: Sequence[np.ndarray] | None = None
     ) -> None:
@@ -274,26 +274,18 @@ class TableNet(Network):
     def condition(self, sigma: Tensor, label: Tensor | None = None) -> Tensor | None:
         """(B, 2): the squashed noise level and the label."""
         if not self.tables:
-            self.refuse(label=label)
+            super().condition(sigma, label)  # refuses labels
         if self.drift is None and not self.tables:
             return None
         told = torch.full(sigma.shape, -1.0) if label is None else label.float()
         return torch.stack([squash(sigma), told], -1)
 
-    def forward(
-        self,
-        tokens: Tensor | None = None,
-        *,
-        inputs: Tensor | None = None,
-        types: Tensor | None = None,
-        cond: Tensor | None = None,
-        attn: Attn | None = None,
-        cache: Any = None,
-    ) -> tuple[Tensor, None]:
-        assert tokens is not None and tokens.shape[1] <= self.length
+    def forward(self, inputs: NetworkInput) -> tuple[Tensor, None]:
+        tokens, cond = inputs.content, inputs.condition
+        assert tokens.shape[1] <= self.length
         self.calls.append(len(tokens))
-        if attn is not None and attn.valid is not None:
-            tokens = torch.where(attn.valid, tokens, V)
+        if inputs.valid is not None:
+            tokens = torch.where(inputs.valid, tokens, V)
         digits = nn.functional.pad(tokens, (0, self.length - tokens.shape[1]), value=V).unbind(1)
         hidden = self.table[digits]  # (B, LENGTH, V)
         assert (cond is None) == (self.drift is None and not self.tables)

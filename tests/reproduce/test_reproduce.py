@@ -22,32 +22,35 @@ from support.helpers import refused, run, zero_shot_sets
 from unmask.config import ModelConfig, differences
 from unmask.evaluation.generative import BoundScorer
 from unmask.hub.resolve import checkpoint, load
-from unmask.networks.kernels.attention import Attn
-from unmask.reproduce import TABLES
+from unmask.reproduce import TABLES, timed_samples
 from unmask.reproduce import bench as bench_module
-from unmask.reproduce.bench import Bench, ScoredModel, difference
-from unmask.reproduce.report import Figure, load_results
-from unmask.reproduce.run import BENCHES
-from unmask.reproduce.scales import LONGER, MODELS, SCALES, Scale, Sizes, model_config
-from unmask.reproduce.tables import curves, generation
-from unmask.reproduce.tables.generation import CACHED, CACHED_ONE, PLAN, GeneratedTexts, GenerationEntry
-from unmask.reproduce.tables.perplexity import _equal_means, per_point
+from unmask.reproduce.bench import Bench, ScoredModel
+from unmask.reproduce.claims import decide, nats_gap
+from unmask.reproduce.figures import Figure
+from unmask.reproduce.report_files import load_results
+from unmask.reproduce.scales import SCALES, Scale, Sizes
+from unmask.reproduce.specs import Setup
+from unmask.reproduce.tables import curves
+from unmask.reproduce.tables.caching import CACHED, CACHED_ONE, PLAN
+from unmask.reproduce.tables.noise_schedules import _equal_means, per_point
+from unmask.reproduce.text_models import LONGER, METHODS, TEXT, text_models
+from unmask.reproduce.timed_samples import GeneratedTexts, GenerationEntry
 from unmask.training.text import train
 from unmask.types import UserError
 
 TINY = Scale(
     "smoke",
-    10,
-    2,
-    16,
-    4,
-    4,
-    (3, 6),
-    4,
-    3,
-    4,
-    2,
-    Sizes(
+    steps=10,
+    longer=2,
+    rows=16,
+    draws=4,
+    samples=4,
+    sampling_steps=(3, 6),
+    full_steps=4,
+    times=3,
+    decode_steps=4,
+    long_samples=2,
+    sizes=Sizes(
         ModelConfig(hidden_dim=16, n_blocks=1, n_heads=2, cond_dim=8, dropout=0.0),
         length=16,
         vocab_size=300,
@@ -121,7 +124,7 @@ def place(tmp_path_factory: pytest.TempPathFactory):
         patch.setenv("UNMASK_CACHE", str(folder / "cache"))
         patch.setenv("UNMASK_DATA", str(zero_shot_sets(folder / "sets")))
         patch.setitem(SCALES, "smoke", TINY)
-        patch.setattr(generation, "TIMED", 2)
+        patch.setattr(timed_samples, "TIMED", 2)
         yield folder
 
 
@@ -148,7 +151,8 @@ def cells(table: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def test_every_table_is_tested():
-    assert {*PRINTED, *BENCHES} == {*TABLES}  # those of BENCHES in test_reproduce_bert
+    others = {name for name, table in TABLES.items() if table.family is not TEXT}  # test_reproduce_bert and _dna
+    assert {*PRINTED, *others} == {*TABLES} and len(others) == 6
 
 
 @pytest.mark.parametrize("name", list(PRINTED))
@@ -197,10 +201,13 @@ def test_tokens_are_counted_as_in_the_paper(tables, bench):
         assert model["parameters"] == sum(p.numel() for p in bench.lm(name).model.parameters())
 
 
-@pytest.mark.parametrize("name", sorted({*MODELS} - {"mdlm"}))
+@pytest.mark.parametrize("name", sorted({*METHODS} - {"mdlm"}))
 def test_a_model_differs_from_mdlm_in_what_its_name_says(name):
-    own, mdlm = (model_config(SCALES["small"], "a.txt", one) for one in (name, "mdlm"))
-    changed = {key for key, _, _ in differences(mdlm, own)}
+    models = text_models(Setup(SCALES["small"], "a.txt"))
+    changed = {key for key, _, _ in differences(models["mdlm"].config, models[name].config)}
+    longer = differences(models[name].config, models[name + LONGER].config)
+    assert models[name + LONGER].continues == name
+    assert [key for key, _, _ in longer] == ([] if name == "ar-judge" else ["train.steps"])
     assert (
         changed
         == {
@@ -221,7 +228,7 @@ def test_a_model_differs_from_mdlm_in_what_its_name_says(name):
 
 
 def test_an_interrupted_training_goes_on(bench, tmp_path, monkeypatch):
-    def stopped(config, out, quiet):
+    def stopped(config, out, quiet, start):
         return replace(train(config.override(["train.steps=5"]), out, quiet=quiet), finished=False)
 
     other = Bench(TINY, bench.source, tmp_path, quiet=True)
@@ -332,7 +339,7 @@ def test_a_difference_is_a_paired_test_over_texts():
     tokens = np.full(40, 7)
     one, other = scored(1, tokens), scored(2, tokens, rate=2.1)
     gap = (other.nats.mean(1) - one.nats.mean(1)) / 7
-    found = difference(one, other)
+    found = nats_gap(one, other)
     assert found.value == pytest.approx(gap.mean(), rel=1e-12)
     assert found.error == pytest.approx(stats.sem(gap), rel=1e-12)
     test = stats.ttest_rel(other.nats.mean(1), one.nats.mean(1))
@@ -342,7 +349,7 @@ def test_a_difference_is_a_paired_test_over_texts():
 def test_a_difference_of_texts_of_any_length_agrees_with_the_jackknife():
     tokens = np.random.default_rng(0).integers(1, 30, 400)
     one, other = scored(1, tokens), scored(2, tokens, rate=2.1)
-    gap, found = other.nats.mean(1) - one.nats.mean(1), difference(one, other)
+    gap, found = other.nats.mean(1) - one.nats.mean(1), nats_gap(one, other)
     without = np.array([(gap.sum() - g) / (tokens.sum() - n) for g, n in zip(gap, tokens, strict=True)])
     assert found.value == pytest.approx(gap.sum() / tokens.sum(), rel=1e-12)
     assert found.error == pytest.approx(math.sqrt(399 / 400 * ((without - without.mean()) ** 2).sum()), rel=0.02)
@@ -417,7 +424,7 @@ def test_samplers_take_turns(bench):
         return write
 
     entries = [GenerationEntry("a", 1, writer("a")), GenerationEntry("b", 1, writer("b"), batch=1, factor=3.0)]
-    assert generation.take_turns(bench, entries, 5) == 2
+    assert timed_samples.take_turns(bench, entries, 5) == 2
     assert [(name, n) for name, n, _ in turns] == [("a", 2), ("b", 1), ("a", 2), ("b", 1), ("a", 1), ("b", 1)]
     seeds = [seed + i for _, n, seed in turns for i in range(n)]
     assert len(set(seeds)) == len(seeds) == 8
@@ -426,22 +433,22 @@ def test_samplers_take_turns(bench):
 
 
 def test_the_steps_of_an_extrapolated_time_are_spread_over_the_run(bench, monkeypatch):
-    monkeypatch.setattr(generation, "TIMED", 12)
-    monkeypatch.setattr(generation, "PARTS", 4)
+    monkeypatch.setattr(timed_samples, "TIMED", 12)
+    monkeypatch.setattr(timed_samples, "PARTS", 4)
     model, shares = bench.lm("sedd").model, []
 
     def look(module, args, kwargs):
-        shares.append(float((args[0] == model.vocab.mask).double().mean()))
+        shares.append(float((args[0].tokens == model.vocab.mask).double().mean()))
 
     with model.backbone.register_forward_pre_hook(look, with_kwargs=True):
-        found = generation.by_some_steps(bench, bench.lm("sedd"), "analytic", 10_000)(64, 0)
+        found = timed_samples.by_some_steps(bench, bench.lm("sedd"), "analytic", 10_000)(64, 0)
     assert found.calls == [12] * 64 and len(shares) == 12  # a call with all 64 sequences a step
     expected = np.repeat([1 / 8, 3 / 8, 5 / 8, 7 / 8], 3)
     assert shares == pytest.approx(expected, abs=5 * math.sqrt(0.25 / (64 * 16)))
 
 
 def test_cached_samples_depend_on_their_seed_alone(bench):
-    write = generation.by_caching(bench.lm("mdlm"), 40)
+    write = timed_samples.by_caching(bench.lm("mdlm"), 40)
     torch.manual_seed(1)
     state = torch.random.get_rng_state()
     first = write(3, 5)
@@ -454,7 +461,7 @@ def test_cached_samples_depend_on_their_seed_alone(bench):
 
 def test_no_time_conditioned_model_is_cached(bench):
     with pytest.raises(AssertionError, match="cache"):
-        generation.by_caching(bench.lm("mdlm-time"), 4)
+        timed_samples.by_caching(bench.lm("mdlm-time"), 4)
 
 
 def test_the_judge_is_another_model_and_its_perplexity_is_that_of_its_network(bench):
@@ -471,11 +478,11 @@ def test_the_judge_is_another_model_and_its_perplexity_is_that_of_its_network(be
             for i, token in enumerate(block):  # each token from nothing but those before it
                 seen = torch.tensor([[lm.model.vocab.mask, *block[:i]]])
                 with torch.no_grad():
-                    logits = lm.model.backbone.head(lm.model.backbone(seen, attn=Attn("causal"))[0][0, -1])
+                    logits = lm.model.backbone.head(lm.model.backbone(seen)[0][0, -1])
                 logits[lm.model.vocab.mask] = -math.inf
                 nats -= float(torch.log_softmax(logits.double(), -1)[token])
             tokens += len(block)
-    found = generation.judged(
+    found = timed_samples.judged(
         GeneratedTexts(texts, [lm.encode(text) for text in texts], [1, 1]), BoundScorer(lm, "j", 0, 1)
     )
     assert found["gen. PPL"].value == pytest.approx(math.exp(nats / tokens), rel=1e-5)
@@ -523,7 +530,7 @@ def test_which_curve_is_wider_is_a_paired_test(factor, holds):
     rng = np.random.default_rng(1)
     narrow = rng.standard_normal(200)
     wide = factor * narrow + 0.05 * rng.standard_normal(200)  # the same batches
-    check = curves.wider("wider", narrow, wide)
+    check = decide("wider", curves.wider(wide, narrow))
     assert check.holds is holds
     test = stats.ttest_rel(wide**2, narrow**2)
     assert bool(abs(test.statistic) > 2) is (holds is not None)

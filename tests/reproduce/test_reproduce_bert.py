@@ -17,11 +17,11 @@ import torch
 from support.helpers import refused, run
 from unmask.config import ModelConfig
 from unmask.data import tasks
-from unmask.reproduce import berts, paper
-from unmask.reproduce.berts import BertSizes, GlueSizes
-from unmask.reproduce.report import Figure
-from unmask.reproduce.tables import encoder_tuning
-from unmask.reproduce.tables.glue_tables import averages, gap, glue_checks, glue_table, sided
+from unmask.reproduce import bert_models, paper
+from unmask.reproduce.bert_models import BertSizes, GlueSizes
+from unmask.reproduce.claims import decide, paired_by_seed
+from unmask.reproduce.figures import Figure
+from unmask.reproduce.tables.glue_tables import GLUE_CLAIMS, averages, glue_table, higher_mean
 
 WORDS = ["sun", "rain", "snow", "wind", "cloud", "storm"]
 SIZES = BertSizes(
@@ -63,9 +63,9 @@ def place(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("UNMASK_CACHE", str(folder / "cache"))
         patch.delenv("UNMASK_DATA", raising=False)
-        patch.setitem(berts.SIZES, "smoke", SIZES)
-        tuning = replace(encoder_tuning.TUNINGS["smoke"], length=16, steps=2, tasks=GlueSizes(1e-3, 1, 16, 2))
-        patch.setitem(encoder_tuning.TUNINGS, "smoke", tuning)
+        patch.setitem(bert_models.BERT_SIZES, "smoke", SIZES)
+        tuning = replace(bert_models.ENCODER_SIZES["smoke"], length=16, steps=2, tasks=GlueSizes(1e-3, 1, 16, 2))
+        patch.setitem(bert_models.ENCODER_SIZES, "smoke", tuning)
         yield folder
 
 
@@ -147,14 +147,20 @@ def test_the_average_of_all_nine_is_the_papers():
 
 def test_claims_are_paired_by_seed():
     low, high = {"a": [1.0, 2.0], "b": [3.0, 5.0]}, {"a": [2.0, 3.5], "b": [4.0, 6.5]}
-    found = gap(high, low)
+    found = higher_mean(high, low)
     assert found.value == pytest.approx(1.25) and found.error == pytest.approx(stdev([1.0, 1.5]) / math.sqrt(2))
-    assert sided("x", found).holds and not sided("x", Figure(-1.0, 0.1)).holds
-    assert sided("x", Figure(0.1, 0.1)).holds is None and sided("x", Figure(0.1, None)).holds is None
-    assert sided("x", Figure(-0.1, 0.1), at_least=True).holds
-    assert sided("x", Figure(-1.0, 0.1), at_least=True).holds is False
-    checks = glue_checks({"AR": low, "BERT": high, "BERT + MDLM-FT": low})
-    assert [check.holds for check in checks] == [True, False]
+    assert decide("x", found).holds
+    for value, error, better, no_worse in (
+        (-1.0, 0.1, False, False),
+        (0.1, 0.1, None, True),
+        (0.1, None, None, None),
+        (-0.1, 0.1, None, True),
+        (-0.9, 0.5, None, None),
+    ):
+        gap = paired_by_seed(Figure(value, error))
+        assert decide("x", gap).holds is better and decide("x", gap, "no worse").holds is no_worse
+    sides = {"AR": low, "BERT": high, "BERT + MDLM-FT": low}
+    assert [claim.check(sides).holds for claim in GLUE_CLAIMS] == [True, False]
 
 
 @pytest.mark.parametrize("name", ["bert", "glue"])

@@ -21,31 +21,39 @@ from unmask.config import Config, DataConfig
 from unmask.data.genome.bases import VOCAB
 from unmask.data.pack import prepare
 from unmask.models import registry
-from unmask.reproduce import dna_bench, paper_dna
-from unmask.reproduce.bench import ScoredModel
-from unmask.reproduce.dna_bench import GenomeBench
+from unmask.reproduce import genome_models, paper_dna
+from unmask.reproduce.bench import Bench, ScoredModel
+from unmask.reproduce.claims import decide, fewer_nats_of_seeds
+from unmask.reproduce.figures import Figure
+from unmask.reproduce.genome_models import GENOME
 from unmask.reproduce.markov import Markov
-from unmask.reproduce.report import Figure
+from unmask.reproduce.report import Check
 from unmask.reproduce.scales import scale_named
-from unmask.reproduce.tables.genome_ppl import contest, history
-from unmask.reproduce.tables.genomic_benchmarks import advantage
+from unmask.reproduce.tables.genome_ppl import history
+from unmask.reproduce.tables.genomic_benchmarks import more_accurate
 from unmask.types import UserError
 
 TEX = SHARED / "paper.tex"
-TINY = ("model.hidden_dim=8", "model.n_blocks=1", "model.state_dim=2")
-QUICK = ("train.log_every=1", "eval.every=2", "eval.rows=4", "eval.draws=2", "train.steps=4", "train.batch_size=4")
+SMOKE = genome_models.GENOME_SIZES["smoke"]
+TINY = {"hidden_dim": 8, "n_blocks": 1, "state_dim": 2}
+QUICK = {
+    "model": TINY,
+    "train": {"log_every": 1, "steps": 4, "batch_size": 4},
+    "eval": {"every": 2, "rows": 4, "draws": 2},
+}
 SIZES = replace(
-    dna_bench.SIZES["smoke"],
+    SMOKE,
     length=32,
     steps=3,
     tuning_steps=2,
     rows=12,
     warmup=1,
     tuning_warmup=1,
-    networks={"mamba": TINY, "caduceus": TINY, "hyena": ("model.hidden_dim=8", "model.n_blocks=1")},
-    common=(*dna_bench.SIZES["smoke"].common, "train.batch_size=4", "eval.rows=4"),
-    long={"mamba-long": (*TINY, *QUICK), "mdlm-long": (*TINY, *QUICK, "objective.cutoff=0.1")},
-    tasks=replace(dna_bench.SIZES["smoke"].tasks, rows=8, eval_rows=9, changes=("task.epochs=1", "train.batch_size=8")),
+    networks={"mamba": TINY, "caduceus": TINY, "hyena": {"hidden_dim": 8, "n_blocks": 1}},
+    train={**SMOKE.train, "batch_size": 4},
+    eval={**SMOKE.eval, "rows": 4},
+    curves={"mamba-long": QUICK, "mdlm-long": {**QUICK, "objective": {"cutoff": 0.1}}},
+    tasks=replace(SMOKE.tasks, rows=8, eval_rows=9, batch_size=8),
 )
 
 
@@ -78,7 +86,7 @@ def place(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("UNMASK_CACHE", str(folder / "cache"))
         patch.delenv("UNMASK_DATA", raising=False)
-        patch.setitem(dna_bench.SIZES, "smoke", SIZES)
+        patch.setitem(genome_models.GENOME_SIZES, "smoke", SIZES)
         yield folder
 
 
@@ -253,6 +261,10 @@ def scored(rng: np.random.Generator, shift: float, noise: float = 0.1, draws: in
     return ScoredModel(rows[:, None] + 100 * shift + rng.normal(0, 100 * noise, (40, draws)), tokens, False, {})
 
 
+def contest(claim: str, better: list[ScoredModel], worse: list[ScoredModel]) -> Check:
+    return decide(claim, fewer_nats_of_seeds(better, worse))
+
+
 def test_claims_count_texts_and_seeds():
     rng = np.random.default_rng(0)
     low, high = [scored(rng, 0.0), scored(rng, 0.01)], [scored(rng, 0.5), scored(rng, 0.52)]
@@ -387,13 +399,13 @@ def test_judged_examples_are_evenly_spaced(said, place):
 def test_claims_on_tasks_count_seeds_and_examples():
     rng = np.random.default_rng(0)
     right, wrong = (rng.random((3, 400)) < p for p in (0.9, 0.5))
-    found = advantage({"a": right, "b": right}, {"a": wrong, "b": wrong})
+    found = more_accurate({"a": right, "b": right}, {"a": wrong, "b": wrong})
     each = 100 * (right.mean(1) - wrong.mean(1))
     examples = 100 * (right.astype(float) - wrong).mean(0)
     assert found.value == pytest.approx(each.mean())
     by_hand = stdev(each) ** 2 / 3 + 2 * stdev(examples.tolist()) ** 2 / 400 / 4
     assert found.error == pytest.approx(math.sqrt(by_hand))
-    assert advantage({"a": right[:1]}, {"a": wrong[:1]}).error is None
+    assert more_accurate({"a": right[:1]}, {"a": wrong[:1]}).error is None
 
 
 # -- the paper -------------------------------------------------------------------------------------------------------
@@ -429,7 +441,7 @@ def _pair(figure: Figure | str) -> list[float | None]:
 
 
 def size(scale: str, name: str) -> int:
-    config = GenomeBench(scale_named(scale), "genome.fa", Path("nowhere")).config(name)
+    config = Bench(scale_named(scale), "genome.fa", Path("nowhere"), family=GENOME).config(name)
     return sum(p.numel() for p in registry.model(config, VOCAB).parameters())
 
 
@@ -438,7 +450,7 @@ def test_networks_have_the_papers_sizes_or_shrink_together():
     assert {name: size("paper", name) for name in wanted} == wanted
     shares = [size("small", name) / whole for name, whole in wanted.items()]
     assert max(shares) / min(shares) < 1.15, "as near to each other as the paper's, or nearly"
-    config = GenomeBench(scale_named("small"), "genome.fa", Path("nowhere")).config("caduceus")
+    config = Bench(scale_named("small"), "genome.fa", Path("nowhere"), family=GENOME).config("caduceus")
     assert config.data.source == "genome.fa" and config.data.length == 256 and not config.data.reverse_complement
 
 

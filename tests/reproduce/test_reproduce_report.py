@@ -20,23 +20,14 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 from scipy import stats
 
+from unmask.jsonable import described
+from unmask.plot import SQUARE, WIDTH, Curve, Plot, label, left_out, svg, ticks
 from unmask.reproduce import paper
-from unmask.reproduce.plot import WIDTH, label, left_out, svg, ticks
-from unmask.reproduce.report import (
-    Check,
-    Curve,
-    Figure,
-    Plot,
-    Report,
-    Row,
-    Table,
-    environment,
-    load_results,
-    markdown,
-    ordering,
-    terminal_lines,
-    write_report,
-)
+from unmask.reproduce.claims import decide, smaller
+from unmask.reproduce.figures import Figure
+from unmask.reproduce.rendering import markdown, terminal_lines
+from unmask.reproduce.report import Check, Report, Row, Table
+from unmask.reproduce.report_files import environment, load_results, write_report
 from unmask.types import UserError
 
 HOSTILE = [
@@ -149,6 +140,10 @@ def test_text_is_the_value_to_two_digits_of_the_error(value: float, error: float
     assert words[0].partition(".")[2] == "" or len(words[0].partition(".")[2]) == len(words[1].partition(".")[2])
 
 
+def ordering(claim: str, low: Figure, high: Figure, sigmas: float = 2.0) -> Check:
+    return decide(claim, smaller(low, high), sigmas=sigmas)
+
+
 # -- checks -----------------------------------------------------------------------------------------------------------
 
 
@@ -234,7 +229,7 @@ def test_results_are_strict_json_with_the_machine(tmp_path: Path) -> None:
     assert {"python", "unmask", "cpu"} <= found["environment"].keys() and found["environment"]["cpu"]
     cells = found["tables"][0]["rows"][3]["ours"]
     assert cells["PPL"] == {"value": "inf", "error": "nan", "bound": False, "decimals": None}
-    assert Figure(math.inf, math.nan).as_dict() == cells["PPL"]
+    assert described(Figure(math.inf, math.nan)) == cells["PPL"]
 
 
 def test_a_protocol_may_hold_anything(tmp_path: Path) -> None:
@@ -635,6 +630,32 @@ def test_any_numbers_and_any_name_give_a_picture(
     for group in groups(root).values():
         assert all(0 <= px <= WIDTH and 0 <= py <= height for px, py in coordinates(group))
     assert svg(plot) == svg(plot)
+
+
+def test_a_cloud_of_points_on_a_square_with_its_diagonal() -> None:
+    """Two equal axes: what is equal lies on the diagonal, and no line joins the points."""
+    rng = np.random.default_rng(4)
+    x, y = rng.lognormal(0, 2, 30), rng.lognormal(1, 1, 30)
+    curves = [Curve("a", x.tolist(), y.tolist()), Curve("b", [3.0, 20.0], [3.0, 20.0]), Curve("c", [-1.0], [1.0])]
+    plot = Plot("p", "", "", "", curves, log_x=True, log_y=True)
+    root = ET.fromstring(svg(plot, scatter=True))
+    assert not list(root.iter(f"{SVG}polyline"))
+    found = {}
+    for name, group in groups(root).items():
+        path = next(group.iter(f"{SVG}path")).get("d", "")
+        found[name] = np.array([[float(v) for v in point.split()] for point in re.findall(r"M([\d. ]+)h0", path)])
+    assert {name: len(points) for name, points in found.items()} == {"a": 30, "b": 2}
+    for column, data, sign in ((0, x, 1), (1, y, -1)):
+        fit = stats.linregress(np.log(data), found["a"][:, column])
+        assert sign * fit.rvalue > 1 - 1e-6
+    (line,) = [p.get("d", "") for p in root.iter(f"{SVG}path") if p.get("class") == "diagonal"]
+    x0, y0, x1, y1 = map(float, re.findall(r"[\d.]+", line))
+    assert x1 - x0 == pytest.approx(y0 - y1, abs=0.02)  # a square
+    for px, py in found["b"]:
+        assert (px - x0) / (x1 - x0) == pytest.approx((y0 - py) / (y0 - y1), abs=1e-3)
+    assert float(root.get("width", 0)) == SQUARE
+    texts = ["".join(text.itertext()) for text in root.iter(f"{SVG}text")]
+    assert "left out: c: 1 of 1 points (not finite, or not positive on a log axis)" in texts
 
 
 def test_lists_of_different_length_are_our_mistake() -> None:

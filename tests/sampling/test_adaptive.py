@@ -11,7 +11,7 @@ import torch
 
 from oracles.enumeration import MASK, SCHEDULES, XS, TableNet, V
 from oracles.laws import hitting_law, masks_of, order_law, ruled, surest, surest_law, windows_law
-from support.drawing import CANVASES, Law, keys_of, outcomes, p_value, tensors
+from support.drawing import CANVASES, Law, generate, keys_of, outcomes, p_value, tensors
 from support.helpers import random_model, tiny_config
 from unmask.models.masked import MaskedDiffusion
 from unmask.sampling import (
@@ -46,8 +46,8 @@ def test_the_surest_positions_are_written_next(measure, how, banned):
     before = {row: tuple(canvas) for row, canvas in enumerate(canvases)}
     masks = {row: canvas.count(MASK) for row, canvas in enumerate(canvases)}
     controls = [Rules(banned) if banned else None] * len(canvases)
-    for state in model.generate(
-        tensors(canvases), Adaptive(measure, **how), keys_of(len(canvases)), controls=controls, batch_size=5
+    for state in generate(
+        model, tensors(canvases), Adaptive(measure, **how), keys_of(len(canvases)), controls=controls, batch_size=5
     ):
         was = before[state.row]
         if masks[state.row]:
@@ -61,7 +61,7 @@ def test_the_surest_positions_are_written_next(measure, how, banned):
 @pytest.mark.parametrize("measure", MEASURES)
 def test_ties_go_to_the_left(measure):
     model = MaskedDiffusion(TableNet(np.zeros((V + 1,) * 3 + (3, V))), SCHEDULES["log-linear"])
-    states = model.generate([torch.tensor(M3)], Adaptive(measure, k=1), keys_of(1))
+    states = generate(model, [torch.tensor(M3)], Adaptive(measure, k=1), keys_of(1))
     assert [state.positions.tolist() for state in states] == [[0], [1], [2]]
 
 
@@ -71,7 +71,7 @@ def test_rounding_does_not_choose_on_an_empty_canvas(measure):
     model = random_model(tiny_config("data.length=12"), Vocab(20, 19))
     for n, size in itertools.product((3, 7, 12), (1, 4)):
         canvases = tensors([[19] * n] * size)
-        states = list(model.generate(canvases, Adaptive(measure, k=2), keys_of(size), batch_size=size))
+        states = list(generate(model, canvases, Adaptive(measure, k=2), keys_of(size), batch_size=size))
         assert all(state.positions.tolist() == [0, 1] for state in states[:size])
 
 
@@ -80,7 +80,7 @@ def test_a_threshold_that_is_just_reached_is_reached(measure, threshold):
     table = np.zeros((V + 1,) * 3 + (3, V))
     table[..., 2] = 500.0  # sure, to the last bit
     model = MaskedDiffusion(TableNet(table), SCHEDULES["log-linear"])
-    (state,) = model.generate([torch.tensor(M3)], Adaptive(measure, threshold=threshold), keys_of(1))
+    (state,) = generate(model, [torch.tensor(M3)], Adaptive(measure, threshold=threshold), keys_of(1))
     assert state.positions.tolist() == [0, 1, 2]
 
 
@@ -135,7 +135,7 @@ def test_a_replay_with_a_key_is_the_chain_rule_along_its_order():
     """First-hitting and T-step plans: the order is the key's, the same as when it writes."""
     model, denoise = MaskedDiffusion(net, SCHEDULES["log-linear"]), net.denoiser()
     for plan, key in itertools.product((FirstHitting(), RevealPlan(2)), keys_of(12)):
-        groups = [state.positions.tolist() for state in model.generate([torch.tensor(M3)], plan, [key])]
+        groups = [state.positions.tolist() for state in generate(model, [torch.tensor(M3)], plan, [key])]
         law = order_law(M3, denoise, groups)
         log_p = [float(each.sum()) for each in replayed(plan, XS, keys=[key] * len(XS))]
         assert [math.exp(p) for p in log_p] == pytest.approx([law[x] for x in XS], rel=1e-5)
@@ -153,9 +153,9 @@ def test_a_replay_under_rules_is_the_likelihood_under_them():
     banned = Rules(frozenset({2}))
     texts = list(itertools.product([0, 3], repeat=3))
     law = surest_law(M3, ruled(net.denoiser(), lambda position, token: token != 2), "margin", 1)
-    log_p = [float(each.sum()) for each in replayed(Adaptive("margin", k=1), texts, control=banned)]
+    log_p = [float(each.sum()) for each in replayed(Adaptive("margin", k=1), texts, rules=banned)]
     assert [math.exp(p) for p in log_p] == pytest.approx([law[x] for x in texts], rel=1e-5)
-    assert float(replayed(LeftToRight(), [(2, 0, 0)], control=banned)[0].sum()) == -math.inf
+    assert float(replayed(LeftToRight(), [(2, 0, 0)], rules=banned)[0].sum()) == -math.inf
 
 
 @pytest.mark.parametrize(

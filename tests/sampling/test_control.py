@@ -14,6 +14,7 @@ from support.drawing import (
     Case,
     each_plan,
     finish,
+    generate,
     judge,
     keys_of,
     mixed,
@@ -161,7 +162,7 @@ def test_a_rule_never_changes_when_the_textbook_reveals_where_the_network_says_i
     model = MaskedDiffusion(net, SCHEDULES[NAME], parameterization=Mean(zero_mask=False))
 
     def clock(control):
-        states = model.generate([torch.tensor(M3)] * 20, Ancestral(6), keys_of(20), controls=[control] * 20)
+        states = generate(model, [torch.tensor(M3)] * 20, Ancestral(6), keys_of(20), controls=[control] * 20)
         return [(s.row, s.step, s.positions.tolist()) for s in states]
 
     assert clock(Rules(frozenset({0, 2}))) == clock(Rules(allowed={0: [3], 1: [0]})) == clock(None)
@@ -192,7 +193,7 @@ def test_a_function_gets_normalised_rows_positions_and_the_canvas(plan):
     before["text"] = [MASK, 3, MASK, MASK] if isinstance(plan, Windows) else [MASK, 3, MASK]
     canvas, control = list(before["text"]), Rules(frozenset({2}), constrain=look)
     model, rest = model_of(), None
-    for state in model.generate([torch.tensor(canvas)], plan, keys_of(1), controls=[control]):
+    for state in generate(model, [torch.tensor(canvas)], plan, keys_of(1), controls=[control]):
         before["text"] = rest = state.canvas.tolist()
     assert set(asked) == {i for i, token in enumerate(canvas) if token == MASK}
     assert rest == list(texts(model, [canvas], plan, keys_of(1), controls=[Rules(frozenset({2}))])[0])
@@ -263,7 +264,7 @@ def test_contradictions_are_named(control, words):
     assert "\n" not in str(caught.value)
     model = with_eos()
     with pytest.raises(UserError):
-        list(model.generate([canvas], RevealPlan(3), keys_of(1), controls=[control]))
+        list(generate(model, [canvas], RevealPlan(3), keys_of(1), controls=[control]))
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,19 @@ from oracles.enumeration import (
     random_joint,
 )
 from oracles.laws import collect, filtered, masks_of, order_law, windows_law, written
-from support.drawing import CANVASES, close, finish, keys_of, model_of, p_value, tensors, texts
+from support.drawing import (
+    CANVASES,
+    check,
+    close,
+    finish,
+    generate,
+    keys_of,
+    model_of,
+    p_value,
+    request_of,
+    tensors,
+    texts,
+)
 from support.helpers import refused, run
 from support.writers import make
 from unmask.models.masked import MaskedDiffusion
@@ -231,7 +243,7 @@ def test_the_law_in_windows():
 def test_rules_hold_in_every_update():
     rules = Rules(frozenset({2}), {1: (0,)})
     for scan in ("random", "sequential", "parallel"):
-        for state in model_of().generate(tensors([M3] * 20), Gibbs(8, scan), keys_of(20), controls=[rules] * 20):
+        for state in generate(model_of(), tensors([M3] * 20), Gibbs(8, scan), keys_of(20), controls=[rules] * 20):
             assert 2 not in state.canvas and int(state.canvas[1]) in (0, MASK)
 
 
@@ -239,7 +251,8 @@ def test_rules_hold_in_every_update():
 
 
 def sites_of(plan: Gibbs, canvas: list[int], key: Keys) -> list[int]:
-    return [int(state.positions[0]) for state in model_of(length=len(canvas)).generate(tensors([canvas]), plan, [key])]
+    states = generate(model_of(length=len(canvas)), tensors([canvas]), plan, [key])
+    return [int(state.positions[0]) for state in states]
 
 
 def test_every_gap_is_visited_once_before_any_is_visited_again():
@@ -272,7 +285,7 @@ def test_burn_in_ends_at_its_update(scan, burn):
     denoise, told = net.denoiser(), [[], []]
     for out, choice in zip(told, (Choice(), Choice(top_k=1)), strict=True):
         out += [[] for _ in keys]
-        for state in of(net).generate(tensors([M3] * 40), Gibbs(steps, scan, burn), keys, choice=choice):
+        for state in generate(of(net), tensors([M3] * 40), Gibbs(steps, scan, burn), keys, choice=choice):
             out[state.row].append(state)
     likely = np.zeros((steps, 2), dtype=int)
     for plain, greedy in zip(*told, strict=True):
@@ -333,7 +346,7 @@ def test_states_tell_the_whole_story(scan):
     model.hidden = lambda z, *more, **named: (seen.append(z[0].tolist()), hidden(z, *more, **named))[1]
     for canvas, key in zip(CANVASES, keys_of(len(CANVASES)), strict=True):
         seen.clear()
-        now, states = list(canvas), list(model.generate(tensors([canvas]), plan, [key]))
+        now, states = list(canvas), list(generate(model, tensors([canvas]), plan, [key]))
         gaps = masks_of(tuple(canvas))
         for number, state in enumerate(states):
             written = int((state.tokens != MASK).sum())
@@ -370,7 +383,8 @@ def test_a_sample_depends_on_its_key_alone_and_costs_a_call_an_update(scan):
 
 
 def test_a_token_that_is_drawn_again_has_a_new_number():
-    course = Gibbs(200, "sequential").course(torch.tensor(M3), model_of(), Keys(1))
+    sweeps = Gibbs(200, "sequential")
+    course = sweeps.trajectory(request_of(torch.tensor(M3), sweeps, Keys(1)), model_of())
     drawn = []
     while not course.finished:
         drawn.append(float(course.uniform(course.due())))
@@ -407,7 +421,7 @@ def test_wrong_settings_are_a_sentence(how, words):
 def test_too_few_updates_are_refused_before_anything_is_written(scan):
     model = model_of()
     with pytest.raises(UserError, match="steps=2 updates cannot write 3 masked tokens; give at least 3 steps"):
-        model.check(torch.tensor(M3), Gibbs(2, scan))
+        check(model, torch.tensor(M3), Gibbs(2, scan))
     assert texts(model, [(MASK, 0, MASK)], Gibbs(2, scan), keys_of(1))[0][1] == 0
     assert MASK not in texts(model, [M3], Gibbs(1, "parallel"), keys_of(1))[0]
 

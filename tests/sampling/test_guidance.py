@@ -11,7 +11,7 @@ import torch
 
 from oracles.enumeration import MASK, SCHEDULES, TableNet, ancestral_law
 from oracles.laws import guided, order_law, random_order_law, ruled, surest_law
-from support.drawing import Case, close, judge, keys_of, mixed, model_of
+from support.drawing import Case, close, generate, judge, keys_of, mixed, model_of
 from unmask.models.masked import MaskedDiffusion
 from unmask.sampling import Adaptive, Ancestral, FirstHitting, LeftToRight, RevealPlan, Rules
 from unmask.types import UserError
@@ -78,8 +78,14 @@ def test_guided_ones_cost_two_calls_a_round():
     net = TableNet.random(13, labels=2)
     model, scales = MaskedDiffusion(net, SCHEDULES[NAME]), [1.0, 2.0, 0.0, 1.0]
     states = list(
-        model.generate(
-            [torch.tensor(M3)] * 4, LeftToRight(), keys_of(4), labels=[None, 0, 1, 1], guidance=scales, batch_size=3
+        generate(
+            model,
+            [torch.tensor(M3)] * 4,
+            LeftToRight(),
+            keys_of(4),
+            labels=[None, 0, 1, 1],
+            guidance=scales,
+            batch_size=3,
         )
     )
     for row, scale in enumerate(scales):
@@ -90,7 +96,7 @@ def test_guided_ones_cost_two_calls_a_round():
 def test_probabilities_are_those_of_the_guided_distribution():
     model = MaskedDiffusion(network(), SCHEDULES[NAME])
     before = M3
-    for state in model.generate([torch.tensor(M3)], LeftToRight(), keys_of(1), labels=[1], guidance=2.5, tops=2):
+    for state in generate(model, [torch.tensor(M3)], LeftToRight(), keys_of(1), labels=[1], guidance=2.5, tops=2):
         law = np.exp(law_of(1, 2.5)(before, 0.0)[int(state.positions[0])])
         assert float(state.probs[0]) == pytest.approx(law[int(state.tokens[0])], rel=1e-4)
         assert state.tops[0][0].tolist() == np.argsort(-law)[:2].tolist()
@@ -100,17 +106,17 @@ def test_probabilities_are_those_of_the_guided_distribution():
 @pytest.mark.parametrize("scale", [0.0, 2.0, math.nan])
 def test_guidance_needs_a_label(scale):
     with pytest.raises(UserError, match=f"guidance={scale} needs a label"):
-        list(model_of().generate([torch.tensor(M3)], LeftToRight(), keys_of(1), guidance=scale))
+        list(generate(model_of(), [torch.tensor(M3)], LeftToRight(), keys_of(1), guidance=scale))
 
 
 @pytest.mark.parametrize("scale", [math.inf, -math.inf, math.nan])
 def test_guidance_is_a_number(scale):
     model = MaskedDiffusion(network(), SCHEDULES[NAME])
     with pytest.raises(UserError, match=f"guidance={scale} must be a finite number"):
-        list(model.generate([torch.tensor(M3)], LeftToRight(), keys_of(1), labels=[0], guidance=scale))
+        list(generate(model, [torch.tensor(M3)], LeftToRight(), keys_of(1), labels=[0], guidance=scale))
 
 
 def test_a_network_without_labels_is_not_told_any():
-    list(model_of().generate([torch.tensor(M3)], LeftToRight(), keys_of(1), labels=[None]))
+    list(generate(model_of(), [torch.tensor(M3)], LeftToRight(), keys_of(1), labels=[None]))
     with pytest.raises(ValueError, match="label"):
-        list(model_of().generate([torch.tensor(M3)], LeftToRight(), keys_of(1), labels=[0]))
+        list(generate(model_of(), [torch.tensor(M3)], LeftToRight(), keys_of(1), labels=[0]))

@@ -13,6 +13,7 @@ import torch
 from scipy import stats
 from torch import Tensor
 
+from support.drawing import generate
 from support.helpers import refused, run, settings, train_once
 from support.plaid_models import DIM, MASK, SIZE, VOCAB, model_of, pairs, table_model
 from unmask.models.plaid import Plaid
@@ -27,7 +28,7 @@ def write(
 ) -> tuple[list[list[int]], list[State]]:
     """The finished canvases, and all states."""
     keys = [Keys(seed) for seed in (range(len(canvases)) if seeds is None else seeds)]
-    states = list(model.generate([torch.tensor(c, dtype=torch.int64) for c in canvases], plan, keys, **how))
+    states = list(generate(model, [torch.tensor(c, dtype=torch.int64) for c in canvases], plan, keys, **how))
     last = {state.row: state for state in states}
     return [last[row].canvas.tolist() for row in range(len(canvases))], states
 
@@ -251,18 +252,18 @@ def test_what_cannot_be_written_is_a_sentence() -> None:
     model, canvas = model_of(), [torch.tensor([MASK] * 4)]
     for plan in (RevealPlan(3), Simplex(3), Windows(Gaussian(3), 4, 2)):
         with pytest.raises(UserError, match="choose the gaussian sampler, without a stride"):
-            model.generate(canvas, plan, [Keys(0)])
+            generate(model, canvas, plan, [Keys(0)])
     with pytest.raises(UserError, match="leave it at 1"):
-        model.generate(canvas, Gaussian(3), [Keys(0)], guidance=2.0)
+        generate(model, canvas, Gaussian(3), [Keys(0)], guidance=2.0)
     with pytest.raises(UserError, match="batch_size=0"):
-        model.generate(canvas, Gaussian(3), [Keys(0)], batch_size=0)
+        generate(model, canvas, Gaussian(3), [Keys(0)], batch_size=0)
     with pytest.raises(UserError, match="steps=0"):
         Gaussian(0)
     for wrong in (0.0, math.inf, math.nan, -1.0):
         with pytest.raises(UserError, match="score_temperature"):
             Gaussian(3, wrong)
     with pytest.raises(UserError, match="only Plaid models"):
-        Gaussian(3).course(canvas[0], model, Keys(0))  # type: ignore[arg-type]
+        Gaussian(3).check(object())
     assert make_sampler("gaussian") == Gaussian() and Vocab(SIZE, MASK, pad=0) == VOCAB
 
 

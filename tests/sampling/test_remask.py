@@ -9,7 +9,7 @@ import torch
 
 from oracles.enumeration import MASK, SCHEDULES, TableNet, ancestral_law, keep_grid
 from oracles.laws import corrector_legs, legs_law, remask_legs, time_of
-from support.drawing import close, keys_of, model_of, tensors
+from support.drawing import close, generate, keys_of, model_of, request_of, tensors
 from unmask.process.keys import Keys
 from unmask.sampling import PredictorCorrector, Remasking
 from unmask.sampling.sampler import Sampler
@@ -99,7 +99,7 @@ def test_without_strength_it_is_ancestral(plan, name):
     """By enumeration of the package's own table; and nothing is ever taken back."""
     denoise, start = TableNet.random(4, timed=True).denoiser(name), (MASK,) * 3
     assert close(legs_law(start, denoise, table(plan, name)), ancestral_law(start, denoise, name, 4)) < 1e-9
-    states = list(model_of(name, timed=True).generate(tensors([start] * 20), plan, keys_of(20)))
+    states = list(generate(model_of(name, timed=True), tensors([start] * 20), plan, keys_of(20)))
     assert all((state.tokens != MASK).all() for state in states)
 
 
@@ -116,7 +116,7 @@ def test_a_walk_keeps_to_its_legs(plan):
     n, name = 40_000, "geometric wide cut"
     canvas = torch.full((n,), MASK)
     canvas[::4] = 2  # given
-    course, ours = plan.course(canvas, model_of(name), Keys(3)), canvas == MASK
+    course, ours = plan.trajectory(request_of(canvas, plan, Keys(3)), model_of(name)), canvas == MASK
     for number, (_, reveal, sigma) in enumerate(table(plan, name)):
         before = course.canvas.clone()
         due = course.due()
@@ -138,7 +138,7 @@ def test_a_walk_keeps_to_its_legs(plan):
 def test_a_walk_draws_new_tokens_for_what_was_taken_back():
     """Otherwise it would write the same token again and mend nothing."""
     plan, model = PredictorCorrector(2, 6, 0.9), model_of()
-    course = plan.course(torch.full((2000,), MASK), model, Keys(0))
+    course = plan.trajectory(request_of(torch.full((2000,), MASK), plan, Keys(0)), model)
     drawn = []
     while not course.finished:
         due = course.due()
@@ -158,12 +158,12 @@ def test_the_network_sees_a_leg_as_it_begins():
     for key in keys_of(30):
         seen.clear()
         start = [MASK] * 3
-        shown = [state.canvas.tolist() for state in model.generate([torch.tensor(start)], plan, [key])]
+        shown = [state.canvas.tolist() for state in generate(model, [torch.tensor(start)], plan, [key])]
         assert seen == [start, *shown[:-1]]
 
 
 def test_legs_without_a_reveal_cost_no_call():
     """Many legs, three positions: as many calls as legs in which something is written."""
     model = model_of()
-    for state in model.generate(tensors([[MASK] * 3] * 20), Remasking(400, "cap", 0.004), keys_of(20)):
+    for state in generate(model, tensors([[MASK] * 3] * 20), Remasking(400, "cap", 0.004), keys_of(20)):
         assert (state.tokens != MASK).any() and state.calls < 40

@@ -27,7 +27,7 @@ from oracles.enumeration import (
     step_law,
 )
 from oracles.laws import collect, filtered, masks_of, ruled, time_of, written
-from support.drawing import CANVASES, finish, keys_of, model_of, outcomes, p_value
+from support.drawing import CANVASES, finish, generate, keys_of, model_of, outcomes, p_value, request_of
 from unmask.models.masked import MaskedDiffusion
 from unmask.process.parameterization import Mean
 from unmask.process.schedule import Schedule
@@ -144,7 +144,7 @@ def test_chance_of_every_reveal_step(name, steps):
 def test_first_hitting_times(name):
     """The share of positions that is written by time t is keep(t), exactly; the rest comes together at t = 0."""
     n, model = 300, model_of(name)
-    course = FirstHitting().course(torch.full((n,), MASK), model, Grid(n))
+    course = FirstHitting().trajectory(request_of(torch.full((n,), MASK), FirstHitting(), Grid(n)), model)
     last = keep_grid(name, 1, cut=True)[0]
     in_time = sum((i + 0.5) / n < last for i in range(n))
     for i, (step, t, positions) in enumerate(course.events[:in_time]):
@@ -164,7 +164,7 @@ def test_given_tokens_never_change_and_no_mask_is_left(plan, name, steps):
     model, keys = model_of(name, timed=True), keys_of(len(CANVASES))
     before = [list(c) for c in CANVASES]
     canvases = {row: list(c) for row, c in enumerate(CANVASES)}
-    for state in model.generate([torch.tensor(c) for c in CANVASES], plan(steps), keys, batch_size=3):
+    for state in generate(model, [torch.tensor(c) for c in CANVASES], plan(steps), keys, batch_size=3):
         was, now = canvases[state.row], state.canvas.tolist()
         changed = [i for i in range(len(now)) if was[i] != now[i]]
         assert changed == state.positions.tolist()  # every write is reported, and a token is written once
@@ -182,7 +182,7 @@ def test_given_tokens_never_change_and_no_mask_is_left(plan, name, steps):
 def test_canvases_are_not_written_to():
     canvas = torch.tensor([MASK, 0, MASK])
     for plan in PLANS:
-        list(model_of().generate([canvas], plan(3), keys_of(1)))
+        list(generate(model_of(), [canvas], plan(3), keys_of(1)))
         assert canvas.tolist() == [MASK, 0, MASK]
 
 
@@ -202,7 +202,7 @@ def test_a_plan_calls_the_network_only_when_something_is_revealed(steps):
 @pytest.mark.parametrize("steps", [1, 2, 5])
 def test_every_state_counts_its_calls_and_steps(steps):
     events: dict[int, list[State]] = {}
-    for state in model_of().generate([torch.tensor(c) for c in CANVASES], RevealPlan(steps), keys_of(len(CANVASES))):
+    for state in generate(model_of(), [torch.tensor(c) for c in CANVASES], RevealPlan(steps), keys_of(len(CANVASES))):
         events.setdefault(state.row, []).append(state)
     for row, states in events.items():
         masks = CANVASES[row].count(MASK)
@@ -235,7 +235,7 @@ def test_a_seed_is_a_sample():
 
 @each_plan
 def test_nothing_to_do(plan):
-    assert list(model_of().generate([], plan(3), [])) == []
+    assert list(generate(model_of(), [], plan(3), [])) == []
     (state,) = finish(model_of(), [[2, 0, 3]], plan(1), keys_of(1))
     assert state.canvas.tolist() == [2, 0, 3]
 
@@ -244,7 +244,7 @@ def test_nothing_to_do(plan):
 @pytest.mark.parametrize("steps", [0, -3])
 def test_no_steps_is_a_sentence(plan, steps):
     with pytest.raises(UserError, match=f"steps={steps}"):
-        list(model_of().generate([torch.tensor([MASK])], plan(steps), keys_of(1)))
+        list(generate(model_of(), [torch.tensor([MASK])], plan(steps), keys_of(1)))
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES.values(), ids=SCHEDULES)
@@ -347,7 +347,7 @@ def test_filters_never_change_when_a_position_is_revealed(plan):
     canvases = [torch.tensor([MASK, 2, MASK][: 1 + i % 3]) for i in range(30)]
 
     def clock(choice: Choice) -> list[tuple]:
-        states = model.generate(canvases, plan(4), keys, choice=choice, batch_size=30)
+        states = generate(model, canvases, plan(4), keys, choice=choice, batch_size=30)
         return sorted((s.row, s.step, s.positions.tolist()) for s in states)
 
     plain = clock(Choice())

@@ -7,6 +7,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from support.drawing import generate
 from support.helpers import random_model, tiny_config
 from unmask.process.keys import Keys
 from unmask.sampling import (
@@ -20,7 +21,7 @@ from unmask.sampling import (
     RevealPlan,
     Sampler,
     Windows,
-    batcher,
+    token_step,
 )
 from unmask.types import Vocab
 
@@ -55,7 +56,7 @@ def largest(model, plan: Sampler, **more) -> Largest:
     """What a whole generation of BATCH sequences needs at most, under any plan."""
     canvases = list(torch.full((BATCH, LENGTH), SIZE - 1))
     with Largest() as watch:
-        states = list(model.generate(canvases, plan, [Keys(i) for i in range(BATCH)], batch_size=BATCH, **more))
+        states = list(generate(model, canvases, plan, [Keys(i) for i in range(BATCH)], batch_size=BATCH, **more))
     assert sum(state.done for state in states) == BATCH
     return watch
 
@@ -80,7 +81,7 @@ PLANS: list[Sampler] = [
 @pytest.mark.parametrize("more", [{}, {"tops": 3}], ids=["plain", "tops"])
 def test_no_plan_makes_a_tensor_of_all_logits(model, plan, more, monkeypatch):
     rows = 8  # the limit of logits at once, in proportion to this size
-    monkeypatch.setattr(batcher, "LOGITS_AT_ONCE", rows * SIZE)
+    monkeypatch.setattr(token_step, "LOGITS_AT_ONCE", rows * SIZE)
     watch = largest(model, plan, **more)
     limit = max(rows * SIZE, *(p.numel() for p in model.parameters()))
     assert watch.elements <= limit < WHOLE / 2, f"{watch.name} made {watch.elements} elements"
@@ -92,5 +93,5 @@ def test_the_reveal_plan_needs_no_limit(model):
 
 
 def test_a_tensor_of_all_logits_would_be_seen(model, monkeypatch):
-    monkeypatch.setattr(batcher, "LOGITS_AT_ONCE", 2 * WHOLE)
+    monkeypatch.setattr(token_step, "LOGITS_AT_ONCE", 2 * WHOLE)
     assert largest(model, RevealPlan(1)).elements == WHOLE

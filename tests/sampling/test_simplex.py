@@ -13,14 +13,14 @@ from scipy import integrate, stats
 from torch import Tensor
 
 from oracles.enumeration import SCHEDULES
+from support.drawing import check, generate, request_of
 from unmask.models.masked import MaskedDiffusion
 from unmask.models.ssd_lm import SimplexDiffusion
 from unmask.networks.dit import DiT
-from unmask.networks.kernels.attention import Attn
 from unmask.process.keys import Keys
 from unmask.process.schedule import strata
 from unmask.sampling import Ancestral, Choice, RevealPlan, Rules, Windows
-from unmask.sampling.sampler import NOTHING
+from unmask.sampling.request import NOTHING
 from unmask.sampling.simplex import (
     PROJECTIONS,
     Simplex,
@@ -63,7 +63,7 @@ def run(
 ) -> tuple[list[list[int]], list[State]]:
     """The finished canvases, and all states."""
     keys = [Keys(seed) for seed in (range(len(canvases)) if seeds is None else seeds)]
-    states = list(model.generate([torch.tensor(c, dtype=torch.int64) for c in canvases], plan, keys, **settings))
+    states = list(generate(model, [torch.tensor(c, dtype=torch.int64) for c in canvases], plan, keys, **settings))
     last = {state.row: state for state in states}
     return [last[row].canvas.tolist() for row in range(len(canvases))], states
 
@@ -206,7 +206,7 @@ def slow_logits(model: SimplexDiffusion, context: Sequence[int], z: np.ndarray, 
         rows.append(mixed + weights["timestep.weight"][:, 0] * t + weights["timestep.bias"])
     inputs = torch.tensor(np.array(rows), dtype=torch.float32)[None]
     with torch.no_grad():
-        hidden, _ = model.backbone(inputs=inputs, cond=model.backbone.condition(torch.zeros(1)), attn=Attn())
+        hidden, _ = model.backbone(embeddings=inputs, condition=model.backbone.condition(torch.zeros(1)))
         return model.backbone.head(hidden[0, len(context) :]).double().numpy()
 
 
@@ -340,7 +340,7 @@ def test_networks_that_take_no_queries_and_bf16_give_the_same_loss():
     want = model.loss(batch, keys)[0].item()
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert model.loss(batch, keys)[0].item() == pytest.approx(want, rel=0.02)
-    model.backbone.takes_queries = False
+    model.backbone.takes -= {"queries"}
     assert model.loss(batch, keys)[0].item() == pytest.approx(want, rel=1e-6)
 
 
@@ -450,7 +450,7 @@ def test_states_tell_what_happened_and_given_tokens_never_change():
     model, plan = model_of(), Simplex(5)
     starts = [torch.tensor(canvas) for canvas in [*CANVASES, [1, 0, 8]]] + [NOTHING]
     before = [canvas.clone() for canvas in starts]
-    states = list(model.generate(starts, plan, [Keys(i) for i in range(7)], batch_size=4, tops=3))
+    states = list(generate(model, starts, plan, [Keys(i) for i in range(7)], batch_size=4, tops=3))
     assert all(torch.equal(a, b) for a, b in zip(starts, before, strict=True))
     for row, start in enumerate(before):
         own = [state for state in states if state.row == row]
@@ -603,7 +603,7 @@ def test_what_was_learned_goes_on(plan, length):
 def test_there_is_no_likelihood_and_nothing_to_score_under():
     model = model_of()
     assert not model.likelihood
-    assert model.usual_sampler == "simplex"
+    assert model.default_sampler == "simplex"
     with pytest.raises(UserError, match="has no likelihood; judge its samples with unmask eval --generative"):
         model.nats(batch_of(), Keys(0))
     with pytest.raises(UserError, match="no noise schedule"):
@@ -620,24 +620,24 @@ def test_there_is_no_likelihood_and_nothing_to_score_under():
 @pytest.mark.parametrize("canvas", [[0, MASK, 1], [MASK, 0, MASK], [MASK, 3]])
 def test_gaps_and_suffixes_are_refused(canvas):
     with pytest.raises(UserError, match="cannot fill gaps or meet a suffix"):
-        model_of().generate([torch.tensor(canvas)], Simplex(2), [Keys(0)])
+        generate(model_of(), [torch.tensor(canvas)], Simplex(2), [Keys(0)])
 
 
 @pytest.mark.parametrize("plan", [Ancestral(3), RevealPlan(3), Windows(RevealPlan(3), 4, 2)], ids=str)
 def test_other_plans_are_refused(plan):
     with pytest.raises(UserError, match=f"cannot follow {type(plan).__name__}"):
-        model_of().check(torch.tensor(masks(3)), plan)
+        check(model_of(), torch.tensor(masks(3)), plan)
 
 
 def test_other_models_cannot_follow_the_plan():
     model = MaskedDiffusion(network(), SCHEDULES["log-linear"])
     for plan in (Simplex(2), Windows(Simplex(2), 4, 2)):
         with pytest.raises(UserError, match="only SSD-LM models"):
-            model.check(torch.tensor(masks(3)), plan)
+            check(model, torch.tensor(masks(3)), plan)
         with pytest.raises(UserError, match="only SSD-LM models"):
-            list(model.generate([torch.tensor(masks(3))], plan, [Keys(0)]))
+            list(generate(model, [torch.tensor(masks(3))], plan, [Keys(0)]))
     with pytest.raises(UserError, match="only SSD-LM models"):
-        Simplex(2).course(torch.tensor(masks(3)), model, Keys(0))
+        Simplex(2).trajectory(request_of(torch.tensor(masks(3)), Simplex(2), Keys(0)), model)
 
 
 def test_settings_that_cannot_be_are_refused():
@@ -663,12 +663,12 @@ def test_settings_that_cannot_be_are_refused():
         ({"batch_size": 0}, "batch_size=0"),
         ({"guidance": 2.0, "labels": [0]}, "guidance=2.0"),
         ({"controls": [Rules(banned=frozenset({99}))]}, "token 99"),
-        ({"plan": Simplex(2, "multi-hot")}, "give top_p"),
-        ({"plan": Simplex(2, "multi-hot"), "choice": Choice(top_p=1.0)}, "give top_p"),
+        ({"sampler": Simplex(2, "multi-hot")}, "give top_p"),
+        ({"sampler": Simplex(2, "multi-hot"), "choice": Choice(top_p=1.0)}, "give top_p"),
     ],
     ids=str,
 )
 def test_requests_that_cannot_be_met_are_refused(settings, words):
-    settings = {"plan": Simplex(2), **settings}
+    settings = {"sampler": Simplex(2), **settings}
     with pytest.raises(UserError, match=words):
-        model_of().generate([torch.tensor(masks(3))], keys=[Keys(0)], **settings)
+        generate(model_of(), [torch.tensor(masks(3))], keys=[Keys(0)], **settings)

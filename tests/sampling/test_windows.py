@@ -9,7 +9,7 @@ import torch
 
 from oracles.enumeration import MASK, SCHEDULES, TableNet, ancestral_law
 from oracles.laws import collect, order_law, surest_law, windows_law
-from support.drawing import Case, judge, keys_of, mixed, model_of, tensors
+from support.drawing import Case, generate, judge, keys_of, mixed, model_of, request_of, tensors
 from unmask.models.masked import MaskedDiffusion
 from unmask.process.keys import Keys
 from unmask.sampling import Adaptive, Ancestral, FirstHitting, GivenOrder, LeftToRight, Remasking, RevealPlan, Windows
@@ -79,7 +79,7 @@ def shown(plan: Windows, canvas: list[int], net: TableNet | None = None) -> tupl
     model = MaskedDiffusion(net or TableNet.random(1, length=4), SCHEDULES["log-linear"])
     seen, hidden = [], model.hidden
     model.hidden = lambda z, *more, **named: (seen.append(z[0].tolist()), hidden(z, *more, **named))[1]
-    return seen, list(model.generate([torch.tensor(canvas)], plan, keys_of(1)))
+    return seen, list(generate(model, [torch.tensor(canvas)], plan, keys_of(1)))
 
 
 @pytest.mark.parametrize("frame", [None, (BOS, EOS)])
@@ -123,7 +123,7 @@ def test_what_a_window_wrote_never_changes(frame):
     canvas, taken = torch.full((15,), MASK), 0
     canvas[5] = 2
     for key in keys_of(10):
-        course, closed = plan.course(canvas, model_of(), key), torch.zeros(15, dtype=torch.bool)
+        course, closed = plan.trajectory(request_of(canvas, plan, key), model_of()), torch.zeros(15, dtype=torch.bool)
         while not course.finished:
             before, number, end = course.whole().clone(), course.number, course.start + plan.room
             due = course.due()
@@ -134,7 +134,7 @@ def test_what_a_window_wrote_never_changes(frame):
             if course.number != number:
                 closed[:end] = True
             assert MASK not in course.whole()[closed]
-        assert course.fixed(MASK) == 15 and MASK not in course.whole()
+        assert course.fixed() == 15 and MASK not in course.whole()
     assert taken > 20
 
 
@@ -157,7 +157,7 @@ def test_a_frame_is_not_counted_as_text(inner, frame):
 def test_each_window_has_random_numbers_of_its_own():
     """Else every window would repeat the one before it."""
     plan = Windows(LeftToRight(), 3, 2)
-    course = plan.course(torch.full((9,), MASK), model_of(), Keys(0))
+    course = plan.trajectory(request_of(torch.full((9,), MASK), plan, Keys(0)), model_of())
     drawn = []
     while not course.finished:
         due = course.due()
@@ -184,6 +184,6 @@ def test_mixed_lengths_through_one_batch():
     model = model_of()
     plans = [Windows(LeftToRight(), 3, 1), LeftToRight(), Windows(FirstHitting(), 2, 1)]
     canvases = [[MASK] * 8, [MASK] * 2, [MASK] * 5]
-    last = {s.row: s for s in model.generate(tensors(canvases), plans, keys_of(3))}
+    last = {s.row: s for s in generate(model, tensors(canvases), plans, keys_of(3))}
     assert [len(last[row].canvas) for row in range(3)] == [8, 2, 5]
     assert [last[row].calls for row in range(3)] == [8, 2, 5]

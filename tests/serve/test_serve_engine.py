@@ -54,7 +54,7 @@ def write_out(desk: Batcher, work: list[Request]) -> tuple[dict[int, list[int]],
     texts, rounds = {}, []
     with torch.no_grad():
         while desk.busy:
-            states = [state for state, _ in desk.round()]
+            states = [state for state, _ in desk.step()]
             rounds.append([state.row for state in states])
             texts |= {state.row: state.canvas.tolist() for state in states if state.done}
     return texts, rounds
@@ -81,7 +81,7 @@ def test_a_long_sequence_goes_less_often_and_short_ones_every_time():
     assert all(set(rows) >= {1, 2, 3, 4} for rows in rounds[:6])  # they need six rounds, and take six
     assert [0 in rows for rows in rounds[:6]].count(True) == 1  # 48 tokens are eight shares
     assert rounds[7:] == [[0]] * len(rounds[7:])  # alone it goes every time
-    assert not desk.saved and not desk.active
+    assert not desk._saved and not desk.active
 
 
 def test_rows_of_like_lengths_go_together_and_padding_is_cut():
@@ -94,13 +94,13 @@ def test_rows_of_like_lengths_go_together_and_padding_is_cut():
         return hidden(z, *more)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("unmask.sampling.batcher.TOKENS_AT_ONCE", 96)
+        patch.setattr("unmask.sampling.token_step.TOKENS_AT_ONCE", 96)
         patch.setattr(lm.model, "hidden", watched)
         write_out(Batcher(lm.model, 8), tasks(lm, [48, 4, 47, 5, 6, 4])[:6])
     assert seen[0] == (4, 6) and seen[1] == (2, 48)
 
 
-def test_a_queue_is_the_desk_of_models_without_one():
+def test_blocks_of_several_requests_go_together():
     lm = random_lm(bytes_tokenizer(), "data.length=24", "model.method=ssd-lm", "simplex.block=8", scale=1.0)
     with running({"blocks": lm}) as server, ThreadPoolExecutor(3) as pool:
         bodies = [{"prompt": "a", "length": 20, "seed": i, "steps": 3} for i in range(3)]
@@ -281,16 +281,16 @@ def test_a_network_that_fails_ends_its_requests_only(caplog):
 
 
 def test_a_text_that_cannot_be_read_ends_its_request_only(monkeypatch, caplog):
-    from unmask.lm import Work
+    from unmask.lm import LM
 
-    take = Work.take
+    finished = LM.finished
 
-    def fails(self, state):
-        if self.options.seed == 13:
+    def fails(self, request, state):
+        if request.params.seed == 13:
             raise RuntimeError("the secret")
-        return take(self, state)
+        return finished(self, request, state)
 
-    monkeypatch.setattr(Work, "take", fails)
+    monkeypatch.setattr(LM, "finished", fails)
     with running({"tiny": diffusion_lm()}) as server, ThreadPoolExecutor(4) as pool:
         bodies = [{"prompt": "a", "length": 20, "seed": seed, "n": 2} for seed in (1, 12, 5, 13)]
         answers = list(pool.map(lambda body: server.post("/v1/infill", body), bodies))
@@ -320,19 +320,19 @@ def test_a_row_that_joins_with_a_long_prompt_reads_alone():
     late = Request(3, given, LeftToRight(), Keys(3))
     expected = {}
     for task in (*work, late):
-        expected |= write_out(lm.model.desk(1), [task])[0]
-    hook = lm.model.backbone.register_forward_pre_hook(lambda _, given: seen.append(tuple(given[0].shape)))
+        expected |= write_out(lm.model.batcher(1), [task])[0]
+    hook = lm.model.backbone.register_forward_pre_hook(lambda _, given: seen.append(tuple(given[0].tokens.shape)))
     try:
-        desk, texts = lm.model.desk(4), {}
+        desk, texts = lm.model.batcher(4), {}
         for task in work:
             desk.add(task)
         for turn in range(40):
             if turn == 5:
                 seen.clear()
                 desk.add(late)
-            texts |= {state.row: state.canvas.tolist() for state, _ in desk.round() if state.done}
+            texts |= {state.row: state.canvas.tolist() for state, _ in desk.step() if state.done}
             if turn == 5:
-                assert sorted(seen) == [(1, 40), (3, 1)]  # the start symbol has been read by the others
+                assert sorted(seen) == [(1, 41), (3, 1)]  # the start symbol and its prompt
     finally:
         hook.remove()
     assert texts == expected

@@ -166,8 +166,8 @@ def fault_run(requests: int, clients: int, header: int) -> None:
         wait_for(lambda: not server.server.server_state.tasks)
         assert server.engine._tokens == 0 and threading.active_count() <= threads + 3
         queues = list(server.engine._queues.values())
-        assert all(not queue.handles and not queue.rows and not queue.desk.busy for queue in queues)
-        assert all(not getattr(queue.desk, "saved", None) for queue in queues)
+        assert all(not queue.handles and not queue.rows and not queue.batcher.busy for queue in queues)
+        assert all(not queue.batcher._saved for queue in queues)
         assert server.post("/v1/infill", {"prompt": "a", "length": 9}).status == 200
         bad = server.metric('unmask_requests_total{code="5')
         assert bad == 0

@@ -6,17 +6,17 @@ import torch
 from torch import Tensor, nn
 
 from support.neox import neox as plain_neox
-from unmask.networks.causal import Causal
+from unmask.networks.causal import CausalTransformer
 from unmask.types import Vocab
 
 VOCAB = Vocab(17, mask=5, pad=0)
 DIM, HEADS, BLOCKS = 32, 4, 2
 
 
-def causal(seed: int = 0, dropout: float = 0.0, vocab: Vocab = VOCAB) -> Causal:
+def causal(seed: int = 0, dropout: float = 0.0, vocab: Vocab = VOCAB) -> CausalTransformer:
     """A small network in which no weight is zero."""
     torch.manual_seed(seed)
-    net = Causal(vocab, DIM, BLOCKS, HEADS, dropout=dropout)
+    net = CausalTransformer(vocab, DIM, BLOCKS, HEADS, dropout=dropout)
     for parameter in net.parameters():
         nn.init.normal_(parameter, std=0.3)
     return net.eval()
@@ -26,7 +26,7 @@ def tokens_of(batch: int = 3, length: int = 9, seed: int = 1) -> Tensor:
     return torch.randint(VOCAB.size, (batch, length), generator=torch.Generator().manual_seed(seed))
 
 
-def neox(net: Causal):
+def neox(net: CausalTransformer):
     """The same network as transformers has it: qkv by head, norms without bias."""
     oracle, zero = plain_neox(net.vocab.size, DIM, BLOCKS, HEADS), torch.zeros(DIM)
     state = {
@@ -55,7 +55,7 @@ def neox(net: Causal):
     return oracle
 
 
-def neox_logits(net: Causal, tokens: Tensor, present: Tensor | None = None) -> Tensor:
+def neox_logits(net: CausalTransformer, tokens: Tensor, present: Tensor | None = None) -> Tensor:
     """(B, L, V) logits of GPT-NeoX, with the bias that it does not have."""
     with torch.no_grad():
         return neox(net)(input_ids=tokens, attention_mask=present).logits + net.output_layer.linear.bias

@@ -48,7 +48,7 @@ def logits(lm: LM, z: np.ndarray) -> np.ndarray:
     """(L, V) of one row that is not told the time."""
     backbone = lm.model.backbone
     with torch.no_grad():
-        hidden = backbone(torch.from_numpy(z)[None], cond=backbone.condition(torch.zeros(1)))[0]
+        hidden = backbone(torch.from_numpy(z)[None], condition=backbone.condition(torch.zeros(1)))[0]
         return backbone.head(hidden[0]).double().numpy()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,8 +12,10 @@ import numpy as np
 import pytest
 import torch
 from scipy import stats
+from torch import Tensor
 
 from oracles.enumeration import MASK, SCHEDULES, TableNet
+from unmask.models.language_model import LanguageModel
 from unmask.models.masked import MaskedDiffusion
 from unmask.process.keys import Keys
 from unmask.sampling import (
@@ -26,12 +28,13 @@ from unmask.sampling import (
     LeftToRight,
     PredictorCorrector,
     Remasking,
+    Request,
     RevealPlan,
     Rules,
     Sampler,
     Windows,
 )
-from unmask.types import State
+from unmask.types import Ending, State
 
 Law = dict[tuple[int, ...], float]
 
@@ -94,6 +97,48 @@ def tensors(canvases: Sequence[Sequence[int]]) -> list[torch.Tensor]:
     return [torch.tensor(canvas) for canvas in canvases]
 
 
+def generate(
+    model: LanguageModel,
+    canvases: Sequence[Tensor],
+    sampler: Sampler | Sequence[Sampler],
+    keys: Sequence[Keys],
+    *,
+    choice: Choice | Sequence[Choice] = Choice(),
+    batch_size: int = 16,
+    controls: Sequence[Rules | None] | None = None,
+    labels: Sequence[int | None] | None = None,
+    guidance: float | Sequence[float] = 1.0,
+    tops: int = 0,
+    until: Callable[[State], bool] | None = None,
+) -> Iterator[State]:
+    """`model.generate` with one request per canvas; one sampler and choice for all, or one each."""
+    n = len(canvases)
+    samplers = [sampler] * n if isinstance(sampler, Sampler) else sampler
+    choices = [choice] * n if isinstance(choice, Choice) else choice
+
+    def stop(state: State) -> Ending | None:
+        return Ending("", "stop", len(state.canvas)) if until is not None and until(state) else None
+
+    scales = [guidance] * n if isinstance(guidance, int | float) else guidance
+    each = zip(canvases, samplers, keys, choices, controls or [None] * n, labels or [None] * n, scales, strict=True)
+    requests = [
+        Request(row, canvas, way, key, drawn, rules, label, scale, tops, stop=stop)
+        for row, (canvas, way, key, drawn, rules, label, scale) in enumerate(each)
+    ]
+    return model.generate(requests, batch_size)
+
+
+def request_of(canvas: Tensor, sampler: Sampler, key: Keys) -> Request:
+    return Request(0, canvas, sampler, key)
+
+
+def check(model: LanguageModel, canvas: Tensor, sampler: Sampler) -> None:
+    """What `LM.check` does with a canvas and a sampler."""
+    request = request_of(canvas, sampler, Keys(0))
+    model.check(request)
+    sampler.trajectory(request, model.denoiser())
+
+
 def finish(
     model: MaskedDiffusion,
     canvases: Sequence[Sequence[int]],
@@ -103,7 +148,7 @@ def finish(
 ) -> list[State]:
     """The last state of every canvas, in order."""
     last: dict[int, State] = {}
-    for state in model.generate(tensors(canvases), plan, keys, **more):
+    for state in generate(model, tensors(canvases), plan, keys, **more):
         assert state.row not in last or not last[state.row].done, "a state after the last one"
         last[state.row] = state
     assert sorted(last) == list(range(len(canvases))) and all(state.done for state in last.values())

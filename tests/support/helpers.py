@@ -177,7 +177,7 @@ def zero_shot_sets(root: Path) -> Path:
 def _server() -> Any:
     os.environ["OMP_NUM_THREADS"] = "1"
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["unmask.cli", "unmask.cli.commands", "unmask.training.text", "torch._dynamo"])
+    context.set_forkserver_preload(["unmask.cli", "unmask.cli.sample", "unmask.training.text", "torch._dynamo"])
     return context
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from unmask.models.plaid import Plaid
 from unmask.models.plaid_noise import posterior_scale
 from unmask.networks.dit import DiT
-from unmask.networks.interface import Network
+from unmask.networks.interface import Network, NetworkInput
 from unmask.types import Vocab
 
 MASK, SIZE, DIM = 2, 7, 5
@@ -22,6 +22,8 @@ VOCAB = Vocab(SIZE, MASK, pad=0)
 class Table(Network):
     """A network that says log p of every token whatever it reads: with it, Plaid's posterior of one token is exact."""
 
+    takes = frozenset({"embeddings", "valid"})
+
     def __init__(self, log_p: Tensor, mask: int = MASK) -> None:
         super().__init__()
         self.vocab, self.hidden_dim = Vocab(len(log_p), mask), len(log_p)
@@ -30,9 +32,8 @@ class Table(Network):
     def condition(self, sigma: Tensor, label: Tensor | None = None) -> None:
         return None
 
-    def forward(self, tokens: Tensor | None = None, **given: Any) -> tuple[Tensor, None]:
-        inputs = given["inputs"]
-        return self.log_p.expand(*inputs.shape[:2], -1) + 0 * inputs.sum(), None
+    def forward(self, inputs: NetworkInput) -> tuple[Tensor, None]:
+        return self.log_p.expand(*inputs.content.shape[:2], -1) + 0 * inputs.content.sum(), None
 
     def head(self, rows: Tensor) -> Tensor:
         return rows

@@ -137,7 +137,7 @@ def our_logits(model: Any, tokens: Tensor, sigma: float | None = None) -> Tensor
         if sigma is None:
             return model.backbone.head(model.backbone(tokens)[0])
         cond = model.backbone.condition(torch.full((len(tokens),), sigma))
-        return model.backbone.head(model.backbone(tokens, cond=cond)[0])
+        return model.backbone.head(model.backbone(tokens, condition=cond)[0])
 
 
 def tokens_of(vocab: int = BYTES, length: int = LENGTH) -> Tensor:

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 
 from support import helpers
-from support.helpers import run_together
 from unmask.training.step import Trainer
 from unmask.types import Likelihood
 
@@ -43,7 +42,7 @@ def run(out: Path, processes: int, *extra: str, torchrun: bool = False) -> list[
         done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
         assert done.returncode == 0, done.stderr
     elif processes > 1:
-        run_together(processes, arguments, out.parent / "said.txt")
+        helpers.run_together(processes, arguments, out.parent / "said.txt")
     else:
         ran = helpers.run(*arguments)
         assert ran.code == 0, ran.err

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import yaml
 from pydantic import ValidationError
 
-from unmask.config import Config, differences, known_keys, load_yaml, parse
+from unmask import config as config_module
+from unmask.config import Config, MambaConfig, ModelConfig, differences, known_keys, load_yaml, parse
 from unmask.recipes import RECIPES, recipe
 from unmask.types import UserError
 
@@ -156,7 +158,7 @@ BAD = [
     "data.length=1", "data.length=-1", "data.vocab_size=0", "data.valid_fraction=1", "data.test_fraction=-0.1",
     "data.source=", "data.tokenizer=", "data.layout=heap", "data.document=page", "model.hidden_dim=0",
     "model.hidden_dim=7", "model.n_heads=5", "model.n_blocks=-1", "model.dropout=1", "model.dropout=-0.1",
-    "model.backbone=lstm", "schedule.name=linar", "schedule.eps=1", "schedule.sigma_max=0", "schedule.power=0",
+    "model.network=lstm", "schedule.name=linar", "schedule.eps=1", "schedule.sigma_max=0", "schedule.power=0",
     "objective.bound=tight", "objective.bound=discrete", "objective.steps=5", "objective.cutoff=0", "eval.draws=0",
     "eval.batch_size=0", "eval.rows=0", "sample.n=0", "sample.steps=0", "sample.length=0", "seed=9223372036854775808",
     "seed=x", "model.time_conditioning=maybe", "model.method=mdml", "schedule.low=0", "schedule.low=1",
@@ -261,3 +263,42 @@ def test_the_papers_data() -> None:
     assert owt.eos_between and owt.block_ends
     assert (text8.tokenizer, text8.length, text8.layout) == ("chars", 256, "wrap")
     assert not text8.eos_between and not text8.block_ends
+
+
+def test_a_setting_of_another_network_is_an_error_that_names_it() -> None:
+    with pytest.raises(UserError, match=r"state_dim is a setting of mamba and caduceus, not of model\.network=dit"):
+        Config().override(["model.state_dim=8"])
+    with pytest.raises(UserError, match=r"n_heads is a setting of .*, not of model\.network=mamba"):
+        Config().override(["model.network=mamba", "model.dropout=0", "model.n_heads=2"])
+
+
+def test_old_words_for_the_network_are_read(caplog: pytest.LogCaptureFixture) -> None:
+    """A config that has all settings of all networks, as it was written once; and old command lines."""
+    config_module.note.cache_clear()
+    tree = Config().model_dump(mode="json")
+    others = {"state_dim": 9, "strands": "ph", "filter_length": 7, "architecture": None, "n_heads": 4, "cond_dim": 8}
+    tree["model"] = {"method": "ar", "backbone": "mamba", "hidden_dim": 32, "dropout": 0.0, **others}
+    with caplog.at_level("INFO"):
+        config = parse(tree)
+        parse(tree)
+    assert isinstance(config.model, MambaConfig) and config.model.state_dim == 9 and config.model.network == "mamba"
+    assert config.model == ModelConfig(method="ar", network="mamba", hidden_dim=32, state_dim=9)
+    assert [record.message for record in caplog.records if "model.network" in record.message] == caplog.messages[:1]
+    assert "backbone" not in config.to_yaml() and "n_heads" not in config.to_yaml()
+    assert parse(yaml.safe_load(config.to_yaml())) == config
+    old = ["model.backbone=mamba", "model.dropout=0", "model.cond_dim=16", "model.state_dim=3", "model.n_heads=2"]
+    assert Config().override(old) == Config().override(["model.state_dim=3", "model.dropout=0", "model.network=mamba"])
+
+
+def test_a_network_is_added_with_one_class_and_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Toy(ModelConfig):
+        """A network of someone else's."""
+
+        network: Literal["toy"] = "toy"
+        wheels: int = 4
+
+    monkeypatch.setitem(config_module.NETWORKS, "toy", Toy)
+    config = Config().override(["model.network=toy", "model.wheels=3", "model.hidden_dim=8"])
+    assert config.model == Toy(wheels=3, hidden_dim=8) and "model.wheels" in known_keys()
+    assert ("model.wheels", 3, None) in differences(config, Config())
+    assert parse(yaml.safe_load(config.to_yaml())) == config

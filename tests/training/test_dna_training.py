@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from support.drawing import generate
 from support.helpers import once, refused, run, train_once
 from unmask import load
 from unmask.config import TrainConfig
@@ -19,6 +20,7 @@ from unmask.data.tokenization import bytes_tokenizer
 from unmask.hub.checkpoint import steps
 from unmask.models import registry
 from unmask.models.autoregressive import AutoRegressive
+from unmask.networks.interface import NetworkInput
 from unmask.networks.mamba import Mamba
 from unmask.process.keys import Keys
 from unmask.recipes import dna_finetuning, recipe
@@ -129,12 +131,11 @@ def test_networks_refuse_what_they_cannot_be() -> None:
         (["model.backbone=caduceus", "model.strands=ph", "model.swap_strands=true"], "belongs to model.strands=ps"),
         (["model.backbone=caduceus"], None),
     ):
-        config = recipe("tiny").override(more)
         if words is None:
-            registry.model(config, VOCAB)
+            registry.model(recipe("tiny").override(more), VOCAB)
             continue
         with pytest.raises(UserError, match=words):
-            registry.model(config, VOCAB)
+            registry.model(recipe("tiny").override(more), VOCAB)
     with pytest.raises(UserError, match=r"set data.tokenizer=dna, or model.strands=ph"):
         registry.model(recipe("tiny").override(["model.backbone=caduceus"]), bytes_tokenizer().vocab)
 
@@ -163,9 +164,9 @@ def test_n_is_never_hidden_and_never_scored() -> None:
     seen: list[torch.Tensor] = []
     inner = model.backbone.forward
 
-    def watched(z: torch.Tensor, **how: object) -> object:
-        seen.append(z)
-        return inner(z, **how)
+    def watched(inputs: NetworkInput) -> object:
+        seen.append(inputs.content)
+        return inner(inputs)
 
     model.backbone.forward = watched  # type: ignore[method-assign, assignment]
     batch = Batch(tokens, torch.arange(64), 64, scored=known, given=~known)
@@ -192,7 +193,7 @@ def test_mixed_prompts_give_the_chances_of_a_network_without_memory(batch_size: 
     final: dict[int, torch.Tensor] = {}
     with torch.no_grad():
         keys = [Keys(i) for i in range(len(canvases))]
-        for state in model.generate(canvases, LeftToRight(1), keys, batch_size=batch_size):
+        for state in generate(model, canvases, LeftToRight(1), keys, batch_size=batch_size):
             final[state.row] = state.canvas
             for place, chance in zip(state.positions.tolist(), state.probs.tolist(), strict=True):
                 written[state.row, place] = chance
@@ -213,12 +214,12 @@ def test_one_more_base_costs_one_column() -> None:
     read = []
     inner = model.backbone.forward
 
-    def counted(tokens: torch.Tensor, **how: object) -> object:
-        read.append(tokens.shape[1])
-        return inner(tokens, **how)
+    def counted(inputs: NetworkInput) -> object:
+        read.append(inputs.content.shape[1])
+        return inner(inputs)
 
     model.backbone.forward = counted  # type: ignore[method-assign, assignment]
     canvas = torch.full((40,), VOCAB.mask)
     with torch.no_grad():
-        list(model.generate([canvas], LeftToRight(1), [Keys(0)]))
+        list(generate(model, [canvas], LeftToRight(1), [Keys(0)]))
     assert read == [1] * 40

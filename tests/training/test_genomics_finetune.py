@@ -24,7 +24,6 @@ from unmask.hub.resolve import checkpoint
 from unmask.lm import LM
 from unmask.models.classifier import Classifier
 from unmask.models.plaid import Plaid
-from unmask.networks.kernels.attention import Attn
 from unmask.process.keys import Keys
 from unmask.recipes import GENOMICS_GRID, GENOMICS_SEEDS, genomics_finetuning
 from unmask.training import adapt
@@ -99,8 +98,7 @@ def test_the_mean_is_over_real_bases(name: str) -> None:
             z = (1 / (1 + level.exp())).sqrt().float() * model.reader.embeddings()[tokens]
             hidden = model.reader.hidden(z, level)
         else:
-            attn = Attn("causal" if net.causal else "full")
-            hidden = net(tokens, cond=net.condition(torch.zeros(1)), attn=attn)[0]
+            hidden = net(tokens, condition=net.condition(torch.zeros(1)))[0]
         states = hidden[0].detach().double().numpy()
         if getattr(net, "strands", "") == "ps":
             forth, back = states[:, :8].mean(0), states[:, 8:].mean(0)[::-1]
@@ -117,7 +115,7 @@ def test_a_mean_over_padding_would_be_another() -> None:
     alone, beside = model.outputs(rows(4)), rows(9, 4)
     beside.tokens[1, :4] = rows(4).tokens[0]
     torch.testing.assert_close(model.outputs(beside)[1:], alone, rtol=1e-5, atol=1e-5)
-    hidden = model.backbone(beside.tokens, attn=Attn("full", beside.present))[0]
+    hidden = model.backbone(beside.tokens, valid=beside.present)[0]
     assert not torch.allclose(model.classifier(hidden.mean(1))[1], alone[0], atol=1e-2)
 
 

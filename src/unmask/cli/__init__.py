@@ -1,47 +1,87 @@
 """The command line: parse, call, print. Figures go to standard output, everything else to standard error.
 
-Each family of commands is a file; they are named here, in the order of `unmask --help`.
+Each command is a file: its options, its body, its text. They are named here, in the order of `unmask --help`.
 """
 
 from __future__ import annotations
 
 import io
 import sys
-from typing import Annotated
+from collections.abc import Callable, Iterable
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from ..errors import UserError
-from . import dna, evaluating, filling, sampling, serving, tools, training
-from .shared import err_console, figures_line, out_console
+from . import (
+    compare,
+    convert,
+    data,
+    demo,
+    embed,
+    fill,
+    finetune,
+    lm_eval,
+    reproduce,
+    sample,
+    score,
+    serve,
+    train,
+    variants,
+)
+from . import eval as evaluation
+from .shared import err_console, figures_line, out_console, with_settings, writing_settings
 
 __all__ = ["app", "err_console", "figures_line", "main", "out_console"]
 
+SETTINGS: dict[str, tuple[Callable[..., None], Callable[[], Iterable[str]]]] = {  # command -> which settings it takes
+    "eval": (evaluation.evaluate, writing_settings),
+    "sample": (sample.sample, writing_settings),
+    "fill": (fill.fill, writing_settings),
+    "score": (score.score, score.plan_settings),
+}
+
+
+def full_command(name: str) -> Any:
+    """A command of `SETTINGS` with its options for settings, whose schema needs torch."""
+    single = typer.Typer(add_completion=False)
+    single.command(name)(with_settings(*SETTINGS[name]))
+    return typer.main.get_command(single)
+
+
+class CommandGroup(TyperGroup):
+    """Gives a command its options for settings when it is called, so that `unmask --help` is quick."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
+        name, command, rest = super().resolve_command(ctx, args)
+        return name, full_command(name) if name in SETTINGS else command, rest
+
+
 app = typer.Typer(
     name="unmask",
+    cls=CommandGroup,
     help="Masked diffusion language models: train, evaluate, sample, infill.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=False,
 )
 
-app.command()(training.train)
-app.command("finetune")(training.finetune_command)
-app.command("eval")(evaluating.evaluate)
-app.command()(sampling.sample)
-app.command()(filling.fill)
-app.command()(evaluating.score)
-app.command()(serving.serve)
-app.command()(dna.variants)
-app.command()(dna.embed)
-app.command()(dna.compare)
-app.command()(tools.reproduce)
+app.command()(train.train)
+app.command()(finetune.finetune)
+for name, (command, _) in SETTINGS.items():
+    app.command(name)(with_settings(command, None))
+app.command()(serve.serve)
+app.command()(variants.variants)
+app.command()(embed.embed)
+app.command()(compare.compare)
+app.command()(reproduce.reproduce)
 app.command(
     "lm-eval", add_help_option=False, context_settings={"allow_extra_args": True, "ignore_unknown_options": True}
-)(tools.lm_eval)
-app.command()(tools.demo)
-app.command()(tools.convert)
-app.add_typer(tools.data_app, name="data")
+)(lm_eval.lm_eval)
+app.command()(demo.demo)
+app.command()(convert.convert)
+app.add_typer(data.app, name="data")
 
 
 @app.callback(invoke_without_command=True)

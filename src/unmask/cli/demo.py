@@ -1,18 +1,16 @@
-"""The job of `make demo`: what the built-in model writes; then train one on Python's documentation, and show it."""
+"""`unmask demo`, the job of `make demo`: what the built-in model writes; then train one, and show it."""
 
 from __future__ import annotations
 
 import math
 import sys
 import time
+from typing import Annotated
 
-from ..data.pack import prepare
-from ..evaluation.likelihood import baselines, evaluate
-from ..hub import checkpoint
-from ..hub.resolve import load
-from ..recipes import recipe
-from ..training.text import train
-from ..types import UserError
+import typer
+
+from ..errors import UserError
+from .shared import Overrides
 
 BUILT_IN = "tiny-en"
 STORY = "Once upon a time, there was a little"
@@ -20,8 +18,18 @@ STORY_GAP = "Once upon a time, there was a {{1}} named {{1}}. He liked to {{3}} 
 GAP = "This {{1}} is called when the {{2}} of the object is not found."
 
 
+def demo(
+    overrides: Overrides = None,
+    out: Annotated[str, typer.Option(help="Folder of the run.")] = "runs/demo",
+) -> None:
+    """Train the demo model on Python's documentation, and show what it can do."""
+    run(out, overrides or [])
+
+
 def show_built_in() -> None:
     """What the model inside the package writes, before anything is trained."""
+    from ..hub.resolve import load
+
     lm = load(BUILT_IN)
     parameters = sum(p.numel() for p in lm.model.parameters())
     print(f"{BUILT_IN}, a small model of {parameters:,} parameters, comes with the package. It continues a story:\n")
@@ -34,6 +42,13 @@ def show_built_in() -> None:
 
 def run(out: str, overrides: list[str]) -> None:
     """Train (or continue), then report. Everything but the figures goes to standard error."""
+    from ..data.pack import prepare
+    from ..evaluation.likelihood import baselines, evaluate
+    from ..hub import checkpoint
+    from ..hub.resolve import load
+    from ..recipes import recipe
+    from ..training.text import train
+
     config = recipe("demo").override(overrides)
     if (method := config.model.method) != "mdlm":
         raise UserError(f"the demo shows mdlm; train another method with: unmask train demo model.method={method}")

@@ -17,28 +17,13 @@ from rich.console import Console
 from ..config import nearest
 from ..data.canvas import split_gaps
 from ..lm import LM, Job
-from ..sampling.params import SamplingParams
+from ..sampling.params import SamplingParams, settings_on
 from ..sampling.trace import Trace
 from ..serve.replay import write_html
 from ..types import Sample, State, UserError
 from .terminal import Watcher
 
 BLANKS = re.compile(r"(?<![\w{])_+(?!\w)")  # ___ is a gap of three tokens
-SETTINGS = (
-    "seed",
-    "sampler",
-    "steps",
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "k",
-    "threshold",
-    "eta",
-    "stride",
-    "label",
-    "guidance",
-)
 HELP = """\
 A text with gaps is filled: {{3}} or ___ is a gap of 3 tokens, {{2-6}} one of 2 to 6.
 An empty line fills the last text again, with the next seed.
@@ -102,17 +87,17 @@ class FillLoop:
         if name in ("quit", "q", "exit"):
             return None
         if name in ("help", "h", ""):
-            say(HELP.replace("SETTINGS", ", ".join(SETTINGS)))
+            say(HELP.replace("SETTINGS", ", ".join(settings_on("loop"))))
         elif name == "show":
             say(", ".join(f"{key} {shown}" for key, shown in self._settings().items()))
         elif name in ("html", "json"):
             self._save(name, value, say)
         elif name == "n":
             self.n = _count(value)
-        elif name in SETTINGS:
+        elif name in settings_on("loop"):
             self._set(name, value)
         else:
-            known = (*SETTINGS, "n", "show", "html", "json", "help", "quit")
+            known = (*settings_on("loop"), "n", "show", "html", "json", "help", "quit")
             raise UserError(f"there is no command :{name}{nearest(name, known)}; :help lists them")
         return []
 
@@ -123,9 +108,10 @@ class FillLoop:
         }
 
     def _set(self, name: str, value: str) -> None:
-        changed = {key: own for key, own in self.how.items() if key != name}
+        changed = {key: kept for key, kept in self.how.items() if key != name}
         if value not in ("", "-"):
-            changed[name] = value if name in ("sampler", "label") else _number(name, value)
+            spec = settings_on("loop")[name]
+            changed[name] = spec.parse(value.split() if spec.kind == "tokens" else value, f":{name} {value}")
         replace(self, how=changed).check()  # what is wrong is said now, and changes nothing
         self.how = changed
 
@@ -152,14 +138,6 @@ def gaps(text: str) -> str:
 def _each(takes: Sequence[Callable[[State], None]], state: State) -> None:
     for take in takes:
         take(state)
-
-
-def _number(name: str, value: str) -> int | float:
-    whole = name in ("seed", "steps", "top_k", "k", "stride")
-    try:
-        return int(value) if whole else float(value)
-    except ValueError:
-        raise UserError(f":{name} {value} must be a {'whole ' if whole else ''}number") from None
 
 
 def _count(value: str) -> int:

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import math
 import os
 import sys
-from collections.abc import Iterable
-from typing import Annotated, Any
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
-from ..errors import UserError
+from ..errors import UserError, nearest
 from ..jsonable import to_json
+
+if TYPE_CHECKING:
+    from ..config import DataConfig
+    from ..lm import LM
+    from ..sampling.settings import Setting
 
 out_console = Console(highlight=False, soft_wrap=True, emoji=False)
 err_console = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
@@ -23,9 +32,12 @@ Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...")]
 Model = Annotated[str, typer.Argument(help="A run, a folder, a built-in model (tiny-en) or a Hub id.")]
 Weights = Annotated[str, typer.Option(help="ema (the average) or raw.")]
 Which = Annotated[str, typer.Option(help="last or best checkpoint of a run.")]
+BothStrands = Annotated[
+    bool, typer.Option("--both-strands", help="The mean over both strands, for networks that are not equivariant.")
+]
 With = Annotated[
     list[str] | None,
-    typer.Option("--with", help="Any other setting of the sampler, as projection=greedy (may be repeated)."),
+    typer.Option("--with", help="A setting by its name, as projection=greedy (may be repeated)."),
 ]
 
 
@@ -57,43 +69,155 @@ def figures_line(figures: dict[str, Any]) -> str:
     return f"perplexity {ppl:.2f}{bar}, {figures['bits_per_token']:.3f} bits/token{tail}, {figures['tokens']:,} tokens"
 
 
+def protocol_lines(protocol: dict[str, Any]) -> list[str]:
+    """How the figures came about, a line each."""
+    return [f"  {name}: {value}" for name, value in protocol.items()]
+
+
+def run_tree(result: Any, **figures: Any) -> dict[str, Any]:
+    """How a run of a language model ended, and its figures."""
+    return {
+        "out": str(result.out),
+        "step": result.step,
+        "finished": result.finished,
+        "stopped_early": result.stopped_early,
+        **figures,
+        "seconds": result.seconds,
+        "tokens_per_second": result.tokens_per_second,
+    }
+
+
+def load_lm(path: str, which: str, weights: str, device: str) -> LM:
+    """A saved model."""
+    from ..hub.resolve import load
+
+    return load(path, which=which, weights=weights, device=device)
+
+
+def used_weights(lm: LM, asked: str) -> str:
+    """`raw` where a run kept no average."""
+    return asked if lm.config.train.ema else "raw"
+
+
+def check_writable(path: str) -> None:
+    """Before minutes of work, not after them."""
+    folder = Path(path).parent
+    if not folder.is_dir():
+        raise UserError(f"cannot write {path}: there is no folder {folder}")
+    if Path(path).is_dir():
+        raise UserError(f"cannot write {path}: it is a folder; give the name of a file")
+    if not os.access(folder, os.W_OK):
+        raise UserError(f"cannot write {path}: the folder {folder} may not be written to")
+
+
+def read_genome(path: str, spec: DataConfig) -> Any:
+    """A FASTA file, packed into the cache at the first time."""
+    from ..data.cache import cache_folder
+    from ..data.genome.store import open_genome
+    from ..progress import progress_bar
+
+    with progress_bar("reading the genome") as progress:
+        return open_genome(path, cache_folder(spec), progress)
+
+
+def given(ctx: typer.Context, name: str) -> bool:
+    """Whether the command line has this option."""
+    return getattr(ctx.get_parameter_source(name), "name", "") == "COMMANDLINE"
+
+
 def refuse(ctx: typer.Context, names: Iterable[str], why: str) -> None:
     """One sentence if an option was given that would change nothing."""
     for name in names:
-        if getattr(ctx.get_parameter_source(name), "name", "") == "COMMANDLINE":
+        if given(ctx, name):
             option = {"n": "-n", "k": "-k", "more": "--with"}.get(name, f"--{name.replace('_', '-')}")
             raise UserError(f"{option} {why}")
 
 
-def settings(given: list[str] | None, options: Iterable[str]) -> dict[str, Any]:
-    """What `--with` says, of settings that are no options of the command."""
+PANEL = "How text is written"
+TYPES: dict[str, Any] = {"whole": int | None, "number": float | None, "flag": bool}
+LISTS = ("tokens", "texts")
+
+
+def with_settings(command: Callable[..., None], names: Callable[[], Iterable[str]] | None) -> Callable[..., None]:
+    """A command with an option for each setting (of those names) where it has `**settings`; without names, with none.
+
+    The schema of settings lives beside the samplers, and needs torch: it is asked for when the command is called, not
+    for `unmask --help`. An option that the command has from itself stays as it is.
+    """
+    signature = inspect.signature(command, eval_str=True)
+    params = [param for param in signature.parameters.values() if param.kind is not param.VAR_KEYWORD]
+    known = {param.name for param in params}
+    if names is not None:
+        from ..sampling.params import all_settings
+
+        schema = all_settings()
+        params += [_option(schema[name]) for name in names() if name not in known]
+
+    @functools.wraps(command)
+    def wrapper(**given: Any) -> None:
+        command(**given)
+
+    del wrapper.__wrapped__  # typer looks at the signature behind it
+    wrapper.__signature__ = signature.replace(parameters=params)  # type: ignore[attr-defined]
+    wrapper.__annotations__ = {param.name: param.annotation for param in params}
+    return wrapper
+
+
+def writing_settings() -> Iterable[str]:
+    """All settings that a command line can say."""
+    from ..sampling.params import settings_on
+
+    return settings_on("cli")
+
+
+def _option(spec: Setting) -> inspect.Parameter:
+    """The option of a setting."""
+    from ..sampling.params import SAMPLERS, default_words
+
+    kind = list[str] | None if spec.kind in LISTS else TYPES.get(spec.kind, str | None)
+    shown = spec.kind in ("whole", "number", "flag") and spec.default is not None  # typer adds these itself
+    words = {"sampler": "what fits the model"}.get(spec.kind, "" if shown else default_words(spec.name))
+    choices = ", ".join(SAMPLERS if spec.kind == "sampler" else spec.choices)
+    text = ": ".join(filter(None, (spec.help, choices))) + (" (may be repeated)" if spec.kind in LISTS else "")
+    text += f" (default: {words})." if words else "."
+    option = typer.Option(spec.option, help=escape(text), rich_help_panel=PANEL)
+    default = spec.default if shown else None
+    return inspect.Parameter(
+        spec.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, option]
+    )
+
+
+def read_settings(ctx: typer.Context, more: list[str] | None = None) -> dict[str, Any]:
+    """What the options of a command say, and what `--with` does, as settings."""
+    from ..sampling.params import settings_on
+
+    result = {}
+    for name, spec in settings_on("cli").items():
+        value = ctx.params.get(name)
+        if value is None or (spec.kind in LISTS and not value):
+            continue
+        text = isinstance(value, str) or spec.kind in LISTS
+        result[name] = spec.parse(value, f"{spec.option} {value}") if text else value
+    return result | _with(ctx, more)
+
+
+def _with(ctx: typer.Context, more: list[str] | None) -> dict[str, Any]:
     import yaml
 
-    from ..config import nearest
-    from ..sampling.params import KINDS
+    from ..sampling.params import settings_on
 
-    found: dict[str, Any] = {}
-    for text in given or []:
+    result: dict[str, Any] = {}
+    known = settings_on("cli")
+    for text in more or []:
         name, sep, value = text.partition("=")
         if not sep:
             raise UserError(f"--with {text} must be a setting and its value, for example projection=greedy")
-        if name not in KINDS:
-            raise UserError(f"--with {text}: a sampler has no setting {name!r}{nearest(name, KINDS)}")
-        if name in options or name in found:
-            fix = "give it once" if name in found else f"give {'-k' if name == 'k' else '--' + name.replace('_', '-')}"
-            raise UserError(f"--with {text}: {name} {'is set twice' if name in found else 'is an option'}; {fix}")
+        if name not in known:
+            raise UserError(f"--with {text}: a sampler has no setting {name!r}{nearest(name, known)}")
+        if name in result or given(ctx, name):
+            raise UserError(f"--with {text}: {name} is set twice; give it once")
         try:
-            found[name] = yaml.safe_load(value)
+            result[name] = known[name].from_json(yaml.safe_load(value))
         except yaml.YAMLError:
-            found[name] = value
-    return found
-
-
-def integers(text: str | None) -> tuple[int, ...] | None:
-    """The numbers of `--order`."""
-    if text is None:
-        return None
-    try:
-        return tuple(int(part) for part in text.split(","))
-    except ValueError:
-        raise UserError(f"--order {text} must be whole numbers with commas between, for example 2,0,1") from None
+            result[name] = value
+    return result

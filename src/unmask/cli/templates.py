@@ -7,19 +7,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from ..config import nearest
 from ..data.canvas import Canvas
 from ..lm import LM, Job
-from ..sampling.params import SamplingParams
+from ..sampling.params import SamplingParams, settings_on
 from ..types import Sample, UserError
 
 PLACES = ("text", "prompt", "suffix", "length")  # what is written where
 OWN = ("id", "n")  # of the line itself
-SETTINGS = tuple(f.name for f in fields(SamplingParams) if f.name != "constrain")
 
 
 @dataclass(frozen=True)
@@ -65,7 +64,7 @@ def parse_line(lm: LM, number: int, text: str, usual: SamplingParams, n: int, le
     count = row.get("n", n)
     if count < 1:
         raise UserError(f"n={count} must be at least 1")
-    options = replace(usual, **{key: _setting(key, row[key]) for key in row if key in SETTINGS})
+    options = replace(usual, **{key: _setting(key, row[key]) for key in row if key in settings_on("cli")})
     canvas = _canvas(lm, row, options, length)
     lm.check(Job(canvas, options))  # what cannot be done is known before anything is written
     return Line(number, row.get("id"), [Job(canvas, replace(options, seed=options.seed + i)) for i in range(count)])
@@ -81,9 +80,10 @@ def _row(text: str) -> dict[str, Any]:
     row = {"text": row} if isinstance(row, str) else row
     if not isinstance(row, dict):
         raise UserError('not an object; write one such as {"text": "The {{3}} sat."}')
+    known = (*PLACES, *OWN, *settings_on("cli"))
     for key in row:
-        if key not in (*PLACES, *OWN, *SETTINGS):
-            raise UserError(f"unknown key {key!r}{nearest(key, (*PLACES, *OWN, *SETTINGS))}")
+        if key not in known:
+            raise UserError(f"unknown key {key!r}{nearest(key, known)}")
     return {key: value for key, value in row.items() if value is not None}
 
 
@@ -94,15 +94,15 @@ def _shown(value: Any) -> str:
 
 
 def _setting(key: str, value: Any) -> Any:
-    if key == "allowed":
+    spec = settings_on("cli")[key]
+    if spec.kind == "rules":
         if not isinstance(value, dict) or not all(k.isdecimal() and isinstance(v, list) for k, v in value.items()):
             raise UserError('allowed must map masked tokens (from 0) to lists, for example {"0": ["cat", "dog"]}')
-        return {int(position): words for position, words in value.items()}
-    if key in ("ban", "stop", "order", "window"):
+    elif spec.kind in ("tokens", "texts", "wholes", "pair"):
         if not isinstance(value, list):
             raise UserError(f"{key} must be a list, not {_shown(value)}")
         return tuple(value)
-    return value
+    return spec.from_json(value)
 
 
 def _canvas(lm: LM, row: dict[str, Any], options: SamplingParams, length: int | None) -> Canvas:

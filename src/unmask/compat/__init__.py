@@ -67,7 +67,7 @@ NAMES = {  # of what is in them: the old name, and what it is called now
     "PLANS": "SAMPLERS",
     "Painter": "PromptBuilder",
     "Plan": "Sampler",
-    "Queue": "SequentialBatcher",
+    "Queue": "Batcher",
     "Reading": "LikelihoodRequests",
     "Request": "VariantRequest",
     "Result": "TrainResult SuiteResult",

@@ -7,19 +7,20 @@ the first half is the noise floor: a generator cannot do better.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from ..evaluation.uncertainty import deviation
 from ..files import write_text
 from ..jsonable import to_json
+from ..plot import Curve, Plot, svg
+from ..text_tables import markdown_table
 from ..types import UserError
 from .kmers import GC_BINS, LONGEST_RUN, Counts, by_k, distances, pieces
-from .picture import Series, chart, decades, even, round_up
 
 Sequences = Callable[[], Iterable[tuple[str, str]]]  # reads them from the beginning
 MOST_FLOORS = 10  # sets of real sequences that are compared with the first half
@@ -38,15 +39,14 @@ class Comparison:
 
     def results(self) -> dict[str, Any]:
         """All figures, for JSON."""
-        own = distances(self.generated, self.real)
         floors = [distances(floor, self.real) for floor in self.floors]
         compared = {}
-        for name, value in own.items():
+        for name, value in distances(self.generated, self.real).items():
             drawn = [floor[name] for floor in floors]
             compared[name] = {
                 "generated": value,
                 "floor": float(np.mean(drawn)) if drawn else None,
-                "floor_spread": float(np.std(drawn, ddof=1)) if len(drawn) > 1 else None,
+                "floor_spread": deviation(drawn),
             }
         return {
             "generated": self.generated.facts(),
@@ -72,24 +72,24 @@ class Comparison:
 
 def compare(generated: Sequences, real: Sequences, k: int = 6) -> Comparison:
     """Count both; real sequences that are longer than the generated ones are cut to the median of their lengths."""
-    own, lengths = Counts(k), []
+    counts, lengths = Counts(k), []
     for rows in pieces(generated()):
-        own.add(rows)
+        counts.add(rows)
         lengths.append(rows.shape[1])
-    if not own.bases:
+    if not counts.bases:
         raise UserError("the generated sequences have no base in them; give at least one with A, C, G or T")
     length = int(np.median(lengths))
     total = sum(len(rows) for rows in pieces(real(), length))
     if not total:
         raise UserError("there are no real sequences to compare with; give at least one")
-    first, floors, everything = _deal(real, length, total, own, k)
-    return Comparison(own, first, floors, length, everything.facts())
+    first, floors, everything = _deal(real, length, total, counts, k)
+    return Comparison(counts, first, floors, length, everything.facts())
 
 
-def _deal(real: Sequences, length: int, total: int, own: Counts, k: int) -> tuple[Counts, list[Counts], Counts]:
+def _deal(real: Sequences, length: int, total: int, generated: Counts, k: int) -> tuple[Counts, list[Counts], Counts]:
     """Every second piece into the first half, and of the others as many sets of the generated size as there are."""
     spare = total // 2
-    size = min(max(1, round(own.letters / length)), max(1, spare))  # pieces of a set
+    size = min(max(1, round(generated.letters / length)), max(1, spare))  # pieces of a set
     sets = min(MOST_FLOORS, spare // size) if spare else 0
     member = np.full(max(1, spare), -1)
     if sets:
@@ -116,11 +116,25 @@ def _numbered(parts: Iterator[np.ndarray]) -> Iterator[tuple[int, np.ndarray]]:
 # -- the page --------------------------------------------------------------------------------------------------------
 
 FACTS = {
-    "sequences": "sequences", "bases": "bases (A, C, G, T)", "unknown": "share of N", "gc": "GC",
-    "gc_spread": "standard deviation of the GC of a sequence", "cpg_observed_expected": "CpG, observed / expected",
-    "mean_run": "mean length of a run of one base", "runs_of_5_and_more": "share of runs of 5 and more",
+    "sequences": "sequences",
+    "bases": "bases (A, C, G, T)",
+    "unknown": "share of N",
+    "gc": "GC",
+    "gc_spread": "standard deviation of the GC of a sequence",
+    "cpg_observed_expected": "CpG, observed / expected",
+    "mean_run": "mean length of a run of one base",
+    "runs_of_5_and_more": "share of runs of 5 and more",
     "longest_run": "longest run",
-}  # fmt: skip
+}
+DISTANCES = {
+    "gc": "GC of a sequence, Wasserstein distance",
+    "runs": "run lengths, Jensen-Shannon divergence (bits)",
+}
+BY_K = {
+    "strand_asymmetry": "asymmetry",
+    "bits_per_base": "bits per base",
+    "bits_of_next_base": "bits of next base",
+}
 
 
 def write_report(found: Comparison, out: str | Path, names: tuple[str, str]) -> Path:
@@ -137,63 +151,63 @@ def write_report(found: Comparison, out: str | Path, names: tuple[str, str]) -> 
 
 
 def _page(results: dict[str, Any]) -> str:
-    protocol, compared = results["protocol"], results["distances"]
-    lines = [
+    protocol = results["protocol"]
+    floor = "There are too few real sequences for a noise floor: small distances mean little."
+    if protocol["floor_sets"]:
+        floor = (
+            f"From one half of the real sequences ({protocol['real_half']:,}). The floor is what "
+            f"{protocol['floor_sets']} sets of {protocol['floor_sequences']:,} other real sequences are away from it "
+            "(mean ± standard deviation): a perfect generator has about as much."
+        )
+    parts = [
         "# Generated DNA against real DNA",
-        "",
         f"Generated: `{protocol['generated_file']}`. Real: `{protocol['real_file']}`, "
         f"cut to {protocol['real_cut_to']:,} bases where longer.",
-        "",
-        "| | generated | real |",
-        "|---|---|---|",
-        *(
-            f"| {words} | {_shown(results['generated'][name])} | {_shown(results['real'][name])} |"
-            for name, words in FACTS.items()
+        markdown_table(
+            [
+                ["", "generated", "real"],
+                *(
+                    [words, _shown(results["generated"][name]), _shown(results["real"][name])]
+                    for name, words in FACTS.items()
+                ),
+            ]
         ),
-        "",
         "![GC](gc.svg)",
-        "",
         "## Distances",
-        "",
-        f"From one half of the real sequences ({protocol['real_half']:,}). The floor is what {protocol['floor_sets']} "
-        f"sets of {protocol['floor_sequences']:,} other real sequences are away from it (mean ± standard deviation): "
-        "a perfect generator has about as much."
-        if protocol["floor_sets"]
-        else "There are too few real sequences for a noise floor: small distances mean little.",
-        "",
-        "| | generated | floor |",
-        "|---|---|---|",
-        *(f"| {_words(name)} | {_shown(row['generated'])} | {_floor(row)} |" for name, row in compared.items()),
-        "",
+        floor,
+        markdown_table(
+            [
+                ["", "generated", "floor"],
+                *(
+                    [_distance(name), _shown(row["generated"]), _floor(row)]
+                    for name, row in results["distances"].items()
+                ),
+            ]
+        ),
         "![k-mers](kmers.svg)",
-        "",
         "![runs](runs.svg)",
-        "",
         "## Strands and entropy",
-        "",
         "Strand asymmetry is the divergence of a set's k-mers from their reverse complements; Chargaff's second rule "
         "says that it is near 0. Entropies are in bits. Both depend on how much there is, so real figures are means "
         "over the sets of the floor, where there are any.",
-        "",
-        "| k | asymmetry, generated | real | bits per base, generated | real | bits of next base, generated | real |",
-        "|---|---|---|---|---|---|---|",
+        _by_k_table(results["by_k"]),
     ]
-    for own, real in zip(results["by_k"]["generated"], results["by_k"]["real"], strict=True):
-        cells = [
-            _shown(side[name])
-            for name in ("strand_asymmetry", "bits_per_base", "bits_of_next_base")
-            for side in (own, real)
-        ]
-        lines.append(f"| {own['k']} | {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
+    return "\n\n".join(parts) + "\n"
 
 
-def _words(name: str) -> str:
+def _by_k_table(by_k: dict[str, list[dict[str, float]]]) -> str:
+    header = ["k", *(cell for words in BY_K.values() for cell in (f"{words}, generated", "real"))]
+    rows = [
+        [str(generated["k"]), *(_shown(side[name]) for name in BY_K for side in (generated, real))]
+        for generated, real in zip(by_k["generated"], by_k["real"], strict=True)
+    ]
+    return markdown_table([header, *rows], words=())
+
+
+def _distance(name: str) -> str:
     if name.startswith("jsd_"):
         return f"{name.removeprefix('jsd_')}-mers, Jensen-Shannon divergence (bits)"
-    return {"gc": "GC of a sequence, Wasserstein distance", "runs": "run lengths, Jensen-Shannon divergence (bits)"}[
-        name
-    ]
+    return DISTANCES[name]
 
 
 def _floor(row: dict[str, Any]) -> str:
@@ -210,66 +224,51 @@ def _shown(value: float | int | None) -> str:
 
 def plots(found: Comparison) -> dict[str, str]:
     """SVG by file name."""
-    sets = [("generated", found.generated), ("real", found.real)]
-    return {"gc.svg": _gc(sets), "kmers.svg": _scatter(found), "runs.svg": _runs(sets)}
+    sets = {"generated": found.generated, "real": found.real}
+    return {
+        "gc.svg": svg(_gc_plot(sets)),
+        "kmers.svg": svg(_kmer_plot(found), scatter=True),
+        "runs.svg": svg(_run_plot(sets)),
+    }
 
 
-def _gc(sets: list[tuple[str, Counts]]) -> str:
-    series = []
-    for name, own in sets:
-        grouped = np.add.reduceat(own.gc, np.arange(0, GC_BINS + 1, GC_STEP)) / max(1, own.gc.sum())
+def _gc_plot(sets: Mapping[str, Counts]) -> Plot:
+    curves = []
+    for name, counts in sets.items():
+        grouped = np.add.reduceat(counts.gc, np.arange(0, GC_BINS + 1, GC_STEP)) * 100 / max(1, counts.gc.sum())
         grouped[-2] += grouped[-1]  # exactly 100 % belongs to the last bin
-        series.append(
-            Series(name, [(i + 0.5) * GC_STEP / GC_BINS for i in range(len(grouped) - 1)], grouped[:-1].tolist())
-        )
-    top = round_up(max(max(own.y) for own in series))
-    return chart(
-        "GC of the sequences",
-        even("GC, in bins of 2 %", 0, 1, 10, percent=True),
-        even("share of the sequences", 0, top, 5, percent=True),
-        series,
-    )
+        middles = [100 * (i + 0.5) * GC_STEP / GC_BINS for i in range(len(grouped) - 1)]
+        curves.append(Curve(name, middles, grouped[:-1].tolist()))
+    return Plot("gc", "GC of the sequences", "GC (%), in bins of 2 %", "share of the sequences (%)", curves)
 
 
-def _scatter(found: Comparison) -> str:
+def _kmer_plot(found: Comparison) -> Plot:
     k = found.generated.k
-    own, real = found.generated.spectrum(k), found.real.spectrum(k)
-    seen = np.concatenate((own[own > 0], real[real > 0]))
-    low, high = (float(seen.min()), float(seen.max())) if seen.size else (0.1, 1.0)  # shorter than k: no k-mers
-    never = low / 2  # what was not seen lies at the edge
-    x, y = np.maximum(real, never), np.maximum(own, never)
-    here = (own > 0) | (real > 0)
-    cpg = _has_cpg(k)
-    axes = [decades(f"share among {which} {k}-mers", never, high) for which in ("real", "generated")]
-    series = [
-        Series(name, x[part].tolist(), y[part].tolist(), line=False)
-        for name, part in ((f"{k}-mers without CG", here & ~cpg), ("those with CG", here & cpg))
-    ]
-    return chart(f"{k}-mers, generated against real", axes[0], axes[1], series, diagonal=True)
+    generated, real = found.generated.spectrum(k), found.real.spectrum(k)
+    seen = (generated > 0) | (real > 0)
+    shares = np.concatenate((generated[generated > 0], real[real > 0]))
+    never = float(shares.min()) / 2 if shares.size else 1.0  # what was not seen in one of the sets lies at the edge
+    x, y = np.maximum(real, never), np.maximum(generated, never)
+    parts = {f"{k}-mers without CG": seen & ~_has_cpg(k), "those with CG": seen & _has_cpg(k)}
+    curves = [Curve(name, x[part].tolist(), y[part].tolist()) for name, part in parts.items()]
+    labels = [f"share among {which} {k}-mers" for which in ("real", "generated")]
+    return Plot("kmers", f"{k}-mers, generated against real", labels[0], labels[1], curves, log_x=True, log_y=True)
 
 
 def _has_cpg(k: int) -> np.ndarray:
     """(4^k,) bool: which k-mers have a C with a G after it."""
-    found, index = np.zeros(4**k, dtype=bool), np.arange(4**k)
+    has, index = np.zeros(4**k, dtype=bool), np.arange(4**k)
     for _ in range(k - 1):
-        found |= index % 16 == 1 * 4 + 2
+        has |= index % 16 == 1 * 4 + 2
         index = index // 4
-    return found
+    return has
 
 
-def _runs(sets: list[tuple[str, Counts]]) -> str:
-    series, least = [], 1.0
-    longest = min(LONGEST_RUN, max(2, *(own.longest_run for _, own in sets)))
-    for name, own in sets:
-        share = own.runs[1 : longest + 1] / max(1, own.runs.sum())
-        at = np.flatnonzero(share)
-        least = min(least, float(share[at].min())) if at.size else least
-        series.append(Series(name, (at + 1).tolist(), share[at].tolist()))
-    parts = longest - 1 if longest <= 12 else math.ceil((longest - 1) / 4)
-    last = longest if longest <= 12 else 1 + 4 * parts
-    return chart(
-        "Runs of one base",
-        even(f"length of the run (bases; {LONGEST_RUN} also stands for longer ones)", 1, last, parts),
-        decades("share of all runs", least, 1.0),
-        series,
-    )
+def _run_plot(sets: Mapping[str, Counts]) -> Plot:
+    curves = []
+    for name, counts in sets.items():
+        share = counts.runs / max(1, counts.runs.sum())
+        length = np.flatnonzero(share)
+        curves.append(Curve(name, length.astype(float).tolist(), share[length].tolist()))
+    label = f"length of the run (bases; {LONGEST_RUN} also stands for longer ones)"
+    return Plot("runs", "Runs of one base", label, "share of all runs", curves, log_y=True)

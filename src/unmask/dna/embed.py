@@ -22,10 +22,7 @@ from ..errors import UserError, at_least, choose
 from ..evaluation.likelihood import compute_dtype, evaluating
 from ..files import replacing
 from ..lm import LM
-from ..models.autoregressive import AutoRegressive
-from ..models.masked import MaskedDiffusion
 from ..networks.conjoined import Conjoined, backwards
-from ..networks.kernels.attention import Attn
 from .strands import complement_of, equivariant, need_dna, side_by_side
 
 POOLS = ("mean", "none")
@@ -47,7 +44,7 @@ class Embedder:
     def __post_init__(self) -> None:
         choose(self.pool, POOLS, "pool")
         at_least("batch_size", self.batch_size)
-        if not isinstance(self.lm.model, MaskedDiffusion | AutoRegressive):
+        if not self.lm.model.reads_tokens:
             raise UserError(
                 "embeddings are the hidden states of a network that reads tokens, and this model's does not"
             )
@@ -143,14 +140,7 @@ class Embedder:
         model = self.lm.model
         device = model.device
         z, valid = z.to(device), None if present is None else present.to(device)
-        if isinstance(model, MaskedDiffusion):
-            hidden = model.hidden(z, torch.zeros(len(z), dtype=torch.float64), valid)
-        else:
-            assert isinstance(model, AutoRegressive)
-            started = None if valid is None else model.started(valid, True)
-            hidden = model.backbone(model.started(z, model.vocab.mask), attn=Attn("causal", started))[0]
-            hidden = hidden[:, hidden.shape[1] - z.shape[1] :]
-        return hidden.float().cpu()
+        return model.states(z, valid).float().cpu()
 
 
 class _Sequence:

@@ -1,4 +1,4 @@
-"""What DNA is made of: GC, k-mers, CpG, runs of one base, both strands (what generated DNA is compared by).
+"""What DNA is made of: GC, k-mers, CpG, runs of one base, both strands (by which generated DNA is compared).
 
 Everything is counted in one pass over pieces of equal length, so a chromosome needs no more memory than a gene. A k-mer
 with an N in it does not count, and none reaches over the end of a piece.
@@ -17,7 +17,7 @@ from ..types import UserError
 LONGEST_K = 8
 LONGEST_RUN = 30  # runs of one base that are longer count as this long
 GC_BINS = 1000
-N = 4  # the code of what is no base
+N = 4  # the code of what is not a base
 AT_ONCE = 2**22  # bases that are counted together
 
 _CODES = np.full(256, 255, dtype=np.uint8)
@@ -26,11 +26,11 @@ for _letters, _code in (("Aa", 0), ("Cc", 1), ("Gg", 2), ("TtUu", 3), ("NnRrYySs
 
 
 def codes_of(name: str, text: str) -> np.ndarray:
-    """(L,) 0 to 3 for A, C, G, T and 4 for N and other ambiguous letters; what is no base is refused."""
+    """(L,) 0 to 3 for A, C, G, T and 4 for N and other ambiguous letters; anything else is refused."""
     codes = _CODES[np.frombuffer(text.strip().encode("ascii", "replace"), dtype=np.uint8)]
     if codes.size and codes.max() > N:
         wrong = text.strip()[int(codes.argmax())]
-        raise UserError(f"sequence {name!r} has {wrong!r}, which is no base; give sequences of A, C, G, T and N")
+        raise UserError(f"sequence {name!r} has {wrong!r}, which is not a base; give sequences of A, C, G, T and N")
     return codes
 
 
@@ -79,8 +79,8 @@ class Counts:
         self.unknown += int((~bases).sum())
         known = bases.sum(1)
         gc = ((rows == 1) | (rows == 2)).sum(1)
-        here = known > 0
-        share = np.rint(gc[here] / known[here] * GC_BINS).astype(np.int64)
+        counted = known > 0
+        share = np.rint(gc[counted] / known[counted] * GC_BINS).astype(np.int64)
         self.gc += np.bincount(share, minlength=GC_BINS + 1)
         index, valid = np.where(bases, rows, 0).astype(np.int64), bases
         for n in range(1, self.k + 1):
@@ -115,7 +115,7 @@ class Counts:
         p = self.spectrum(1)
         gc = _moments(self.gc)
         mean_run = _moments(self.runs)[0]
-        own: dict[str, float | int | None] = {
+        facts: dict[str, float | int | None] = {
             "sequences": self.sequences,
             "bases": self.bases,
             "unknown": self.unknown / max(1, self.letters),
@@ -129,8 +129,8 @@ class Counts:
             "longest_run": self.longest_run,
         }
         if self.k > 1 and p[1] * p[2] > 0:
-            own["cpg_observed_expected"] = float(self.spectrum(2)[1 * 4 + 2] / (p[1] * p[2]))
-        return own
+            facts["cpg_observed_expected"] = float(self.spectrum(2)[1 * 4 + 2] / (p[1] * p[2]))
+        return facts
 
 
 def _moments(histogram: np.ndarray) -> tuple[float, float]:
@@ -144,8 +144,8 @@ def _moments(histogram: np.ndarray) -> tuple[float, float]:
 
 def entropy(p: np.ndarray) -> float:
     """Bits."""
-    own = p[p > 0]
-    return float(-(own * np.log2(own)).sum())
+    p = p[p > 0]
+    return float(-(p * np.log2(p)).sum())
 
 
 def divergence(p: np.ndarray, q: np.ndarray) -> float:
@@ -164,13 +164,13 @@ def other_strand(p: np.ndarray) -> np.ndarray:
 
 def gc_distance(a: Counts, b: Counts) -> float:
     """How far the GC of the sequences of one set has to be moved to become that of the other (Wasserstein, in GC)."""
-    first, second = (np.cumsum(own.gc) / max(1, own.gc.sum()) for own in (a, b))
+    first, second = (np.cumsum(counts.gc) / max(1, counts.gc.sum()) for counts in (a, b))
     return float(np.abs(first - second).sum() / GC_BINS)
 
 
 def distances(a: Counts, b: Counts) -> dict[str, float]:
     """Everything in which two sets are compared."""
-    runs = (own.runs / max(1, own.runs.sum()) for own in (a, b))
+    runs = (counts.runs / max(1, counts.runs.sum()) for counts in (a, b))
     return {
         **{f"jsd_{n}": divergence(a.spectrum(n), b.spectrum(n)) for n in range(1, a.k + 1)},
         "gc": gc_distance(a, b),
@@ -184,7 +184,9 @@ def by_k(counts: Counts) -> list[dict[str, float]]:
     for n in range(1, counts.k + 1):
         p = counts.spectrum(n)
         block = entropy(p)
-        own = {"k": n, "strand_asymmetry": divergence(p, other_strand(p)), "bits_per_base": block / n}
-        rows.append(own | {"bits_of_next_base": block - before})
+        asymmetry = divergence(p, other_strand(p))
+        rows.append(
+            {"k": n, "strand_asymmetry": asymmetry, "bits_per_base": block / n, "bits_of_next_base": block - before}
+        )
         before = block
     return rows

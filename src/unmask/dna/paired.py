@@ -19,7 +19,6 @@ may differ it is too large rather than too small.
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -30,9 +29,10 @@ from torch import Tensor
 from ..data.genome.bases import A, N
 from ..errors import UserError, choose
 from ..evaluation.exact import pseudo_nats, time_of
+from ..evaluation.uncertainty import standard_errors
 from ..lm import LM
 from ..models.language_model import LanguageModel
-from ..models.masked import MaskedDiffusion
+from ..models.masked import as_masked
 from ..networks.conjoined import backwards
 from ..process import bounds
 from ..process.keys import Keys
@@ -59,7 +59,7 @@ def check_method(model: LanguageModel, method: str) -> None:
     choose(method, METHODS, "method")
     if not model.likelihood:
         raise UserError("this model has no likelihood, so it cannot score variants; give another one")
-    if method == "masked" and not isinstance(model, MaskedDiffusion):
+    if method == "masked" and not model.fills_masks:
         raise UserError("method 'masked' hides a base, which needs a masked diffusion model; use method 'bound'")
 
 
@@ -117,7 +117,8 @@ class PairedScorer:
             return self._mean(self._pseudo, pairs), np.zeros(len(pairs))
         if self.method == "masked":
             return self._masked(pairs), np.zeros(len(pairs))
-        if isinstance(model, MaskedDiffusion) and model.carry_over:
+        net = as_masked(model)
+        if net is not None and net.carry_over:
             return summarise(self._bound(pairs), stratified=True)
         if model.exact:
             return self._mean(functools.partial(self._whole, draw=0), pairs), np.zeros(len(pairs))
@@ -179,15 +180,15 @@ class PairedScorer:
             questions.ask(row, differing, pair.ref[differing], 1.0, i)
             questions.ask(row, differing, pair.alt[differing], -1.0, i)
             shares.append(len(differing) / len(z))
-        model = self.lm.model
-        assert isinstance(model, MaskedDiffusion)
+        model = as_masked(self.lm.model)
+        assert model is not None
         t = time_of(model.schedule, torch.tensor(shares, dtype=torch.float64))
         return self._answers(questions, t, None, len(pairs))
 
     def _bound(self, pairs: Sequence[Pair]) -> np.ndarray:
         """(n, draws) differences of the bound."""
-        model = self.lm.model
-        assert isinstance(model, MaskedDiffusion)
+        model = as_masked(self.lm.model)
+        assert model is not None
         questions, times = PairedPredictions(), []
         for i, pair in enumerate(pairs):
             random = self.keys.stream(pair.name)
@@ -232,8 +233,8 @@ class PairedScorer:
         when: Tensor,
     ) -> Tensor:
         """(n,) nats of tokens at places of rows."""
-        model = self.lm.model
-        assert isinstance(model, MaskedDiffusion)
+        model = as_masked(self.lm.model)
+        assert model is not None
         device = model.device
         hidden = model.hidden(z.to(device), t, present)[which.to(device), place.to(device)]
         tokens = target.to(device)
@@ -288,7 +289,7 @@ def summarise(values: np.ndarray, stratified: bool) -> tuple[np.ndarray, np.ndar
     if draws == 1:
         return values[:, 0], None
     if not stratified:
-        return values.mean(1), values.std(1, ddof=1) / math.sqrt(draws)
+        return values.mean(1), standard_errors(values)
     cuts = list(range(2, draws - 1, 2))
     groups = np.split(values, cuts, axis=1)
     variance = sum(group.shape[1] * group.var(1, ddof=1) for group in groups)

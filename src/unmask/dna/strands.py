@@ -13,7 +13,7 @@ from torch import Tensor
 from ..data.genome.bases import COMPLEMENT
 from ..files import replacing
 from ..lm import LM
-from ..models.masked import MaskedDiffusion
+from ..models.masked import as_masked
 from ..networks.conjoined import Conjoined
 from ..networks.interface import Network
 from ..sampling.sampler import stack
@@ -57,8 +57,8 @@ def equivariant(backbone: Network) -> bool:
 def conjoined(lm: LM) -> LM:
     """The same model, reading both strands (`networks.conjoined`); unchanged where its weights are equivariant."""
     need_dna(lm, "both strands")
-    model = lm.model
-    if not isinstance(model, MaskedDiffusion):
+    model = as_masked(lm.model)
+    if model is None:
         raise UserError(
             "both strands need a masked diffusion model, which reads in both directions, and this model is not one; "
             "leave out --both-strands"
@@ -66,8 +66,7 @@ def conjoined(lm: LM) -> LM:
     if equivariant(model.backbone):
         return lm
     both = Conjoined(model.backbone, complement_of(lm).to(model.device))
-    other = MaskedDiffusion(both, model.schedule, model.law, model.parameterization, model.objective)
-    return replace(lm, model=other.train(model.training))
+    return replace(lm, model=model.under(backbone=both))
 
 
 def write_fasta(path: str | Path, samples: Sequence[Sample], model: str) -> None:

@@ -24,6 +24,7 @@ from ..errors import UserError, at_least
 from ..models.language_model import LanguageModel
 from ..process.keys import Keys, check_seed
 from ..types import Batch, Likelihood, Progress, TokenNats
+from .uncertainty import rate_variance, standard_errors
 
 
 @dataclass(frozen=True)
@@ -163,16 +164,13 @@ def summarise(
     n, draws = nats.shape
     total = tokens.sum()
     mean = nats.mean(1)
-    rate = mean.sum() / total
-    monte_carlo = nats.sum(0).std(ddof=1) / math.sqrt(draws) / total if draws > 1 else None
+    monte_carlo = standard_errors(nats.sum(0)) / total if draws > 1 else None
     over_texts = None
     if n > 1:
-        variance = ((mean - rate * tokens) ** 2).sum() * n / (n - 1)
-        if draws > 1:  # the part of the variance that comes from the draws, not the texts
-            variance -= nats.var(1, ddof=1).sum() / draws
-        over_texts = (
-            math.sqrt(variance) / total if variance > 0 else None
-        )  # None: not measurable beside the Monte Carlo error
+        spread = rate_variance(mean, tokens)
+        if draws > 1:  # what the spread owes to the draws, not to the texts
+            spread -= nats.var(1, ddof=1).sum() / draws
+        over_texts = math.sqrt(spread) / total if spread > 0 else None  # None: drowned in the Monte Carlo error
     return Likelihood(
         nats=float(mean.sum()),
         tokens=int(total),

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..models.language_model import LanguageModel
-from ..models.masked import MaskedDiffusion
+from ..models.masked import MaskedDiffusion, as_masked
 from ..process.chunks import in_chunks
 from ..process.masking import at_tokens
 from ..types import Batch, UserError
@@ -33,18 +33,19 @@ OTHERWISE = {  # method: its name in a sentence, and what to do where a model do
 
 def diffusion(model: LanguageModel, method: str, *, timeless: bool = False) -> MaskedDiffusion:
     """The model, if it supports a method: its x̂ sums to 1 over the tokens that are not [MASK]."""
-    if not isinstance(model, MaskedDiffusion) or not model.normalised:
+    net = as_masked(model)
+    if net is None or not net.normalised:
         what, instead = OTHERWISE.get(method, (f"method {method!r}", "use 'bound' on whole texts"))
         raise UserError(
             f"{what} needs a masked diffusion model whose prediction sums to 1 over the tokens and that carries them "
             f"over; {instead}"
         )
-    if timeless and model.time_conditioned:
+    if timeless and net.time_conditioned:
         raise UserError(
             f"method {method!r} is for networks without time conditioning, and this one has it: "
             "its result is an integral over times; use 'bound' or 'orders' (unmask eval: --estimator times)"
         )
-    return model
+    return net
 
 
 def free_positions(batch: Batch) -> Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,7 +13,7 @@ from torch import Tensor
 from ..data.canvas import PromptBuilder
 from ..errors import UserError, at_least, choose
 from ..models.language_model import LanguageModel
-from ..models.masked import MaskedDiffusion
+from ..models.masked import as_masked
 from ..process.keys import Keys
 from ..sampling import FirstHitting, LeftToRight, Sampler
 from ..types import Batch, Likelihood, Progress
@@ -24,6 +23,7 @@ from .likelihood import compute_dtype, eval_keys, evaluating, need_likelihood, s
 from .predictions import RowNats, free_positions
 from .spans import Passage, ScoredPassage, each_span, lay_out, read_passages
 from .trajectories import plan_nats
+from .uncertainty import combined, standard_errors
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,8 @@ METHODS: dict[str, Method] = {
 
 def default_method(model: LanguageModel) -> str:
     """The bound with the least noise that the model allows."""
-    known = isinstance(model, MaskedDiffusion) and model.normalised and not model.time_conditioned
+    net = as_masked(model)
+    known = net is not None and net.normalised and not net.time_conditioned
     return "strata" if known else "bound"
 
 
@@ -238,5 +239,5 @@ def _error(rows: Sequence[RowNats], nats: np.ndarray, tokens: int) -> float | No
     """The Monte Carlo error per token: from the errors of the rows, else from the draws of their sum."""
     known = [row.error for row in rows if row.error is not None]
     if len(known) == len(rows):
-        return math.sqrt(sum(float(error) ** 2 for error in known)) / tokens
-    return float(nats.std(ddof=1) / math.sqrt(len(nats)) / tokens) if len(nats) > 1 else None
+        return combined(*map(float, known)) / tokens
+    return float(standard_errors(nats) / tokens) if len(nats) > 1 else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from ..text_tables import terminal_table
 from ..types import Likelihood
 
 HEAD = ("text", "tokens", "nats", "±", "per token", "perplexity", "bits/byte")
@@ -12,17 +13,10 @@ HEAD = ("text", "tokens", "nats", "±", "per token", "perplexity", "bits/byte")
 
 def score_lines(whole: Likelihood, texts: Sequence[str]) -> list[str]:
     """One line per text, and one for all of them together; of a text with a span, the tokens that were scored."""
-    rows = [
-        HEAD,
-        *(_cells(likelihood, _name(likelihood, text)) for likelihood, text in zip(whole.texts, texts, strict=True)),
-    ]
+    rows = [_cells(likelihood, _name(likelihood, text)) for likelihood, text in zip(whole.texts, texts, strict=True)]
     if len(whole.texts) > 1:
         rows.append(_cells(whole, "together"))
-    widths = [max(len(row[i]) for row in rows) for i in range(len(HEAD))]
-    return [
-        "  ".join([row[0].ljust(widths[0]), *(cell.rjust(w) for cell, w in zip(row[1:], widths[1:], strict=True))])
-        for row in rows
-    ]
+    return terminal_table([HEAD, *rows])
 
 
 def _cells(likelihood: Likelihood, name: str) -> tuple[str, ...]:

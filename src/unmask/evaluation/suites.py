@@ -17,6 +17,7 @@ from ..data.tokenization import Tokenizer
 from ..distributed import World
 from ..errors import UserError, choose, nearest
 from ..progress import progress_bar
+from ..text_tables import terminal_table
 from ..types import Likelihood
 from .likelihood import Estimator, check_request, evaluate
 
@@ -132,7 +133,7 @@ def evaluate_suite(
 
 def table_lines(results: Sequence[SuiteResult]) -> list[str]:
     """The results as aligned text, with what they share of their protocol below."""
-    lines: list[tuple[str, ...]] = [("set", "perplexity", "± draws", "± texts", "bits/byte", "tokens", "")]
+    head, lines = ("set", "perplexity", "± draws", "± texts", "bits/byte", "tokens", ""), []
     for result in results:
         likelihood = result.likelihood
         errors = [
@@ -150,16 +151,11 @@ def table_lines(results: Sequence[SuiteResult]) -> list[str]:
                 "in-domain" if result.in_domain else "",
             )
         )
-    widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
-    shown = [
-        line[0].ljust(widths[0]) + "".join(f"  {cell.rjust(w)}" for cell, w in zip(line[1:], widths[1:], strict=True))
-        for line in lines
-    ]
     same = shared([result.likelihood.protocol for result in results])
     if "detokenizer" not in same:
         each = [f"{result.likelihood.protocol.get('detokenizer')} ({result.member.title})" for result in results]
         same["detokenizer"] = ", ".join(each)
-    return [*(line.rstrip() for line in shown), *(f"  {key}: {value}" for key, value in same.items())]
+    return [*terminal_table([head, *lines]), *(f"  {key}: {value}" for key, value in same.items())]
 
 
 def shared(protocols: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -66,12 +66,12 @@ def model_card(
 
 
 def _about(config: Config, parameters: int | None) -> str:
-    net = config.model
+    net, timed = config.model, getattr(config.model, "time_conditioning", False)
     size = "" if parameters is None else f"{parameters:,} parameters, "
     return (
         f"A masked diffusion language model (method `{net.method}`, [MDLM](https://arxiv.org/abs/2406.07524)): {size}"
         f"{net.n_blocks} blocks of {net.hidden_dim} channels, {config.data.length} tokens per row, schedule "
-        f"{config.schedule.name}, {'told the time' if net.time_conditioning else 'not told the time'}."
+        f"{config.schedule.name}, {'told the time' if timed else 'not told the time'}."
     )
 
 

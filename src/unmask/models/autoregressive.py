@@ -5,12 +5,12 @@ never occurs in text), stands before every row, so that the first token is score
 the protocol of the published runs: the first token is given and not scored.
 
 Sampling goes through the same batcher as that of diffusion models, with the sampler `LeftToRight`. `CachedDenoiser`
-keeps what the network said of the prefixes that it has read.
+keeps what the network has read of each sequence.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,20 +21,19 @@ from torch.nn.utils.rnn import pad_sequence
 
 from ..networks.dit import KeyValue, pick
 from ..networks.interface import Network
-from ..networks.kernels.attention import Attn
 from ..process.keys import Keys
 from ..process.parameterization import Mean
 from ..process.schedule import Polynomial, Schedule
-from ..sampling import Batcher, LeftToRight, Request, Sampler, Windows, run
-from ..types import Batch, State, TokenNats, UserError, Vocab
-from .language_model import LanguageModel, Until, in_chunks
+from ..sampling import LeftToRight, Request, Slot, Trajectory, Windows, Written, advance_tokens
+from ..types import Batch, TokenNats, UserError, Vocab
+from .language_model import LanguageModel, in_chunks
 
 
 class AutoRegressive(LanguageModel):
     """A causal backbone; with `start`, every row begins with a start symbol of its own."""
 
     exact = True
-    usual_sampler = "left-to-right"
+    default_sampler = "left-to-right"
 
     def __init__(self, backbone: Network, start: bool = True) -> None:
         super().__init__()
@@ -58,7 +57,7 @@ class AutoRegressive(LanguageModel):
         if batch.present is not None:  # the state of an absent column has seen its token: the last one before it counts
             valid = self.started(batch.present, True)[:, :length]
             source = torch.where(valid, every, 0).cummax(1).values.gather(1, source.clamp(min=0))
-        hidden = self.backbone(self.started(x, self.vocab.mask)[:, :length], attn=Attn("causal", valid))[0]
+        hidden = self.backbone(self.started(x, self.vocab.mask)[:, :length], valid=valid)[0]
         row, column = torch.nonzero(weight, as_tuple=True)
         (value,) = in_chunks(self._target, self.vocab.size, hidden[row, source[row, column]], x[row, column])
         empty = torch.zeros(weight.shape, dtype=value.dtype, device=value.device)
@@ -67,89 +66,101 @@ class AutoRegressive(LanguageModel):
     def _target(self, hidden: Tensor, tokens: Tensor) -> tuple[Tensor]:
         return (-self.log_x(hidden).gather(-1, tokens[:, None]).squeeze(-1),)
 
+    def states(self, tokens: Tensor, present: Tensor | None = None) -> Tensor:
+        """(B, L, hidden): the state of each token has read it and all before it."""
+        valid = None if present is None else self.started(present, True)
+        hidden = self.backbone(self.started(tokens, self.vocab.mask), valid=valid)[0]
+        return hidden[:, hidden.shape[1] - tokens.shape[1] :]
+
     def log_x(self, rows: Tensor) -> Tensor:
         """Log-probabilities (N, V) in float32 of the next token, of chosen rows of hidden states."""
         return self.meaning.log_x(self.backbone.head(rows), self.vocab.mask)
 
-    def write(self, tasks: Sequence[Request], batch_size: int, until: Until | None) -> Iterator[State]:
-        """Write every canvas from left to right, all of them through the network together."""
-        for task in tasks:
-            self.check(task.canvas, task.plan)
-            if task.label is not None or task.guidance != 1:
-                raise UserError("this autoregressive model was trained without labels; leave out label and guidance")
-        return run(CachedDenoiser(self, batch_size), tasks, batch_size, until)
+    def denoiser(self) -> CachedDenoiser:
+        """The model with a cache for each sequence."""
+        return CachedDenoiser(self)
 
-    def desk(self, batch_size: int, share: int | None = None) -> Batcher:
-        """Where tasks join and leave between network calls; each costs one token a call, so all go every time."""
-        return Batcher(CachedDenoiser(self, batch_size), batch_size)
-
-    def check(self, canvas: Tensor, plan: Sampler) -> None:
-        """Raise if a plan cannot be followed on a canvas."""
-        inner = plan.plan if isinstance(plan, Windows) else plan
+    def check(self, request: Request) -> None:
+        """Raise if a request cannot be followed."""
+        sampler = request.sampler
+        inner = sampler.plan if isinstance(sampler, Windows) else sampler
         if not isinstance(inner, LeftToRight) or inner.k != 1:
             raise UserError(
                 "an autoregressive model writes from left to right, one token at a time; "
                 "choose the sampler left-to-right with k=1"
             )
-        masked = canvas == self.vocab.mask
-        if (masked[:-1] & ~masked[1:]).any():
+        free = request.writable(self.vocab)
+        if (free[:-1] & ~free[1:]).any():
             raise UserError(
                 "an autoregressive model writes from left to right and does not see what comes after; "
                 "give a prompt and no suffix or gap"
             )
-        framed = isinstance(plan, Windows) and plan.frame is not None
-        if not self.start and masked[:1].any() and not framed:
+        framed = isinstance(sampler, Windows) and sampler.frame is not None
+        if not self.start and free[:1].any() and not framed:
             raise UserError(
                 "this autoregressive model has no start symbol; give it the first token or a prompt, or train it with "
                 "objective.start_token=true"
             )
+        if request.label is not None or request.guidance != 1:
+            raise UserError("this autoregressive model was trained without labels; leave out label and guidance")
 
     def describe(self) -> dict[str, Any]:
         """The law of its likelihood, for protocols."""
         return {"bound": "exact", "order": "left to right", "start_token": self.start}
 
 
+APART = 8  # rows that have so many times more to read than others go through the network by themselves
+
+
 @dataclass(frozen=True)
-class Shelf:
-    """What one call has read: rows of lengths n, and what the network keeps of them."""
+class Block:
+    """What the network keeps of the rows of one call: (B, H, W, D) each, or states (B, ·, ·).
 
-    tokens: Tensor  # (B, W) int64: row b begins with what was read, n[b] tokens
+    Row b has read n[b] columns; where there are columns at all, it *ends* with those n[b].
+    """
+
     n: list[int]
-    cache: list[KeyValue]  # (B, H, W, D): row b *ends* with what belongs to it, n[b] columns; or states (B, ·, ·)
-
-    def common(self, inputs: Tensor) -> Tensor:
-        """(rows of inputs, B): how many tokens each of them has in common with each row here, from the first on."""
-        width = min(self.tokens.shape[1], inputs.shape[1])
-        same = inputs[:, None, :width] == self.tokens[None, :, :width]
-        return torch.minimum(same.long().cumprod(-1).sum(-1), torch.tensor(self.n, device=inputs.device))
+    cache: list[KeyValue]
 
     def part(self, row: int, kept: int) -> list[KeyValue]:
-        """Keys and values of the first `kept` tokens of a row, (kept, H, D) each."""
-        begin = self.tokens.shape[1] - self.n[row]
-        here = slice(begin, begin + kept)
-        return [(k[row, :, here].transpose(0, 1), v[row, :, here].transpose(0, 1)) for k, v in self.cache]
+        """Keys and values of the first `kept` columns of a row, (kept, H, D) each."""
+        begin = self.cache[0][0].shape[2] - self.n[row]
+        columns = slice(begin, begin + kept)
+        return [(k[row, :, columns].transpose(0, 1), v[row, :, columns].transpose(0, 1)) for k, v in self.cache]
 
 
-APART = 8  # rows that have so many times more to read than others go through the network by themselves
-Source = tuple[Shelf, int]  # a row of a shelf
+@dataclass(frozen=True)
+class Read:
+    """What was read of a slot: a row of a block, and what other sequences may have in common with it."""
+
+    block: Block
+    row: int
+    prompt: tuple[int, ...] | None = None
+    shared: int = 0
+
+    @property
+    def n(self) -> int:
+        """Columns."""
+        return self.block.n[self.row]
 
 
 class CachedDenoiser:
-    """An autoregressive model as a denoiser, for one generation.
+    """An autoregressive model as a denoiser, for one batcher.
 
-    Column j of `hidden` predicts token j. The network reads only what it has not read yet: each row goes on from the
-    longest prefix that it shares with any row of the last calls, found by comparing tokens. So rows may leave, join,
-    move to another window or change as they like; a cache that does not fit is never used.
+    Column j of `hidden` predicts token j. Of each slot the network reads only what it has not read yet; a slot says how
+    much of its canvas is as it was. Sequences of one prompt that begin together read it once, and one that joins later
+    goes on from the prompt of another.
     """
 
     time_conditioned = False
     normalised = True
     carry_over = True
+    cached = True
 
-    def __init__(self, model: AutoRegressive, rows: int) -> None:
-        self.model, self.rows = model, rows  # how many rows are under way at a time
+    def __init__(self, model: AutoRegressive) -> None:
+        self.model = model
         self.schedule: Schedule = Polynomial()  # a denoiser has one; left to right nobody asks for it
-        self.shelves: list[Shelf] = []  # the newest first
+        self.read: dict[int, Read] = {}  # by slot
 
     @property
     def vocab(self) -> Vocab:
@@ -160,6 +171,18 @@ class CachedDenoiser:
     def device(self) -> torch.device:
         """Where it computes."""
         return self.model.device
+
+    def check(self, request: Request) -> None:
+        """Raise if a request cannot be followed."""
+        self.model.check(request)
+
+    def advance(self, trajectories: Sequence[Trajectory]) -> list[Written | None]:
+        """One network call for all."""
+        return advance_tokens(self, trajectories)
+
+    def release(self, slot: int) -> None:
+        """Forget what was read of a slot."""
+        self.read.pop(slot, None)
 
     def log_x(self, rows: Tensor) -> Tensor:
         """Log-probabilities of the next token, of chosen rows of hidden states."""
@@ -172,116 +195,146 @@ class CachedDenoiser:
         present: Tensor | None = None,
         label: Tensor | None = None,
         queries: Tensor | None = None,
+        slots: Sequence[Slot] | None = None,
     ) -> Tensor:
         """(B, M, hidden): the states that predict the tokens of columns (B, M). What stands after them is not read.
 
-        That is why `present` does not matter: rows are padded at their ends.
+        That is why `present` does not matter: rows are padded at their ends. Without slots nothing is kept.
         """
         self.model.backbone.condition(t, label)  # refuses labels
         inputs = self.model.started(z, self.vocab.mask)
         columns = torch.arange(z.shape[1], device=z.device).expand(z.shape) if queries is None else queries
         columns = columns - (0 if self.model.start else 1)  # of `inputs`
         assert (columns >= 0).all(), "without a start symbol nothing predicts the first token"
-        last = columns.amax(1)
-        source, common = self._find(inputs)
-        if self.model.backbone.recurrent:
-            return self._go_on(inputs, columns, source, common)
-        # All rows read equally many columns, those up to their last one, so that all of them end together. Where a row
-        # has fewer than that, what stands before its first token is padding. A row that has just joined, with much to
-        # read, goes apart: it would have all others read as much again.
-        unread = last + 1 - torch.minimum(common, columns.amin(1))
+        return self._hidden(inputs, columns, slots)
+
+    def _hidden(self, inputs: Tensor, columns: Tensor, slots: Sequence[Slot] | None) -> Tensor:
+        if slots is not None and (first := self._first(slots)) is not None:
+            once = sorted(set(first))
+            hidden = self._hidden(inputs[once], columns[once], [slots[i] for i in once])
+            for i, slot in enumerate(slots):
+                self.read[slot.number] = self.read[slots[first[i]].number]
+            return hidden[[once.index(i) for i in first]]
+        sources = [None] * len(inputs) if slots is None else [self._source(slot) for slot in slots]
+        kept = torch.tensor([0 if source is None else source[1] for source in sources], device=inputs.device)
+        kept = torch.minimum(kept, columns.amin(1))  # a column that is asked for is read, again if need be
+        if self.model.backbone.recurrent:  # a state cannot be cut: it goes on from all that was read, or from nothing
+            whole = torch.tensor([-1 if s is None else s[0].n for s in sources], device=inputs.device)
+            kept = torch.where(kept == whole, kept, 0)
+            return self._read(inputs, columns, kept, sources, slots)
+        # A row that has just joined, with much to read, goes apart: it would have all others read as much again.
+        unread = columns.amax(1) + 1 - kept
         far = unread > APART * unread.min()
-        if far.any():
-            return self._apart(far, z, t, queries)
-        new = int(unread.max())
-        begin = (last + 1 - new)[:, None]
-        cache = self._take(source, begin.squeeze(1).clamp(min=0).tolist())
-        place = begin + torch.arange(-cache[0][0].shape[2], new, device=z.device)  # (B, cached and new) of `inputs`
-        positions = place[:, -new:].clamp(min=0)
-        attn = Attn("causal", None if (place >= 0).all() else place >= 0, positions)
-        hidden, cache = self.model.backbone(inputs.gather(1, positions), attn=attn, cache=cache)
-        self._keep(Shelf(inputs[:, : int(last.max()) + 1].clone(), (last + 1).tolist(), cache))
-        return pick(hidden, columns - begin)
+        if not far.any():
+            return self._read(inputs, columns, kept, sources, slots)
+        out: Tensor | None = None
+        for rows in (torch.nonzero(which).squeeze(-1) for which in (far, ~far)):
+            few = None if slots is None else [slots[i] for i in rows.tolist()]
+            part = self._hidden(inputs[rows], columns[rows], few)
+            out = part.new_empty(len(inputs), *part.shape[1:]) if out is None else out
+            out[rows] = part
+        assert out is not None
+        return out
 
-    def _apart(self, far: Tensor, z: Tensor, t: Tensor, queries: Tensor | None) -> Tensor:
-        """Two calls: rows that have read what stands before, and rows that have not."""
-        groups = [torch.nonzero(which).squeeze(-1) for which in (far, ~far)]
-        parts = [self.hidden(z[rows], t, None, None, None if queries is None else queries[rows]) for rows in groups]
-        hidden = parts[0].new_empty(len(z), *parts[0].shape[1:])
-        for rows, part in zip(groups, parts, strict=True):
-            hidden[rows] = part
-        return hidden
+    def _first(self, slots: Sequence[Slot]) -> list[int] | None:
+        """For each row the first one that has the same to read, or None where all have something of their own."""
+        seen: dict[tuple[int, ...], int] = {}
+        first = list(range(len(slots)))
+        for i, slot in enumerate(slots):
+            if slot.prompt is not None and slot.number not in self.read and self._source(slot) is None:
+                first[i] = seen.setdefault((*slot.prompt, slot.shared), i)
+        return first if len(set(first)) < len(first) else None
 
-    def _go_on(self, inputs: Tensor, columns: Tensor, source: list[Source], common: Tensor) -> Tensor:
-        """The same for a network whose cache is a state: it goes on from the end of what was read, or from nothing.
+    def _source(self, slot: Slot) -> tuple[Read, int] | None:
+        """What was read of a slot, or of another one with the same prompt, and how many columns of it hold."""
+        start = 1 if self.model.start else 0
+        if (read := self.read.get(slot.number)) is not None:
+            return read, min(read.n, slot.kept + start)
+        if slot.prompt is None or self.model.backbone.recurrent:
+            return None
+        for read in self.read.values():
+            if read.prompt == slot.prompt and read.shared == slot.shared:
+                return read, min(read.n, slot.shared + start)
+        return None
 
-        Rows read what is new to them, and end together; what stands before that is padding.
+    def _read(
+        self,
+        inputs: Tensor,
+        columns: Tensor,
+        kept: Tensor,
+        sources: Sequence[tuple[Read, int] | None],
+        slots: Sequence[Slot] | None,
+    ) -> Tensor:
+        """One network call. All rows read equally many columns, so that all of them end with their last one.
+
+        Where a row has fewer than that, what stands before its first token (of a recurrent network: before what is new
+        to it) is padding.
         """
-        ends = torch.tensor([shelf.n[row] for shelf, row in source], device=common.device) if source else common
-        whole = (common == ends) & (common <= columns.amin(1))
-        kept = torch.where(whole, common, 0)
         last = columns.amax(1)
         new = int((last + 1 - kept).max())
         begin = (last + 1 - new)[:, None]
-        place = begin + torch.arange(new, device=inputs.device)  # (B, new) of `inputs`
-        fresh = place >= kept[:, None]
-        attn = Attn("causal", None if fresh.all() else fresh)
-        cache = self._states(source, kept.tolist())
-        hidden, cache = self.model.backbone(inputs.gather(1, place.clamp(min=0)), attn=attn, cache=cache)
-        self._keep(Shelf(inputs[:, : int(last.max()) + 1].clone(), (last + 1).tolist(), cache))
+        reads = [None if source is None else source[0] for source in sources]
+        positions = None
+        if self.model.backbone.recurrent:
+            cache = self._states(reads, kept.tolist())
+            place = begin + torch.arange(new, device=inputs.device)  # (B, new) of `inputs`
+            valid, shown = place >= kept[:, None], place.clamp(min=0)
+        else:
+            cache = self._columns(reads, begin.squeeze(1).clamp(min=0).tolist())
+            place = begin + torch.arange(-cache[0][0].shape[2], new, device=inputs.device)  # (B, cached and new)
+            valid, shown = place >= 0, place[:, -new:].clamp(min=0)
+            positions = shown
+        known = None if valid.all() else valid
+        tokens = inputs.gather(1, shown)
+        hidden, cache = self.model.backbone(tokens, valid=known, positions=positions, cache=cache)
+        if slots is not None:
+            block = Block((last + 1).tolist(), cache)
+            for row, slot in enumerate(slots):
+                old = self.read.get(slot.number)
+                named = (slot.prompt, slot.shared) if old is None else (old.prompt, old.shared)
+                self.read[slot.number] = Read(block, row, *(named if slot.kept or old is None else (None, 0)))
         return pick(hidden, columns - begin)
 
-    def _states(self, source: list[Source], kept: list[int]) -> list[KeyValue]:
-        """The states from which rows go on: that of their source, or of nothing where none is kept."""
+    def _columns(self, reads: Sequence[Read | None], kept: list[int]) -> list[KeyValue]:
+        """The keys and values of the first `kept` columns of each row, padded on the left."""
         empty: list[KeyValue] = self.model.backbone.empty_cache(len(kept))
         if not any(kept):
             return empty
-        shelf = source[0][0]
-        if (
-            all(kept)
-            and len(kept) == len(shelf.n)
-            and all(own is shelf and row == i for i, (own, row) in enumerate(source))
-        ):
-            return shelf.cache
+        if (block := _all_of_one(reads)) is not None and kept == block.n:
+            return block.cache  # the rows of the last call, one token further: the common case needs no copy
+        nothing = [(k[0].transpose(0, 1), v[0].transpose(0, 1)) for k, v in empty]
+        parts = [nothing if read is None else read.block.part(read.row, n) for read, n in zip(reads, kept, strict=True)]
+        return [
+            (_side_by_side([k for k, _ in layer]), _side_by_side([v for _, v in layer]))
+            for layer in zip(*parts, strict=True)
+        ]
+
+    def _states(self, reads: Sequence[Read | None], kept: list[int]) -> list[KeyValue]:
+        """The states from which rows go on: that of what was read, or of nothing where none is kept."""
+        empty: list[KeyValue] = self.model.backbone.empty_cache(len(kept))
+        if not any(kept):
+            return empty
+        if (block := _all_of_one(reads)) is not None and all(kept):
+            return block.cache
         rows = [
             [
-                (own.cache[layer][0][row], own.cache[layer][1][row]) if n else (old[0][i], old[1][i])
-                for i, ((own, row), n) in enumerate(zip(source, kept, strict=True))
+                (layer[0][i], layer[1][i])
+                if read is None or not n
+                else (read.block.cache[at][0][read.row], read.block.cache[at][1][read.row])
+                for i, (read, n) in enumerate(zip(reads, kept, strict=True))
             ]
-            for layer, old in enumerate(empty)
+            for at, layer in enumerate(empty)
         ]
         return [(torch.stack([a for a, _ in layer]), torch.stack([b for _, b in layer])) for layer in rows]
 
-    def _find(self, inputs: Tensor) -> tuple[list[Source], Tensor]:
-        """For each row the shelf and the row there with the longest common prefix, and its length (B,)."""
-        if not self.shelves:
-            return [], inputs.new_zeros(len(inputs))
-        common, best = torch.cat([shelf.common(inputs) for shelf in self.shelves], dim=1).max(1)
-        rows = [(shelf, row) for shelf in self.shelves for row in range(len(shelf.n))]
-        return [rows[i] for i in best.tolist()], common
 
-    def _take(self, source: list[Source], kept: list[int]) -> list[KeyValue]:
-        """The keys and values of the first `kept` columns of each row, padded on the left."""
-        if not any(kept):
-            return self.model.backbone.empty_cache(len(kept))
-        shelf = source[0][0]
-        if kept == shelf.n and all(own is shelf and row == i for i, (own, row) in enumerate(source)):
-            return shelf.cache  # the rows of the last call, one token further: the common case needs no copy
-        parts = [own.part(row, n) for (own, row), n in zip(source, kept, strict=True)]
-        return [
-            (_side_by_side([k for k, _ in block]), _side_by_side([v for _, v in block]))
-            for block in zip(*parts, strict=True)
-        ]
-
-    def _keep(self, shelf: Shelf) -> None:
-        """Put it before the others, and forget those that are older than one call for every row under way."""
-        shelves, rows = [shelf], len(shelf.n)
-        for older in self.shelves:
-            if rows >= self.rows:
-                break
-            shelves.append(older)
-            rows += len(older.n)
-        self.shelves = shelves
+def _all_of_one(reads: Sequence[Read | None]) -> Block | None:
+    """The block that has exactly these rows in this order, if there is one."""
+    block = None if reads[0] is None else reads[0].block
+    if block is None or len(block.n) != len(reads):
+        return None
+    same = all(read is not None and read.block is block and read.row == i for i, read in enumerate(reads))
+    return block if same else None
 
 
 def _side_by_side(rows: Sequence[Tensor]) -> Tensor:

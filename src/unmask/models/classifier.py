@@ -23,7 +23,6 @@ from torch import Tensor, nn
 
 from ..networks.dit import pick
 from ..networks.interface import Network
-from ..networks.kernels.attention import Attn
 from ..networks.kernels.dropout import dropout
 from ..process.keys import Keys
 from ..types import Batch
@@ -95,7 +94,7 @@ class Classifier(nn.Module):
         """(B, hidden): the state that stands for each row."""
         column = self._column(batch)
         net = self.backbone
-        asked = column if net.takes_queries and not net.causal and self.reader is None else None
+        asked = column if "queries" in net.takes and not net.causal and self.reader is None else None
         hidden = self._hidden(batch, asked)
         return (hidden if asked is not None else pick(hidden, column))[:, 0]
 
@@ -106,10 +105,9 @@ class Classifier(nn.Module):
             gamma = reader.gamma(torch.zeros(len(batch), device=tokens.device, dtype=torch.float64))
             z = torch.sigmoid(-gamma).sqrt().float()[:, None, None] * reader.embeddings()[tokens]
             return reader.hidden(z, gamma, present=batch.present)
-        told = {"types": batch.types} if net.takes_types and batch.types is not None else {}
-        attn = Attn("causal" if net.causal else "full", batch.present, queries=asked)
-        cond = net.condition(torch.zeros(len(batch), device=tokens.device))
-        hidden: Tensor = net(tokens, cond=cond, attn=attn, **told)[0]
+        condition = net.condition(torch.zeros(len(batch), device=tokens.device))
+        types = batch.types if "types" in net.takes else None
+        hidden: Tensor = net(tokens, types=types, condition=condition, valid=batch.present, queries=asked)[0]
         return hidden
 
     def _column(self, batch: Batch) -> Tensor:

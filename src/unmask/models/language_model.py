@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -13,21 +13,22 @@ from ..networks.interface import Network
 from ..process.chunks import in_chunks as in_chunks
 from ..process.keys import Keys
 from ..process.schedule import Law, Schedule
-from ..sampling import Batcher, Choice, Request, Rules, Sampler, SequentialBatcher
+from ..sampling import Batcher, Denoiser, Request
 from ..types import Batch, State, TokenNats, UserError, Vocab
-
-Until = Callable[[State], bool]  # whether a sequence is done before its end
 
 
 class LanguageModel(nn.Module, ABC):
-    """A backbone with a likelihood, a loss and a way to write into masked positions."""
+    """A backbone with a likelihood, a loss and a way to write."""
 
     backbone: Network
     exact = False  # whether nats are -log p itself, without a draw: then one draw says all
     likelihood = True  # whether nats bound -log p at all: without that there is no perplexity
+    fills_masks = False  # whether it says what stood at masked positions, at any time (`models.masked.as_masked`)
+    reads_tokens = True  # whether its network reads tokens, so that `states` of a text mean something
     any_length = False  # whether it writes texts of any length without windows
     given = 0  # tokens at the start of a row that it does not score
-    usual_sampler = "plan"  # the name of the plan it is sampled with where a user names none
+    default_sampler = "plan"  # the name of the sampler where a user names none
+    cached = False  # whether its denoiser keeps what it has read of each sequence
 
     @property
     def vocab(self) -> Vocab:
@@ -38,6 +39,15 @@ class LanguageModel(nn.Module, ABC):
     def device(self) -> torch.device:
         """Where the weights are."""
         return next(self.parameters()).device
+
+    @property
+    def features(self) -> nn.Module:
+        """The module that a classifier begins with: the network, unless it reads something else than tokens."""
+        return self.backbone
+
+    def states(self, tokens: Tensor, present: Tensor | None = None) -> Tensor:
+        """(B, L, hidden) of tokens (B, L) as they stand, where the model `reads_tokens`."""
+        raise UserError("embeddings are the hidden states of a network that reads tokens, and this model's does not")
 
     def rates(self) -> dict[str, float]:
         """The names of weights that learn faster or slower than others: their learning rate in units of train.lr."""
@@ -56,47 +66,31 @@ class LanguageModel(nn.Module, ABC):
         """The loss: what DDP and FSDP wrap."""
         return self.loss(batch, keys)
 
-    def generate(
-        self,
-        canvases: Sequence[Tensor],
-        plan: Sampler | Sequence[Sampler],
-        keys: Sequence[Keys],
-        *,
-        choice: Choice | Sequence[Choice] = Choice(),
-        batch_size: int = 16,
-        controls: Sequence[Rules | None] | None = None,
-        labels: Sequence[int | None] | None = None,
-        guidance: float | Sequence[float] = 1.0,
-        tops: int = 0,
-        until: Until | None = None,
-    ) -> Iterator[State]:
-        """Write into the positions that hold [MASK]; the others never change.
+    def generate(self, requests: Iterable[Request], batch_size: int = 16) -> Iterator[State]:
+        """The states of all requests as they come, so many sequences through the network together.
 
-        One stream of keys a canvas; one plan, choice and guidance for all, or one each. `tops` asks for that many
-        alternatives of every written token; a sequence for which `until` is true is done.
+        What may be written is; the other positions never change. What cannot be done is said before anything is
+        written.
         """
-        n = len(canvases)
-        plans = [plan] * n if isinstance(plan, Sampler) else plan
-        choices = [choice] * n if isinstance(choice, Choice) else choice
-        scales = [guidance] * n if isinstance(guidance, int | float) else guidance
-        each = zip(canvases, plans, keys, choices, controls or [None] * n, labels or [None] * n, scales, strict=True)
-        tasks = [
-            Request(row, canvas, own, key, drawn, control, label, scale, tops)
-            for row, (canvas, own, key, drawn, control, label, scale) in enumerate(each)
-        ]
-        return self.write(tasks, batch_size, until)
+        batcher = self.batcher(batch_size)
+        for request in requests:
+            batcher.add(request)
+        return batcher.run()
+
+    def batcher(self, batch_size: int, token_budget: int | None = None) -> Batcher:
+        """Where requests join and leave between network calls; `token_budget` as in `Batcher`."""
+        return Batcher(self.denoiser(), batch_size, token_budget)
 
     @abstractmethod
-    def write(self, tasks: Sequence[Request], batch_size: int, until: Until | None) -> Iterator[State]:
-        """The states of all tasks as they come; what cannot be done is said before anything is written."""
-
-    def desk(self, batch_size: int, share: int | None = None) -> Batcher | SequentialBatcher:
-        """Where tasks join and leave between network calls; `share` as in `Batcher`. By default one after another."""
-        return SequentialBatcher(lambda task: self.write([task], 1, None))
+    def denoiser(self) -> Denoiser:
+        """What a batcher drives: the model itself, or the model with something that it keeps for each sequence."""
 
     @abstractmethod
-    def check(self, canvas: Tensor, plan: Sampler) -> None:
-        """Raise if a plan cannot be followed on a canvas."""
+    def check(self, request: Request) -> None:
+        """Raise if a request cannot be followed."""
+
+    def release(self, slot: int) -> None:
+        """The sequence of this slot has ended; nothing was kept of it."""
 
     def under(self, schedule: Schedule | None = None, law: Law | None = None) -> LanguageModel:
         """The same network and weights, scored under another schedule or law; methods without one refuse."""

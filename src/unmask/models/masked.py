@@ -9,23 +9,22 @@ carry-over there is one more term, the reconstruction of all positions from the 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from ..networks.interface import Network
-from ..networks.kernels.attention import Attn
 from ..process import bounds
 from ..process.keys import Keys
 from ..process.masking import corrupt, corrupt_mlm
 from ..process.parameterization import Mean, Parameterization
-from ..process.schedule import ContinuousTime, Draw, Law, Schedule, independent, strata
-from ..sampling import Batcher, Request, Sampler, run
-from ..types import Batch, State, TokenNats, UserError
-from .language_model import LanguageModel, Until, in_chunks
+from ..process.schedule import ContinuousTime, Draw, Law, Schedule
+from ..sampling import Request, Trajectory, Written, advance_tokens
+from ..types import Batch, TokenNats, UserError
+from .language_model import LanguageModel, in_chunks
 
 SIGMA_TOLD = 30.0  # what a network is told saturates here: fewer than 1e-13 of the tokens are left to see
 RECONSTRUCTED = 4  # one row of so many is reconstructed, with that weight: the term is small, a second pass is not
@@ -46,6 +45,8 @@ class Objective:
 class MaskedDiffusion(LanguageModel):
     """A backbone, a schedule, the meaning of its logits, and the law of its bound."""
 
+    fills_masks = True
+
     def __init__(
         self,
         backbone: Network,
@@ -62,12 +63,27 @@ class MaskedDiffusion(LanguageModel):
         if self.parameterization.is_measure and not isinstance(self.law, ContinuousTime):
             raise UserError("SEDD's score has a bound in continuous time only; set objective.bound=continuous")
 
-    def under(self, schedule: Schedule | None = None, law: Law | None = None) -> MaskedDiffusion:
-        """The same network and weights, scored under another schedule or law."""
+    def under(
+        self,
+        schedule: Schedule | None = None,
+        law: Law | None = None,
+        *,
+        objective: Objective | None = None,
+        backbone: Network | None = None,
+    ) -> MaskedDiffusion:
+        """The same network and weights, scored under another schedule or law (or another network around them)."""
         other = MaskedDiffusion(
-            self.backbone, schedule or self.schedule, law or self.law, self.parameterization, self.objective
+            backbone or self.backbone,
+            schedule or self.schedule,
+            law or self.law,
+            self.parameterization,
+            objective or self.objective,
         )
         return other.train(self.training)
+
+    def states(self, tokens: Tensor, present: Tensor | None = None) -> Tensor:
+        """(B, L, hidden) of tokens as they stand, at time 0."""
+        return self.hidden(tokens, torch.zeros(len(tokens), dtype=torch.float64), present)
 
     def hidden(
         self,
@@ -77,17 +93,21 @@ class MaskedDiffusion(LanguageModel):
         label: Tensor | None = None,
         queries: Tensor | None = None,
     ) -> Tensor:
-        """Hidden states (B, L, hidden) of z at times t (B,), given labels (B,) if the network has any (-1 = none).
+        """Hidden states (B, L, hidden) of z at times t (B,) or (B, L), given labels (B,) if it has any (-1 = none).
 
         With `queries` (B, M), those of these columns only: (B, M, hidden).
         """
+        if t.ndim > 1:
+            if self.backbone.time_conditioning:
+                raise UserError("this network is told one time per row; set model.time_conditioning=false")
+            t = t[:, 0]  # which nobody is told
         sigma = self.schedule.sigma(t).clamp(max=SIGMA_TOLD)
         told = None if label is None else label.to(z.device)
         cond = self.backbone.condition(sigma.float().to(z.device), told)
         valid = None if present is None else present.to(z.device)
-        if queries is None or (self.backbone.takes_queries and 2 * queries.shape[1] <= z.shape[1]):
-            return self.backbone(z, cond=cond, attn=Attn(valid=valid, queries=queries))[0]
-        hidden = self.backbone(z, cond=cond, attn=Attn(valid=valid))[0]
+        if queries is None or ("queries" in self.backbone.takes and 2 * queries.shape[1] <= z.shape[1]):
+            return self.backbone(z, condition=cond, valid=valid, queries=queries)[0]
+        hidden = self.backbone(z, condition=cond, valid=valid)[0]
         return hidden[torch.arange(len(z), device=z.device)[:, None], queries]
 
     def log_x(self, rows: Tensor) -> Tensor:
@@ -95,7 +115,7 @@ class MaskedDiffusion(LanguageModel):
         return self.parameterization.log_x(self.backbone.head(rows), self.vocab.mask)
 
     def nats(self, batch: Batch, keys: Keys) -> TokenNats:
-        """One time and one mask a row: an unbiased draw of the bound."""
+        """One mask per row, at one time or (if the law says so) one per position: an unbiased draw of the bound."""
         return TokenNats(self._nats(batch, keys, self.law), batch.weight())
 
     def loss(self, batch: Batch, keys: Keys) -> tuple[Tensor, Tensor]:
@@ -105,7 +125,7 @@ class MaskedDiffusion(LanguageModel):
         law = self.objective.law or self.law
         if not self.objective.cross_entropy:
             return self._nats(batch, keys, law).sum(), batch.weight().sum()
-        look = self._look(batch, law.draw(self._times(batch, keys), self.schedule), keys)
+        look = self._look(batch, law.draw(self._times(batch, keys, law), self.schedule), keys)
         nll = look.nll + bounds.log_mass(look.mass)  # of x̃ scaled to 1, where it is not
         return nll.float().sum(), torch.tensor(float(len(nll)), device=nll.device)
 
@@ -127,13 +147,12 @@ class MaskedDiffusion(LanguageModel):
         """-log x̂ of tokens (N,) from hidden rows (N, hidden)."""
         return (-self.log_x(hidden).gather(-1, tokens[:, None]).squeeze(-1),)
 
-    def _times(self, batch: Batch, keys: Keys) -> Tensor:
-        draw = strata if self.objective.stratified else independent
-        return draw(batch.index, batch.total, keys)
+    def _times(self, batch: Batch, keys: Keys, law: Law) -> Tensor:
+        return law.uniforms(batch.index, batch.total, batch.tokens.shape[1], keys, self.objective.stratified)
 
     def _nats(self, batch: Batch, keys: Keys, law: Law) -> Tensor:
         """(B, L) float32."""
-        uniform = self._times(batch, keys)
+        uniform = self._times(batch, keys, law)
         if self.parameterization.carry_over:
             return self._step(batch, law.draw(uniform, self.schedule), keys)
         inner, last = law.split(uniform, self.schedule)
@@ -150,7 +169,7 @@ class MaskedDiffusion(LanguageModel):
         z = self._corrupt(batch, draw, keys, "mask")
         row, column = torch.nonzero((z == self.vocab.mask) & batch.weight(), as_tuple=True)
         hidden = self.hidden(z, draw.t, batch.present, batch.label)[row, column]  # (N, hidden)
-        draw = draw.rows(row)
+        draw = draw.at(row, column)
 
         def target(hidden: Tensor, tokens: Tensor, keep: Tensor) -> tuple[Tensor, Tensor]:
             return self.parameterization.target(self.backbone.head(hidden), tokens, keep, self.vocab.mask)
@@ -172,27 +191,26 @@ class MaskedDiffusion(LanguageModel):
         z = self._corrupt(part, draw, keys, "last mask")
         hidden = self.hidden(z, draw.t, part.present, part.label)[row, column]
         (nll,) = in_chunks(self._own, self.vocab.size, hidden, part.tokens[row, column])
-        scale = replace(draw, scale=draw.scale * drawn[here] * (batch.total / share)).rows(row).scale.float()
+        scale = draw.at(row, column).scale * drawn[here].to(row.device)[row] * (batch.total / share)
         value = torch.zeros(batch.tokens.shape, dtype=nll.dtype, device=nll.device)
-        return value.index_put((here.to(row.device)[row], column), nll * scale)
+        return value.index_put((here.to(row.device)[row], column), nll * scale.float())
 
     def _corrupt(self, batch: Batch, draw: Draw, keys: Keys, purpose: str) -> Tensor:
         uniform = keys.uniform(purpose, batch.index, batch.tokens.shape[1])
-        z = corrupt(batch.tokens.cpu(), draw.keep[:, None], uniform, self.vocab.mask).to(batch.tokens.device)
+        z = corrupt(batch.tokens.cpu(), draw.per_position(draw.keep), uniform, self.vocab.mask).to(batch.tokens.device)
         return z if batch.given is None else torch.where(batch.given, batch.tokens, z)
 
-    def write(self, tasks: Sequence[Request], batch_size: int, until: Until | None) -> Iterator[State]:
-        """Follow a plan on every canvas, all of them through the network together."""
-        return run(self, tasks, batch_size, until)
+    def denoiser(self) -> MaskedDiffusion:
+        """The model itself."""
+        return self
 
-    def desk(self, batch_size: int, share: int | None = None) -> Batcher:
-        """Where tasks join and leave between network calls."""
-        return Batcher(self, batch_size, share)
+    def check(self, request: Request) -> None:
+        """Raise if a request cannot be followed."""
+        request.sampler.check(self)
 
-    def check(self, canvas: Tensor, plan: Sampler) -> None:
-        """Raise if a plan cannot be followed on a canvas."""
-        plan.check(self)
-        plan.course(canvas, self, Keys(0))
+    def advance(self, trajectories: Sequence[Trajectory]) -> list[Written | None]:
+        """One network call for all."""
+        return advance_tokens(self, trajectories)
 
     @property
     def time_conditioned(self) -> bool:
@@ -210,7 +228,7 @@ class MaskedDiffusion(LanguageModel):
         return self.parameterization.carry_over
 
     @property
-    def usual_sampler(self) -> str:  # type: ignore[override]
+    def default_sampler(self) -> str:  # type: ignore[override]
         """The plan drawn ahead where the schedule allows it, else the textbook step."""
         return "plan" if self.normalised else "ancestral"
 
@@ -228,6 +246,11 @@ class MaskedDiffusion(LanguageModel):
         if not self.objective.stratified:
             facts["times"] = "independent"
         return facts
+
+
+def as_masked(model: LanguageModel) -> MaskedDiffusion | None:
+    """The model as one that fills masks, if it says that it does."""
+    return cast(MaskedDiffusion, model) if model.fills_masks else None
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ positions and channels backwards, and it goes through the same weights.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,14 +29,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..networks.interface import Network
-from ..networks.kernels.attention import Attn
 from ..networks.layers import Embedding
 from ..process.keys import Keys
 from ..process.schedule import Law, Schedule, strata
-from ..sampling import Request, Sampler
-from ..sampling.gaussian import Gaussian, noised, write_gaussian
-from ..types import Batch, State, TokenNats, UserError
-from .language_model import LanguageModel, Until, in_chunks
+from ..sampling import Request, Written
+from ..sampling.gaussian import Gaussian, GaussianTrajectory, advance_gaussian, noised
+from ..types import Batch, TokenNats, UserError
+from .language_model import LanguageModel, in_chunks
 from .plaid_noise import (
     FEATURES,
     GammaBounds,
@@ -64,7 +63,8 @@ class PlaidPrediction:
 class Plaid(LanguageModel):
     """A bidirectional backbone that takes inputs, embeddings, and a noise schedule."""
 
-    usual_sampler = "gaussian"
+    default_sampler = "gaussian"
+    reads_tokens = False
 
     def __init__(
         self,
@@ -125,7 +125,7 @@ class Plaid(LanguageModel):
             other = self._inputs(z.flip(1, 2), gamma, guess.flip(1, 2))
             inputs = torch.cat([inputs, other.flip(1, 2)], dim=-1)
         cond = self.backbone.condition(torch.zeros(len(z), device=z.device), label)
-        return self.backbone(inputs=inputs, cond=cond, attn=Attn(valid=present))[0]
+        return self.backbone(embeddings=inputs, condition=cond, valid=present)[0]
 
     def _inputs(self, z: Tensor, gamma: Tensor, guess: Tensor) -> Tensor:
         """(B, L, hidden): z of variance 1, the guess, and the noise level."""
@@ -250,27 +250,30 @@ class Plaid(LanguageModel):
         """Weights whose learning rate is a multiple of train.lr: embeddings and noise."""
         return {name: self.lr_factor for name, _ in self.named_parameters() if name.startswith(FASTER)}
 
+    @property
+    def features(self) -> Plaid:
+        """The whole model: its network reads embeddings that are the model's."""
+        return self
+
     # -- writing -----------------------------------------------------------------------------------------------------
 
-    def write(self, tasks: Sequence[Request], batch_size: int, until: Until | None) -> Iterator[State]:
-        """All positions of a canvas at once, a state at its end; all canvases through the network together."""
-        if batch_size < 1:
-            raise UserError(f"batch_size={batch_size} must be at least 1")
-        for task in tasks:
-            self.check(task.canvas, task.plan)
-            if task.guidance != 1:
-                raise UserError(f"guidance={task.guidance} is not known to a Plaid model; leave it at 1")
-            if task.control is not None:
-                task.control.check(task.canvas, self.vocab)
-        return write_gaussian(self, tasks, batch_size)
+    def denoiser(self) -> Plaid:
+        """The model itself."""
+        return self
 
-    def check(self, canvas: Tensor, plan: Sampler) -> None:
-        """Raise if a plan cannot be followed on a canvas."""
-        if not isinstance(plan, Gaussian):
+    def check(self, request: Request) -> None:
+        """Raise if a request cannot be followed."""
+        if not isinstance(request.sampler, Gaussian):
             raise UserError(
-                f"a Plaid model writes all tokens at once and cannot follow {type(plan).__name__}; "
+                f"a Plaid model writes all tokens at once and cannot follow {type(request.sampler).__name__}; "
                 "choose the gaussian sampler, without a stride"
             )
+        if request.guidance != 1:
+            raise UserError(f"guidance={request.guidance} is not known to a Plaid model; leave it at 1")
+
+    def advance(self, trajectories: Sequence[GaussianTrajectory]) -> list[Written | None]:
+        """All positions of all canvases on to their next time; tokens for those that have come to the end."""
+        return advance_gaussian(self, trajectories)
 
     def under(self, schedule: Schedule | None = None, law: Law | None = None) -> LanguageModel:
         """Refused: the schedule is learned."""

@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib import import_module
 
-from ..config import Config, ModelConfig, ObjectiveConfig, ScheduleConfig
+from ..config import METHODS, Config, ModelConfig, ObjectiveConfig, ScheduleConfig
 from ..data.tasks import Task
-from ..networks.caduceus import Caduceus
-from ..networks.causal import Causal
-from ..networks.dit import DiT
-from ..networks.hyena import Hyena
 from ..networks.interface import Network
-from ..networks.mamba import Mamba
-from ..networks.mosaicbert import MosaicBert
 from ..process.parameterization import Mean, Parameterization, Score
 from ..process.schedule import (
     ClippedTime,
@@ -34,7 +29,6 @@ from .masked import MaskedDiffusion, Objective
 from .plaid import Plaid
 from .ssd_lm import SimplexDiffusion
 
-CAUSAL_ONLY = ("mamba", "hyena")
 BERT_RATE = 0.15  # the share of tokens that Devlin et al. (2018) have guessed
 
 
@@ -72,88 +66,23 @@ def objective(spec: ObjectiveConfig) -> Objective:
     return Objective(spec.loss == "cross-entropy", clipped, spec.times == "strata", rate)
 
 
-def dit(spec: ModelConfig, vocab: Vocab, n_labels: int = 0) -> DiT:
-    """The paper's diffusion transformer."""
-    return DiT(
-        vocab,
-        hidden_dim=spec.hidden_dim,
-        n_blocks=spec.n_blocks,
-        n_heads=spec.n_heads,
-        cond_dim=spec.cond_dim,
-        mlp_ratio=spec.mlp_ratio,
-        dropout=spec.dropout,
-        time_conditioning=spec.time_conditioning,
-        n_labels=n_labels,
-    )
+def network_class(spec: ModelConfig) -> type[Network]:
+    """The class of the network that a config names."""
+    module, _, name = spec.implementation.partition(":")
+    found: type[Network] = getattr(import_module(module), name)
+    return found
 
 
-def mosaicbert(spec: ModelConfig, vocab: Vocab, causal: bool = False) -> MosaicBert:
-    """BERT with ALiBi and GEGLU."""
-    return MosaicBert(vocab, spec.hidden_dim, spec.n_blocks, spec.n_heads, spec.mlp_ratio, spec.dropout, causal=causal)
-
-
-def caduceus(spec: ModelConfig, vocab: Vocab) -> Caduceus:
-    """Mamba in both directions, on both strands."""
-    _without_dropout(spec)
-    return Caduceus(
-        vocab,
-        spec.hidden_dim,
-        spec.n_blocks,
-        spec.state_dim,
-        spec.conv_width,
-        spec.expand,
-        spec.strands,
-        spec.swap_strands,
-    )
-
-
-def left_to_right(spec: ModelConfig, vocab: Vocab) -> Network:
-    """The network that looks to the left only."""
-    if spec.backbone == "mosaicbert":
-        return mosaicbert(spec, vocab, causal=True)
-    if spec.backbone == "mamba":
-        _without_dropout(spec)
-        return Mamba(vocab, spec.hidden_dim, spec.n_blocks, spec.state_dim, spec.conv_width, spec.expand)
-    if spec.backbone == "hyena":
-        return Hyena(
-            vocab,
-            spec.hidden_dim,
-            spec.n_blocks,
-            spec.mlp_ratio,
-            spec.dropout,
-            spec.filter_dim,
-            spec.filter_length,
-            spec.filter_shift,
-        )
-    if spec.backbone in ("caduceus", "transformers"):
-        raise UserError(f"the {spec.backbone} backbone looks both ways; set model.method=mdlm")
-    return Causal(vocab, spec.hidden_dim, spec.n_blocks, spec.n_heads, spec.mlp_ratio, spec.dropout)
-
-
-def _without_dropout(spec: ModelConfig) -> None:
-    """Raise for a setting that would change nothing."""
-    if spec.dropout:
-        raise UserError(f"the {spec.backbone} backbone has no dropout; set model.dropout=0")
-
-
-def network(spec: ModelConfig, vocab: Vocab, n_labels: int = 0) -> Network:
-    """The network that looks both ways."""
-    if spec.backbone == "dit":
-        return dit(spec, vocab, n_labels)
-    if spec.time_conditioning:
-        raise UserError(f"the {spec.backbone} backbone is told no time; set model.time_conditioning=false")
-    if n_labels:
-        raise UserError(f"the {spec.backbone} backbone takes no labels; leave data.label out")
-    if spec.backbone == "mosaicbert":
-        return mosaicbert(spec, vocab)
-    if spec.backbone == "caduceus":
-        return caduceus(spec, vocab)
-    if spec.backbone in CAUSAL_ONLY:
-        raise UserError(f"the {spec.backbone} backbone looks to the left only; set model.method=ar")
-    from ..networks.encoder import Encoder
-
-    assert spec.architecture is not None
-    return Encoder.from_architecture(spec.architecture, vocab, spec.dropout)
+def network(spec: ModelConfig, vocab: Vocab, n_labels: int = 0, causal: bool = False) -> Network:
+    """The network that a config names, which looks both ways, or to the left only."""
+    kind = network_class(spec)
+    if causal and "left" not in kind.looks:
+        raise UserError(f"the {spec.network} network looks both ways; set model.method=mdlm")
+    if not causal and "both" not in kind.looks:
+        raise UserError(f"the {spec.network} network looks to the left only; set model.method=ar")
+    if n_labels and not kind.takes_labels:
+        raise UserError(f"the {spec.network} network does not take labels; leave data.label out")
+    return kind.from_config(spec, vocab, n_labels, causal)
 
 
 def masked(parameterization: Parameterization) -> Method:
@@ -166,8 +95,8 @@ def masked(parameterization: Parameterization) -> Method:
                 f"method {config.model.method} learns to copy tokens from the whole bound only; "
                 "leave out objective.clip and objective.loss"
             )
-        if config.model.backbone == "transformers" and config.train.strategy == "fsdp":
-            raise UserError("fsdp does not shard networks of transformers; set train.strategy=ddp")
+        if config.train.strategy == "fsdp" and not network_class(config.model).shardable:
+            raise UserError(f"fsdp does not shard networks of {config.model.network}; set train.strategy=ddp")
         if parameterization.is_measure and spec.loss == "mlm":
             raise UserError(
                 "masked language modeling needs probabilities, and SEDD learns ratios; set model.method=mdlm"
@@ -199,20 +128,20 @@ def autoregressive(config: Config, vocab: Vocab, n_labels: int) -> LanguageModel
             "set model.method=mdlm, or leave out objective.loss"
         )
     _without_bound(config)
-    if config.model.time_conditioning:
+    if getattr(config.model, "time_conditioning", False):
         raise UserError("an autoregressive model knows no time; set model.time_conditioning=false")
     if n_labels:
         raise UserError("an autoregressive model takes no labels; leave data.label out")
-    return AutoRegressive(left_to_right(config.model, vocab), start=config.objective.start_token)
+    return AutoRegressive(network(config.model, vocab, causal=True), start=config.objective.start_token)
 
 
 def simplex(config: Config, vocab: Vocab, n_labels: int) -> LanguageModel:
-    """SSD-LM on the paper's diffusion transformer."""
+    """SSD-LM, on a network that reads vectors and their positions."""
     spec = config.simplex
     _without_bound(config)
-    if config.model.backbone != "dit":
+    if not {"embeddings", "positions"} <= network_class(config.model).takes:
         raise UserError(
-            f"SSD-LM reads logits, which the {config.model.backbone} backbone takes not; leave out model.backbone"
+            f"SSD-LM reads logits, which the {config.model.network} network does not take; set model.network=dit"
         )
     if config.train.strategy == "fsdp":
         raise UserError("SSD-LM has weights outside its backbone, which fsdp does not shard; set train.strategy=ddp")
@@ -220,17 +149,18 @@ def simplex(config: Config, vocab: Vocab, n_labels: int) -> LanguageModel:
         raise UserError(
             f"simplex.block={spec.block} is longer than a row; set it to at most data.length={config.data.length}"
         )
-    return SimplexDiffusion(dit(config.model, vocab, n_labels), spec.block, spec.steps, spec.scale, spec.context)
+    net = network(config.model, vocab, n_labels)
+    return SimplexDiffusion(net, spec.block, spec.steps, spec.scale, spec.context)
 
 
 def plaid(config: Config, vocab: Vocab, n_labels: int) -> LanguageModel:
     """Gaussian diffusion over embeddings, on a network that looks both ways and reads vectors."""
     spec = config.plaid
     _without_bound(config)
-    if config.model.backbone not in ("dit", "caduceus"):
+    if "embeddings" not in network_class(config.model).takes:
         raise UserError(
-            f"Plaid gives the network vectors to read both ways, which the {config.model.backbone} backbone takes not; "
-            "set model.backbone=dit or model.backbone=caduceus"
+            f"Plaid gives the network vectors to read both ways, which {config.model.network} does not take; "
+            "set model.network=dit or model.network=caduceus"
         )
     if config.train.strategy == "fsdp":
         raise UserError("Plaid has weights outside its backbone, which fsdp does not shard; set train.strategy=ddp")
@@ -247,15 +177,17 @@ def plaid(config: Config, vocab: Vocab, n_labels: int) -> LanguageModel:
 
 
 Method = Callable[[Config, Vocab, int], LanguageModel]
-METHODS: dict[str, Method] = {
-    "mdlm": masked(Mean()),
-    "no-carry-over": masked(Mean(carry_over=False)),
-    "d3pm": masked(Mean(zero_mask=False, carry_over=False)),
-    "sedd": masked(Score()),
-    "ar": autoregressive,
-    "ssd-lm": simplex,
-    "plaid": plaid,
-}
+mdlm = masked(Mean())
+no_carry_over = masked(Mean(carry_over=False))
+d3pm = masked(Mean(zero_mask=False, carry_over=False))
+sedd = masked(Score())
+
+
+def maker(method: str) -> Method:
+    """The function that makes models of a method (`config.METHODS`)."""
+    module, _, name = METHODS[method].partition(":")
+    found: Method = getattr(import_module(module), name)
+    return found
 
 
 def model(config: Config, vocab: Vocab, n_labels: int = 0) -> LanguageModel:
@@ -265,7 +197,7 @@ def model(config: Config, vocab: Vocab, n_labels: int = 0) -> LanguageModel:
     """
     if not config.objective.start_token and config.model.method != "ar":
         raise UserError(f"objective.start_token belongs to model.method=ar, not {config.model.method}; leave it out")
-    return METHODS[config.model.method](config, vocab, n_labels)
+    return maker(config.model.method)(config, vocab, n_labels)
 
 
 def classifier(config: Config, task: Task, vocab: Vocab, n_labels: int) -> Classifier:

@@ -10,7 +10,7 @@ Contexts may be empty here (published: at least one token), so that a text can b
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,15 +19,14 @@ import torch
 from torch import Tensor, nn
 
 from ..networks.interface import Network
-from ..networks.kernels.attention import Attn
 from ..networks.layers import Embedding
 from ..process.keys import Keys
 from ..process.parameterization import Mean
 from ..process.schedule import strata
-from ..sampling import Request, Sampler
-from ..sampling.simplex import Simplex, almost_one_hot, noised, write_blocks
-from ..types import Batch, State, TokenNats, UserError
-from .language_model import LanguageModel, Until, in_chunks
+from ..sampling import Request, Written
+from ..sampling.simplex import Simplex, SimplexTrajectory, advance_blocks, almost_one_hot, noised
+from ..types import Batch, TokenNats, UserError
+from .language_model import LanguageModel, in_chunks
 
 
 @dataclass(frozen=True)
@@ -45,7 +44,8 @@ class SimplexDiffusion(LanguageModel):
 
     likelihood = False
     any_length = True
-    usual_sampler = "simplex"
+    default_sampler = "simplex"
+    reads_tokens = False
 
     def __init__(
         self, backbone: Network, block: int = 25, steps: int = 5000, scale: float = 5.0, context: int | None = None
@@ -68,12 +68,13 @@ class SimplexDiffusion(LanguageModel):
         inputs = torch.cat([_embedding(self.backbone)(context), shown.to(self.embed_sum.weight)], dim=1)
         first, last = context.shape[1], inputs.shape[1]
         queries, positions = None, None
-        if self.backbone.takes_queries:
+        if "queries" in self.backbone.takes:
             queries = torch.arange(first, last, device=z.device).expand(len(z), -1)
         if valid is not None:  # what is left out stands on the left: the first token that exists has position 0
             positions = (torch.arange(last, device=z.device) - valid.long().argmax(1, keepdim=True)).clamp(min=0)
         cond = self.backbone.condition(torch.zeros(len(z), device=z.device), label)
-        hidden = self.backbone(inputs=inputs, cond=cond, attn=Attn("full", valid, positions, queries))[0]
+        fields = {"condition": cond, "valid": valid, "positions": positions, "queries": queries}
+        hidden = self.backbone(embeddings=inputs, **fields)[0]
         return hidden if queries is not None else hidden[:, first:]
 
     def log_x(
@@ -131,36 +132,31 @@ class SimplexDiffusion(LanguageModel):
         log_x = Mean().log_x(self.backbone.head(hidden), self.vocab.mask)
         return (-log_x.gather(-1, tokens[:, None]).squeeze(-1),)
 
-    def write(self, tasks: Sequence[Request], batch_size: int, until: Until | None) -> Iterator[State]:
-        """Block after block from left to right, a state for each; all canvases through the network together."""
-        if batch_size < 1:
-            raise UserError(f"batch_size={batch_size} must be at least 1")
-        for task in tasks:
-            self._check_task(task)
-        return write_blocks(self, tasks, batch_size, until)
+    def denoiser(self) -> SimplexDiffusion:
+        """The model itself."""
+        return self
 
-    def _check_task(self, task: Request) -> None:
-        self.check(task.canvas, task.plan)
-        assert isinstance(task.plan, Simplex)
-        task.plan.check_choice(task.choice)
-        if task.guidance != 1:
-            raise UserError(f"guidance={task.guidance} has no meaning for an SSD-LM model; leave it at 1")
-        if task.control is not None:
-            task.control.check(task.canvas, self.vocab)
-
-    def check(self, canvas: Tensor, plan: Sampler) -> None:
-        """Raise if a plan cannot be followed on a canvas."""
-        if not isinstance(plan, Simplex):
+    def check(self, request: Request) -> None:
+        """Raise if a request cannot be followed."""
+        sampler = request.sampler
+        if not isinstance(sampler, Simplex):
             raise UserError(
-                f"an SSD-LM model writes blocks from left to right and cannot follow {type(plan).__name__}; "
+                f"an SSD-LM model writes blocks from left to right and cannot follow {type(sampler).__name__}; "
                 "choose the simplex sampler, without a stride"
             )
-        masked = canvas == self.vocab.mask
-        if (masked[:-1] & ~masked[1:]).any():
+        free = request.writable(self.vocab)
+        if (free[:-1] & ~free[1:]).any():
             raise UserError(
                 "an SSD-LM model writes from left to right: it cannot fill gaps or meet a suffix; "
                 "give only a beginning, or use a masked diffusion model"
             )
+        sampler.check_choice(request.choice)
+        if request.guidance != 1:
+            raise UserError(f"guidance={request.guidance} has no meaning for an SSD-LM model; leave it at 1")
+
+    def advance(self, trajectories: Sequence[SimplexTrajectory]) -> list[Written | None]:
+        """The blocks of all canvases on to their next time; tokens for those that have come to the end."""
+        return advance_blocks(self, trajectories)
 
     def describe(self) -> dict[str, Any]:
         """The law of its loss, for protocols."""

@@ -21,11 +21,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from typing_extensions import override
 
 from ..data.genome.bases import COMPLEMENT
 from ..types import UserError, Vocab
-from .interface import Network
-from .kernels.attention import Attn
+from .interface import Network, NetworkInput
 from .layers import PackedRows, padded
 from .mamba import MambaLayer, Mixer, RMSNorm, initialise, undecayed
 
@@ -53,6 +53,8 @@ def turned(x: Tensor) -> Tensor:
 
 class Caduceus(Network):
     """Tokens to hidden states that have seen both directions, and with "ps" both strands."""
+
+    takes = frozenset({"tokens", "embeddings", "valid"})
 
     def __init__(
         self,
@@ -82,6 +84,12 @@ class Caduceus(Network):
         self.norm_f = RMSNorm(dim)
         initialise(self, n_blocks)
 
+    @override
+    @classmethod
+    def from_config(cls, settings: Any, vocab: Vocab, n_labels: int = 0, causal: bool = False) -> Caduceus:
+        sizes = settings.model_dump(include={"n_blocks", "state_dim", "conv_width", "expand", "strands"})
+        return cls(vocab, settings.hidden_dim, **sizes, swap=settings.swap_strands)
+
     @property
     def blocks(self) -> nn.ModuleList:
         """The layers."""
@@ -94,44 +102,24 @@ class Caduceus(Network):
         assert isinstance(found, nn.Embedding)
         return found
 
+    @override
     def no_decay(self) -> set[str]:
-        """Weights that are not pulled towards 0."""
         return undecayed(self)
 
-    def condition(self, sigma: Tensor, label: Tensor | None = None) -> None:
-        """Nothing: it is told neither the time nor a label (paper, appendix D.7)."""
-        self.refuse(label=label)
+    def forward(self, inputs: NetworkInput) -> tuple[Tensor, None]:
+        """(B, L) tokens, or embeddings (B, L, hidden), to (B, L, hidden).
 
-    def forward(
-        self,
-        tokens: Tensor | None = None,
-        *,
-        inputs: Tensor | None = None,
-        types: Tensor | None = None,
-        cond: Tensor | None = None,
-        attn: Attn | None = None,
-        cache: Any = None,
-    ) -> tuple[Tensor, None]:
-        """(B, L) tokens, or inputs in the place of their embeddings (B, L, hidden), to (B, L, hidden).
-
-        With "ps", hidden and inputs are [strand, R other strand]: 2 dim channels.
+        With "ps", hidden and embeddings are [strand, R other strand]: 2 dim channels.
         """
-        attn = attn or Attn()
-        self.refuse(types=types, cond=cond, cache=cache, queries=attn.queries)
-        if attn.pattern != "full":
-            raise ValueError("the Caduceus backbone looks both ways; give it Attn()")
-        if (tokens is None) == (inputs is None):
-            raise ValueError("give the Caduceus backbone either tokens or inputs")
-        together = PackedRows.of(attn.valid)
+        content, plain = inputs.content, inputs.embeddings is None
+        together = PackedRows.of(inputs.valid)
         exists = None if together is None else together.exists
-        given = tokens if tokens is not None else inputs
-        assert given is not None
         if together is not None:
-            given = together.take(given)
+            content = together.take(content)
         if self.strands == "ph":
-            out = self._read(self.embedding(given) if inputs is None else given, exists)
+            out = self._read(self.embedding(content) if plain else content, exists)
         else:
-            both = self._both(given) if inputs is None else torch.cat((given[..., : self.dim], self._other(given)))
+            both = self._both(content) if plain else torch.cat((content[..., : self.dim], self._other(content)))
             out = self._read(both, None if exists is None else torch.cat((exists, exists.flip(1))))
             forth, back = out.chunk(2)
             out = torch.cat((forth, turned(back)), dim=-1)
@@ -142,9 +130,9 @@ class Caduceus(Network):
         other = self.complement.to(tokens.device)[tokens].flip(1)
         return self.embedding(torch.cat((tokens, other)))
 
-    def _other(self, inputs: Tensor) -> Tensor:
-        """The other strand of inputs (B, L, 2 dim), as it reads."""
-        return turned(inputs[..., self.dim :])
+    def _other(self, embeddings: Tensor) -> Tensor:
+        """The other strand of embeddings (B, L, 2 dim), as it reads."""
+        return turned(embeddings[..., self.dim :])
 
     def _read(self, x: Tensor, exists: Tensor | None) -> Tensor:
         """(R, L, dim) through all layers and the last norm."""
@@ -167,8 +155,8 @@ class Caduceus(Network):
         """(V padded,) the id of the opposite base."""
         return torch.from_numpy(COMPLEMENT)
 
+    @override
     def head(self, rows: Tensor) -> Tensor:
-        """(N, hidden) to (N, V) logits, tied to the embedding; those of the padding are not made."""
         weight = self.embedding.weight[: self.vocab.size].to(rows.dtype)
         if self.strands == "ph":
             return F.linear(rows, weight)

@@ -13,13 +13,12 @@ strands, as sum sqrt(p q) is at most 1.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
-from .interface import Network
-from .kernels.attention import Attn
+from .interface import Network, NetworkInput
 
 
 def backwards(tokens: Tensor, valid: Tensor | None = None) -> Tensor:
@@ -38,34 +37,23 @@ class Conjoined(Network):
     def __init__(self, inner: Network, complement: Tensor) -> None:
         super().__init__()
         assert not inner.causal, "a network that looks to the left only cannot see both strands"
+        self.takes = inner.takes & {"tokens", "condition", "valid"}
         self.inner, self.vocab, self.hidden_dim = inner, inner.vocab, 2 * inner.hidden_dim
         self.time_conditioning, self.n_labels, self.longest = inner.time_conditioning, inner.n_labels, inner.longest
         self.complement: Tensor
         self.register_buffer("complement", complement.long(), persistent=False)  # id to id, its own inverse
 
+    @override
     def condition(self, sigma: Tensor, label: Tensor | None = None) -> Tensor | None:
-        """As the network's own."""
         return self.inner.condition(sigma, label)
 
-    def forward(
-        self,
-        tokens: Tensor | None = None,
-        *,
-        inputs: Tensor | None = None,
-        types: Tensor | None = None,
-        cond: Tensor | None = None,
-        attn: Attn | None = None,
-        cache: Any = None,
-    ) -> tuple[Tensor, None]:
+    def forward(self, inputs: NetworkInput) -> tuple[Tensor, None]:
         """(B, L) tokens to (B, L, 2 hidden)."""
-        attn = attn or Attn()
-        self.refuse(inputs=inputs, types=types, cache=cache, queries=attn.queries, positions=attn.positions)
-        assert tokens is not None, "the Conjoined backbone needs tokens"
-        attn = replace(attn, queries=None, positions=None)
-        turn = backwards(tokens, attn.valid)
-        own = self.inner(tokens, cond=cond, attn=attn)[0]
-        other = self.inner(self.complement[tokens].gather(1, turn), cond=cond, attn=attn)[0]
-        return torch.cat((own, other.gather(1, turn[..., None].expand_as(other))), dim=-1), None
+        tokens = inputs.content
+        turn = backwards(tokens, inputs.valid)
+        this = self.inner(inputs)[0]
+        other = self.inner(replace(inputs, tokens=self.complement[tokens].gather(1, turn)))[0]
+        return torch.cat((this, other.gather(1, turn[..., None].expand_as(other))), dim=-1), None
 
     def head(self, rows: Tensor) -> Tensor:
         """(N, 2 hidden) to (N, V) logits: the mean of both strands'."""

@@ -10,17 +10,20 @@ The blocks serve the autoregressive network too (`causal.py`), without adaLN and
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import fields
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from typing_extensions import override
 
 from ..types import Vocab
-from .interface import Network
-from .kernels.attention import Attn, attention, rotary_table, rotate
+from .interface import Network, NetworkInput
+from .kernels.attention import Attention
 from .kernels.dropout import dropout
-from .layers import Embedding, LayerNorm, TimestepEmbedder
+from .kernels.positions import rotary_table, rotate
+from .layers import Embedding, LayerNorm, TimestepEmbedder, wide
 
 KeyValue = tuple[Tensor, Tensor]  # keys (rotated) and values of one block, (B, H, L, D) each
 
@@ -48,7 +51,8 @@ class DiTBlock(nn.Module):
         x: Tensor,
         cond: Tensor | None,
         rotary: tuple[Tensor, Tensor],
-        attn: Attn,
+        attention: Attention,
+        valid: Tensor | None = None,
         queries: Tensor | None = None,
         past: KeyValue | None = None,
     ) -> tuple[Tensor, KeyValue | None]:
@@ -59,10 +63,14 @@ class DiTBlock(nn.Module):
         shift1, scale1, gate1, shift2, scale2, gate2 = self._modulation(cond)
         h = self.norm1(x, shift1, scale1)
         if queries is None:
-            attended, past = self._attend(h, rotary, attn, past)
-            x = self._add(x, gate1, attended)
+            q, k, v = self._qkv(h, rotary)
         else:
-            x = self._add(pick(x, queries), gate1, self._attend_some(h, rotary, attn, queries))
+            x, (q, k, v) = pick(x, queries), self._qkv_of_some(h, rotary, queries)
+        if past is not None:
+            k, v = past = append(past, (k, v))
+            queries = None if queries is None else queries + k.shape[2] - h.shape[1]
+        heads = attention.attend(q, k, v, valid, queries).transpose(1, 2).flatten(2)
+        x = self._add(x, gate1, self.attn_out(heads))
         return self._add(x, gate2, self.mlp(self.norm2(x, shift2, scale2))), past
 
     def _modulation(self, cond: Tensor | None) -> Sequence[Tensor | None]:
@@ -70,22 +78,15 @@ class DiTBlock(nn.Module):
             return [None] * 6
         return self.adaLN_modulation(cond)[:, None].chunk(6, dim=-1)
 
-    def _attend(
-        self, h: Tensor, rotary: tuple[Tensor, Tensor], attn: Attn, past: KeyValue | None
-    ) -> tuple[Tensor, KeyValue | None]:
-        batch, length, dim = h.shape
-        qkv = self.attn_qkv(h).view(batch, length, 3, self.n_heads, -1)
+    def _qkv(self, h: Tensor, rotary: tuple[Tensor, Tensor]) -> Sequence[Tensor]:
+        """Queries, keys and values, (B, H, L, D) each."""
+        qkv = self.attn_qkv(h).view(*h.shape[:2], 3, self.n_heads, -1)
         cos, sin = rotary  # (1 or B, L, 1, D), float32
         qk = rotate(qkv[:, :, :2], cos[:, :, None], sin[:, :, None]).to(qkv.dtype)
-        q, k = qk.transpose(1, 3).unbind(2)  # (B, H, L, D)
-        v = qkv[:, :, 2].transpose(1, 2)
-        if past is not None:
-            k, v = (torch.cat((old.to(new.dtype), new), dim=2) for old, new in zip(past, (k, v), strict=True))
-            past = (k, v)
-        return self.attn_out(attention(q, k, v, attn).transpose(1, 2).reshape(batch, length, dim)), past
+        return *qk.transpose(1, 3).unbind(2), qkv[:, :, 2].transpose(1, 2)
 
-    def _attend_some(self, h: Tensor, rotary: tuple[Tensor, Tensor], attn: Attn, queries: Tensor) -> Tensor:
-        """The same for some columns: keys and values of all, queries of those."""
+    def _qkv_of_some(self, h: Tensor, rotary: tuple[Tensor, Tensor], queries: Tensor) -> Sequence[Tensor]:
+        """The same with the queries of some columns (B, M) only."""
         batch, length, dim = h.shape
         q_weight, kv_weight = self.attn_qkv.weight.split([dim, 2 * dim])
         kv = F.linear(h, kv_weight).view(batch, length, 2, self.n_heads, -1)
@@ -94,12 +95,11 @@ class DiTBlock(nn.Module):
         k = rotate(kv[:, :, 0], cos, sin).to(kv.dtype).transpose(1, 2)
         row = torch.arange(batch, device=h.device)[:, None]
         q = rotate(q, cos[row, queries], sin[row, queries]).to(q.dtype).transpose(1, 2)
-        out = attention(q, k, kv[:, :, 1].transpose(1, 2), attn)  # (B, H, M, D)
-        return self.attn_out(out.transpose(1, 2).reshape(batch, -1, dim))
+        return q, k, kv[:, :, 1].transpose(1, 2)
 
     def _add(self, x: Tensor, gate: Tensor | None, branch: Tensor) -> Tensor:
-        branch = dropout(branch, self.dropout, self.training).float()
-        return x + branch if gate is None else torch.addcmul(x, gate.float(), branch)
+        branch = wide(dropout(branch, self.dropout, self.training))
+        return x + branch if gate is None else torch.addcmul(x, wide(gate), branch)
 
 
 def pick(x: Tensor, columns: Tensor) -> Tensor:
@@ -137,7 +137,10 @@ def rotary_of(positions: Tensor, head_dim: int) -> tuple[Tensor, Tensor]:
 class DiT(Network):
     """Tokens to hidden states; `head` for the rows whose logits are wanted."""
 
-    takes_queries = True
+    takes = frozenset(field.name for field in fields(NetworkInput)) - {"types"}
+
+    looks = frozenset({"both", "left"})
+    takes_labels = True
 
     def __init__(
         self,
@@ -152,7 +155,8 @@ class DiT(Network):
         n_labels: int = 0,
     ) -> None:
         super().__init__()
-        self.vocab, self.hidden_dim, self.head_dim = vocab, hidden_dim, hidden_dim // n_heads
+        self.vocab, self.hidden_dim = vocab, hidden_dim
+        self.n_heads, self.head_dim = n_heads, hidden_dim // n_heads
         self.time_conditioning, self.n_labels = time_conditioning, n_labels
         self.vocab_embed = Embedding(vocab.size, hidden_dim)
         self.sigma_map = TimestepEmbedder(cond_dim)
@@ -163,6 +167,23 @@ class DiT(Network):
         if n_labels:  # made last, so that all other weights are drawn as without labels
             self.label_embed = Embedding(n_labels + 1, cond_dim)
 
+    @override
+    @classmethod
+    def from_config(cls, settings: Any, vocab: Vocab, n_labels: int = 0, causal: bool = False) -> Network:
+        sizes = settings.model_dump(include={"hidden_dim", "n_blocks", "n_heads", "mlp_ratio", "dropout"})
+        if causal:
+            from .causal import CausalTransformer
+
+            return CausalTransformer(vocab, **sizes)
+        return cls(
+            vocab,
+            **sizes,
+            cond_dim=settings.cond_dim,
+            time_conditioning=settings.time_conditioning,
+            n_labels=n_labels,
+        )
+
+    @override
     def condition(self, sigma: Tensor, label: Tensor | None = None) -> Tensor:
         """(B,) sigma and labels (-1 = none) to (B, cond_dim), or (1, cond_dim) where nothing tells rows apart."""
         if not self.time_conditioning:
@@ -171,7 +192,7 @@ class DiT(Network):
         if self.n_labels:
             cond = cond + self._label(label)
         else:
-            self.refuse(label=label)
+            super().condition(sigma, label)  # refuses labels
         return F.silu(cond)
 
     def _label(self, label: Tensor | None) -> Tensor:
@@ -181,32 +202,57 @@ class DiT(Network):
         beyond = label >= self.n_labels  # n_labels itself must fail like all others above it, not mean "none"
         return self.label_embed(torch.where(label < 0, self.n_labels, label + beyond))
 
-    def forward(
-        self,
-        tokens: Tensor | None = None,
-        *,
-        inputs: Tensor | None = None,
-        types: Tensor | None = None,
-        cond: Tensor | None = None,
-        attn: Attn | None = None,
-        cache: Any = None,
-    ) -> tuple[Tensor, None]:
-        """(B, L) tokens, or (B, L, hidden) inputs, to (B, L, hidden)."""
-        self.refuse(types=types, cache=cache)
-        if (tokens is None) == (inputs is None):
-            raise ValueError("give the DiT backbone either tokens or inputs")
-        x = self.vocab_embed(tokens) if inputs is None else inputs
-        assert cond is not None, "the DiT needs cond = backbone.condition(sigma)"
-        attn = attn or Attn()
-        if attn.queries is not None and attn.pattern != "full":
-            raise ValueError("the DiT backbone takes some queries only with full attention")
-        positions = torch.arange(x.shape[1], device=x.device) if attn.positions is None else attn.positions
-        rotary = rotary_of(positions, self.head_dim)
-        for block in self.blocks[:-1]:
-            x, _ = block(x, cond, rotary, attn)
-        x, _ = self.blocks[-1](x, cond, rotary, attn, attn.queries)  # only here can columns be left out
-        return self.output_layer(x, cond), None
+    @override
+    def empty_cache(self, rows: int) -> list[KeyValue]:
+        return no_keys(self.vocab_embed.embedding, rows, self.n_heads, self.head_dim, len(self.blocks))
 
+    def forward(self, inputs: NetworkInput) -> tuple[Tensor, list[KeyValue] | None]:
+        """(B, L) tokens, or (B, L, hidden) embeddings, to (B, L, hidden).
+
+        A cache is for attention in which a column does not see what is read after it (`Attention.cacheable`).
+        """
+        assert inputs.condition is not None, "the DiT needs condition = network.condition(sigma)"
+        return run_blocks(self, inputs)
+
+    @override
     def head(self, rows: Tensor) -> Tensor:
-        """(N, hidden) to (N, V) logits."""
         return self.output_layer.linear(rows)
+
+
+class _Transformer(Protocol):
+    """What `run_blocks` needs of a network."""
+
+    vocab_embed: Embedding
+    blocks: nn.ModuleList
+    output_layer: OutputLayer
+    head_dim: int
+    attention: Attention
+
+
+def run_blocks(net: _Transformer, inputs: NetworkInput) -> tuple[Tensor, list[KeyValue] | None]:
+    """Embedding, blocks and the last norm; columns that are not wanted are left out of the last block."""
+    cache: Sequence[KeyValue | None] = [None] * len(net.blocks) if inputs.cache is None else inputs.cache
+    x = net.vocab_embed(inputs.tokens) if inputs.embeddings is None else inputs.embeddings
+    positions = inputs.positions
+    if positions is None:
+        before = 0 if cache[0] is None else cache[0][0].shape[2]
+        positions = torch.arange(before, before + x.shape[1], device=x.device)
+    rotary = rotary_of(positions, net.head_dim)
+    attention, kept = inputs.attention or net.attention, []
+    for number, (block, past) in enumerate(zip(net.blocks, cache, strict=True), 1):
+        queries = inputs.queries if number == len(net.blocks) else None
+        x, past = block(x, inputs.condition, rotary, attention, inputs.valid, queries, past)
+        kept.append(past)
+    return net.output_layer(x, inputs.condition), None if inputs.cache is None else kept
+
+
+def append(past: KeyValue, new: KeyValue) -> KeyValue:
+    """Keys and values of cached columns and those of new ones behind them."""
+    k, v = (torch.cat((old.to(own.dtype), own), dim=2) for old, own in zip(past, new, strict=True))
+    return k, v
+
+
+def no_keys(like: Tensor, rows: int, n_heads: int, head_dim: int, n_blocks: int) -> list[KeyValue]:
+    """The cache of a network that has read nothing."""
+    empty = like.new_empty(rows, n_heads, 0, head_dim)
+    return [(empty, empty)] * n_blocks

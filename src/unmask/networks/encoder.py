@@ -13,11 +13,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from ..types import UserError, Vocab
 from .architectures import buffers_of, first_line, fresh, positions_of, quiet, settings
-from .interface import Network
-from .kernels.attention import Attn
+from .interface import Network, NetworkInput
 
 UNUSED = ("pooler", "contact_head")  # parts of some networks that have no influence on logits
 CANNOT_PAD = ("convbert", "fnet", "nystromformer", "yoso")  # their padding changes what is said of real tokens
@@ -26,6 +26,8 @@ PROBED = 8  # tokens on which the whole network is compared with its two halves
 
 class Encoder(Network):
     """A masked language model of transformers, cut between its base and its head."""
+
+    shardable = False  # its blocks are found, and its ties would be cut
 
     def __init__(self, model: Any, vocab: Vocab) -> None:
         super().__init__()
@@ -38,8 +40,13 @@ class Encoder(Network):
                 "tokenizer that it was trained with"
             )
         self.vocab, self.hidden_dim, self.model = vocab, int(spec.hidden_size), model
-        self._takes = frozenset(inspect.signature(model.base_model.forward).parameters)
-        self.takes_types = "token_type_ids" in self._takes and (getattr(spec, "type_vocab_size", 0) or 0) > 1
+        self._arguments = frozenset(inspect.signature(model.base_model.forward).parameters)
+        optional = {
+            "embeddings": not getattr(spec, "token_dropout", False),
+            "types": "token_type_ids" in self._arguments and (getattr(spec, "type_vocab_size", 0) or 0) > 1,
+            "positions": "position_ids" in self._arguments,
+        }
+        self.takes = frozenset({"tokens", "valid", *(field for field, taken in optional.items() if taken)})
         self.first, self.longest = positions_of(model)
         for name in UNUSED:  # DDP waits for the gradient of all that can have one
             if isinstance(part := getattr(model.base_model, name, None), nn.Module):
@@ -54,6 +61,11 @@ class Encoder(Network):
         """The network that a config.json describes, with fresh weights; `dropout` replaces all that it says of it."""
         return cls(fresh(settings(tree, dropout)), vocab)
 
+    @override
+    @classmethod
+    def from_config(cls, settings: Any, vocab: Vocab, n_labels: int = 0, causal: bool = False) -> Encoder:
+        return cls.from_architecture(settings.architecture, vocab, settings.dropout)
+
     @property
     def base(self) -> Any:
         """The part up to the last hidden states."""
@@ -65,39 +77,19 @@ class Encoder(Network):
         lists = [module for module in self.base.modules() if isinstance(module, nn.ModuleList)]
         return list(max(lists, key=len, default=()))
 
-    def condition(self, sigma: Tensor, label: Tensor | None = None) -> None:
-        """Nothing: it is told neither the time nor a label."""
-        self.refuse(label=label)
-
-    def forward(
-        self,
-        tokens: Tensor | None = None,
-        *,
-        inputs: Tensor | None = None,
-        types: Tensor | None = None,
-        cond: Tensor | None = None,
-        attn: Attn | None = None,
-        cache: Any = None,
-    ) -> tuple[Tensor, None]:
-        """(B, L) tokens, or (B, L, embedding) inputs, to (B, L, hidden)."""
-        attn = attn or Attn()
-        self.refuse(cond=cond, cache=cache, queries=attn.queries)
-        if attn.pattern != "full":
-            raise ValueError('the Encoder backbone looks both ways; give it Attn("full")')
-        x = tokens if inputs is None else inputs
-        if x is None or (tokens is not None and inputs is not None):
-            raise ValueError("give the Encoder backbone either tokens or inputs")
+    def forward(self, inputs: NetworkInput) -> tuple[Tensor, None]:
+        """(B, L) tokens, or (B, L, dim) embeddings, to (B, L, hidden)."""
+        x = inputs.content
         self._check_length(x.shape[1])
-        given = {
-            "attention_mask": self._mask(attn.valid),
-            "position_ids": self._positions(x, attn.positions),
-            "token_type_ids": self._types(types),
+        named = {
+            "attention_mask": self._mask(inputs.valid),
+            "position_ids": self._positions(x, inputs.positions),
+            "token_type_ids": inputs.types,
         }
-        told = {name: value for name, value in given.items() if value is not None}
+        more = {name: value for name, value in named.items() if value is not None}
         if getattr(self.model.config, "token_dropout", False):
-            self.refuse(inputs=inputs)
-            return self.base(inputs_embeds=self._embed(x, **told), **told)[0], None
-        return self.base(**{"input_ids" if inputs is None else "inputs_embeds": x}, **told)[0], None
+            return self.base(inputs_embeds=self._embed(x, **more), **more)[0], None
+        return self.base(**{"input_ids" if inputs.embeddings is None else "inputs_embeds": x}, **more)[0], None
 
     def _check_length(self, length: int) -> None:
         if self.longest is not None and length > self.longest:
@@ -109,7 +101,7 @@ class Encoder(Network):
     def _mask(self, valid: Tensor | None) -> Tensor | None:
         if valid is None:
             return None
-        if self.model.config.model_type in CANNOT_PAD or "attention_mask" not in self._takes:
+        if self.model.config.model_type in CANNOT_PAD or "attention_mask" not in self._arguments:
             if bool(valid.all()):
                 return None
             raise UserError(f"{_kind(self.model)} cannot leave out padding; use rows without it: data.layout=wrap")
@@ -120,33 +112,26 @@ class Encoder(Network):
         """Columns are positions. RoBERTa and its kin would count tokens that are not its pad, from pad + 1 on."""
         if positions is None and not self.first:
             return None
-        if "position_ids" not in self._takes:
-            self.refuse(positions=positions)
+        if "position_ids" not in self._arguments:
             return None
         places = torch.arange(x.shape[1], device=x.device) if positions is None else positions
         if positions is not None:
             self._check_length(int(positions.max()) + 1)
         return (places + self.first).expand(x.shape[:2])
 
-    def _types(self, types: Tensor | None) -> Tensor | None:
-        if types is None or self.takes_types:
-            return types
-        if bool(types.any()):
-            raise UserError(f"{_kind(self.model)} does not tell the two texts of a pair apart; give all tokens type 0")
-        return None
-
-    def _embed(self, tokens: Tensor, **told: Tensor) -> Tensor:
+    def _embed(self, tokens: Tensor, **more: Tensor) -> Tensor:
         """ESM's embeddings. It scales them by the share of masks, where it counts those in the padding, too.
 
         And of a row of masks alone it makes 0 / 0: there the right answer is the embedding of nothing.
         """
-        mask, valid = self.model.config.mask_token_id, told.get("attention_mask")
+        mask, valid = self.model.config.mask_token_id, more.get("attention_mask")
         absent = torch.zeros_like(tokens, dtype=torch.bool) if valid is None else valid == 0
         blank = (absent | (tokens == mask)).all(1, keepdim=True)
-        seen = self.base.embeddings(input_ids=tokens.masked_fill(absent | blank, 0 if mask else 1), **told)
-        empty = self.base.embeddings(inputs_embeds=torch.zeros_like(seen), **told)
+        seen = self.base.embeddings(input_ids=tokens.masked_fill(absent | blank, 0 if mask else 1), **more)
+        empty = self.base.embeddings(inputs_embeds=torch.zeros_like(seen), **more)
         return torch.where(blank[..., None], empty, seen)
 
+    @override
     def head(self, rows: Tensor) -> Tensor:
         """(N, hidden) to (N, V) logits, by the model's own forward with these rows in the place of its base's."""
         hidden = rows.flatten(0, -2)[None]
@@ -166,14 +151,14 @@ class Encoder(Network):
         count = min(PROBED, self.longest or PROBED) // 2
         row = torch.tensor([usual[: 2 * count]], device=next(self.parameters()).device)
         valid = torch.arange(row.shape[1], device=row.device)[None] < count
-        padded = self.model.config.model_type not in CANNOT_PAD and "attention_mask" in self._takes
+        padded = self.model.config.model_type not in CANNOT_PAD and "attention_mask" in self._arguments
         training = self.training
         self.eval()
         try:
             with quiet():
                 whole = self.model(input_ids=row).logits[..., : self.vocab.size]
                 split = self.head(self(row)[0])
-                alone, beside = self(row[:, :count])[0], self(row, attn=Attn(valid=valid if padded else None))[0]
+                alone, beside = self(row[:, :count])[0], self(row, valid=valid if padded else None)[0]
         except Exception as error:  # whatever networks for something else raise
             raise UserError(f"{where} cannot be run as a masked language model: {first_line(error)}") from None
         finally:

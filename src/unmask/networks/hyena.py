@@ -27,10 +27,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from typing_extensions import override
 
 from ..types import UserError, Vocab
-from .interface import Network
-from .kernels.attention import Attn
+from .interface import Network, NetworkInput
+from .kernels.attention import Causal
 from .kernels.dropout import dropout
 from .kernels.fftconv import long_conv
 from .kernels.scan import short_conv
@@ -173,7 +174,10 @@ class HyenaBlock(nn.Module):
 class Hyena(Network):
     """Tokens to hidden states, of which column j has seen the tokens 0 .. j; rows of at most `filter_length`."""
 
+    takes = frozenset({"tokens", "valid", "positions", "cache"})
+    attention = Causal()
     causal = True
+    looks = frozenset({"left"})
 
     def __init__(
         self,
@@ -203,6 +207,12 @@ class Hyena(Network):
             if isinstance(module, nn.Linear) and module.bias is not None:
                 nn.init.zeros_(module.bias)
 
+    @override
+    @classmethod
+    def from_config(cls, settings: Any, vocab: Vocab, n_labels: int = 0, causal: bool = False) -> Hyena:
+        names = {"hidden_dim", "n_blocks", "mlp_ratio", "dropout", "filter_dim", "filter_length"}
+        return cls(vocab, **settings.model_dump(include=names), shift=settings.filter_shift)
+
     @property
     def blocks(self) -> nn.ModuleList:
         """The layers."""
@@ -215,44 +225,28 @@ class Hyena(Network):
         assert isinstance(weight, nn.Parameter)
         return weight
 
+    @override
     def no_decay(self) -> set[str]:
         """The names of parameters without weight decay: biases, norms, the embedding and all of the filters."""
         parts = ("norm", "ln_f", "embeddings", "filter_fn")
         names = (name for name, _ in self.named_parameters())
         return {name for name in names if name.endswith("bias") or any(part in name for part in parts)}
 
-    def condition(self, sigma: Tensor, label: Tensor | None = None) -> None:
-        """Nothing: it is told neither the time nor a label."""
-        self.refuse(label=label)
-
+    @override
     def empty_cache(self, rows: int) -> list[Kept]:
-        """The cache of `rows` rows before their first token: give it to `forward` to get one back."""
         short, long = (self.table.new_empty(rows, 1, 0, width * self.hidden_dim) for width in (3, 1))
         return [(short, long)] * len(self.layers)
 
-    def forward(
-        self,
-        tokens: Tensor | None = None,
-        *,
-        inputs: Tensor | None = None,
-        types: Tensor | None = None,
-        cond: Tensor | None = None,
-        attn: Attn | None = None,
-        cache: Any = None,
-    ) -> tuple[Tensor, list[Kept] | None]:
+    def forward(self, inputs: NetworkInput) -> tuple[Tensor, list[Kept] | None]:
         """(B, L) tokens, which stand after those of the cache, to (B, L, hidden); with a cache also that of both.
 
-        attn.positions are not looked at: a column is as far from another one as there are tokens between them.
+        `positions` change nothing: a column is as far from another one as there are tokens between them.
         """
-        attn = attn or Attn("causal")
-        self.refuse(inputs=inputs, types=types, cond=cond, queries=attn.queries)
-        if attn.pattern != "causal":
-            raise ValueError('the Hyena backbone looks to the left only; give it Attn("causal")')
-        assert tokens is not None, "the Hyena backbone needs tokens"
+        tokens, cache = inputs.content, inputs.cache
         self._check_length(tokens.shape[1] + (0 if cache is None else cache[0][0].shape[2]))
         if cache is not None:
-            return self._run(tokens, cache, _absent(attn.valid))
-        together = PackedRows.of(attn.valid)
+            return self._run(tokens, cache, _absent(inputs.valid))
+        together = PackedRows.of(inputs.valid)
         if together is None:
             return self._run(tokens)[0], None
         return together.back(self._run(together.take(tokens))[0]), None
@@ -276,8 +270,8 @@ class Hyena(Network):
             kept.append(own)
         return self.ln_f(x), kept
 
+    @override
     def head(self, rows: Tensor) -> Tensor:
-        """(N, hidden) to (N, V) logits, tied to the embedding; those of the padding are not made."""
         return F.linear(rows, self.table[: self.vocab.size])
 
 

@@ -1,63 +1,112 @@
-"""The seam of every network: tokens -> hidden states (`forward`), chosen rows -> logits (`head`)."""
+"""The seam of every network: one record of inputs -> hidden states (`forward`), chosen rows -> logits (`head`)."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass, fields
 from typing import Any
 
 from torch import Tensor, nn
 
 from ..types import Vocab
-from .kernels.attention import Attn
+from .kernels.attention import Attention, Full
+
+
+@dataclass(frozen=True)
+class NetworkInput:
+    """What a network may be called with. It says which of these fields it takes (`Network.takes`)."""
+
+    tokens: Tensor | None = None  # (B, L) int64
+    embeddings: Tensor | None = None  # (B, L, dim) in place of those of tokens
+    types: Tensor | None = None  # (B, L) which text of a pair a token belongs to: 0 or 1
+    condition: Tensor | None = None  # what `Network.condition` made of noise levels and labels
+    attention: Attention | None = None  # who may see whom; None = as the network was made
+    valid: Tensor | None = None  # (B, L) bool: what is not padding, of the cached columns too; None = all
+    positions: Tensor | None = None  # (B, L) or (L,) int64; None = 0, 1, 2, ...
+    queries: Tensor | None = None  # (B, M) columns whose hidden states are wanted; None = all
+    cache: Any = None  # what an earlier call returned, or `Network.empty_cache`
+
+    @property
+    def content(self) -> Tensor:
+        """Tokens or embeddings, whichever there are."""
+        content = self.tokens if self.embeddings is None else self.embeddings
+        assert content is not None
+        return content
 
 
 class Network(nn.Module, ABC):
-    """A network without a method. It takes what it supports and refuses the rest with a sentence."""
+    """A network without a method. Fields of the input that it does not take are refused before `forward`."""
 
     vocab: Vocab
     hidden_dim: int
-    time_conditioning: bool = False  # whether it is told the time
-    takes_queries: bool = False  # whether it saves work for columns that are not asked for (attn.queries)
-    takes_types: bool = False  # whether it is told which text of a pair a token is of
+    takes: frozenset[str] = frozenset({"tokens", "valid"})  # with "attention": any specification
+    attention: Attention = Full()  # who sees whom if the input does not say
+    looks: frozenset[str] = frozenset({"both"})  # "both" ways, to the "left": what `from_config` can make
+    takes_labels: bool = False  # whether it can be made for labels
+    shardable: bool = True  # whether FSDP can cut it into its blocks
+    time_conditioning: bool = False  # whether the condition depends on the time
     causal: bool = False  # whether it looks to the left only, and so has a cache
     recurrent: bool = False  # whether that cache is a state: all that was read, which cannot be cut shorter
     longest: int | None = None  # the most tokens that it can take; None = any number
     n_labels: int = 0  # labels that `condition` takes: 0 .. n_labels - 1, and -1 = no label
 
-    @abstractmethod
-    def forward(
-        self,
-        tokens: Tensor | None = None,
-        *,
-        inputs: Tensor | None = None,
-        types: Tensor | None = None,
-        cond: Tensor | None = None,
-        attn: Attn | None = None,
-        cache: Any = None,
-    ) -> tuple[Tensor, Any]:
-        """(B, L) tokens to (B, L, hidden) states, final norm applied, and the new cache (or None).
+    @classmethod
+    def from_config(cls, settings: Any, vocab: Vocab, n_labels: int = 0, causal: bool = False) -> Network:
+        """The network that its section of a config describes, with fresh weights; `looks` says what `causal` may be."""
+        raise NotImplementedError(f"{cls.__name__} is not made from a config")
 
-        With attn.queries (B, M), where the backbone takes them, (B, M, hidden): only those columns.
+    def __call__(self, given: NetworkInput | Tensor | None = None, **more: Any) -> Any:
+        """`forward` of a record, or of one that is made here: net(tokens, valid=valid)."""
+        inputs = given if isinstance(given, NetworkInput) else NetworkInput(given, **more)
+        self.refuse(inputs)
+        return super().__call__(inputs)
+
+    @abstractmethod
+    def forward(self, inputs: NetworkInput) -> tuple[Tensor, Any]:
+        """(B, L, hidden) states, final norm applied, and the new cache (or None).
+
+        With `queries` (B, M), where the network takes them, (B, M, hidden): only those columns.
         """
 
     @abstractmethod
     def head(self, rows: Tensor) -> Tensor:
-        """(N, hidden) to (N, V) logits."""
+        """(N, hidden) to (N, V) logits; those of the padding of a vocabulary are not made."""
 
-    @abstractmethod
     def condition(self, sigma: Tensor, label: Tensor | None = None) -> Tensor | None:
-        """(B,) noise levels, and (B,) labels where the network has any, to what `forward` takes as `cond`."""
+        """(B,) noise levels, and (B,) labels where the network has any, to the `condition` of its input."""
+        if label is not None:
+            raise ValueError(f"the {self.name} network does not take labels")
+        return None
 
     def empty_cache(self, rows: int) -> Any:
-        """Of a causal network: the cache of `rows` rows before their first token."""
-        raise ValueError(f"the {type(self).__name__} backbone looks both ways and has no cache")
+        """The cache of `rows` rows before their first token: give it to the network to get one back."""
+        raise ValueError(f"the {self.name} network looks both ways and has no cache")
 
     def no_decay(self) -> set[str]:
         """The names of weights that train.weight_decay does not pull towards 0."""
         return set()
 
-    def refuse(self, **given: Any) -> None:
-        """Raise for arguments that this backbone has no use for."""
-        for name, value in given.items():
-            if value is not None:
-                raise ValueError(f"the {type(self).__name__} backbone takes no {name!r}")
+    @property
+    def name(self) -> str:
+        """What messages call it."""
+        return type(self).__name__
+
+    def refuse(self, inputs: NetworkInput) -> None:
+        """Raise for an input that this network does not take, in one sentence."""
+        asked = (field.name for field in fields(inputs) if getattr(inputs, field.name) is not None)
+        for field in asked:
+            if field not in self.takes and field != "attention":
+                raise ValueError(f"the {self.name} network does not take {field}")
+        if (inputs.tokens is None) == (inputs.embeddings is None):
+            either = "either tokens or embeddings" if "embeddings" in self.takes else "tokens"
+            raise ValueError(f"give the {self.name} network {either}")
+        if "attention" not in self.takes and inputs.attention not in (None, self.attention):
+            looks = "looks to the left only" if self.causal else "looks both ways"
+            raise ValueError(
+                f"the {self.name} network {looks} and does not take the attention {inputs.attention!r}; leave it out"
+            )
+        attention = inputs.attention or self.attention
+        if inputs.cache is not None and not attention.cacheable:
+            raise ValueError(
+                f"the {self.name} network has no cache under {attention!r}, where a column sees later ones"
+            )

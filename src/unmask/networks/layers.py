@@ -12,13 +12,18 @@ from torch import Tensor, nn
 MULTIPLE = 8  # vocabularies of networks with tied heads are padded to one of these
 
 
+def wide(x: Tensor) -> Tensor:
+    """At least float32: what norms, sums and times are computed in, whatever the weights are kept in."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
 def padded(size: int) -> int:
     """Rows of the embedding for a vocabulary: 30522 -> 30528."""
     return -(-size // MULTIPLE) * MULTIPLE
 
 
 class LayerNorm(nn.Module):
-    """Layer norm with a scale and no bias, in float32, with the shift and scale of adaLN taken in."""
+    """Layer norm with a scale and no bias, in float32 at least, with the shift and scale of adaLN taken in."""
 
     def __init__(self, dim: int) -> None:
         super().__init__()
@@ -29,11 +34,11 @@ class LayerNorm(nn.Module):
         dim = x.shape[-1:]
         with torch.autocast(x.device.type, enabled=False):
             if shift is None or scale is None:
-                return F.layer_norm(x.float(), dim, self.weight)
+                return F.layer_norm(wide(x), dim, wide(self.weight))
             if scale.shape[0] == 1:  # one condition for all rows: it folds into the affine part
-                weight = (self.weight * (1 + scale.float())).view(dim)
-                return F.layer_norm(x.float(), dim, weight, shift.float().view(dim))
-            return torch.addcmul(shift.float(), F.layer_norm(x.float(), dim, self.weight), 1 + scale.float())
+                weight = (self.weight * (1 + wide(scale))).view(dim)
+                return F.layer_norm(wide(x), dim, weight, wide(shift).view(dim))
+            return torch.addcmul(wide(shift), F.layer_norm(wide(x), dim, wide(self.weight)), 1 + wide(scale))
 
 
 class Embedding(nn.Module):
@@ -62,7 +67,8 @@ class TimestepEmbedder(nn.Module):
         half = self.frequencies // 2
         steps = torch.arange(half, dtype=torch.float32, device=sigma.device) / half
         angle = sigma.float()[:, None] * torch.exp(-math.log(self.max_period) * steps)
-        return self.mlp(torch.cat((angle.cos(), angle.sin()), dim=-1))
+        waves = torch.cat((angle.cos(), angle.sin()), dim=-1)
+        return self.mlp(waves.to(wide(next(self.mlp.parameters())).dtype))
 
 
 @dataclass(frozen=True)

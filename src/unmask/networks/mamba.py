@@ -17,10 +17,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from typing_extensions import override
 
 from ..types import Vocab
-from .interface import Network
-from .kernels.attention import Attn
+from .interface import Network, NetworkInput
+from .kernels.attention import Causal
 from .kernels.scan import selective_scan, short_conv
 from .layers import PackedRows, padded
 
@@ -147,7 +148,10 @@ def undecayed(net: nn.Module) -> set[str]:
 class Mamba(Network):
     """Tokens to hidden states, of which column j has seen the tokens 0 .. j."""
 
+    takes = frozenset({"tokens", "valid", "cache"})
+    attention = Causal()
     causal = True
+    looks = frozenset({"left"})
     recurrent = True
 
     def __init__(
@@ -169,45 +173,34 @@ class Mamba(Network):
         self.norm_f = RMSNorm(hidden_dim)
         initialise(self, n_blocks)
 
+    @override
+    @classmethod
+    def from_config(cls, settings: Any, vocab: Vocab, n_labels: int = 0, causal: bool = False) -> Mamba:
+        sizes = settings.model_dump(include={"hidden_dim", "n_blocks", "state_dim", "conv_width", "expand"})
+        return cls(vocab, **sizes)
+
     @property
     def blocks(self) -> nn.ModuleList:
         """The layers."""
         return self.layers
 
+    @override
     def no_decay(self) -> set[str]:
-        """Weights that are not pulled towards 0."""
         return undecayed(self)
 
-    def condition(self, sigma: Tensor, label: Tensor | None = None) -> None:
-        """Nothing: it is told neither the time nor a label."""
-        self.refuse(label=label)
-
+    @override
     def empty_cache(self, rows: int) -> list[Memory]:
-        """The memory of `rows` rows before their first token: give it to `forward` to get one back."""
         new = self.embeddings.weight.new_zeros
         one = new(rows, self.conv_width - 1, self.inner), new(rows, self.state_dim, self.inner)
         return [one] * len(self.layers)
 
-    def forward(
-        self,
-        tokens: Tensor | None = None,
-        *,
-        inputs: Tensor | None = None,
-        types: Tensor | None = None,
-        cond: Tensor | None = None,
-        attn: Attn | None = None,
-        cache: Any = None,
-    ) -> tuple[Tensor, list[Memory] | None]:
+    def forward(self, inputs: NetworkInput) -> tuple[Tensor, list[Memory] | None]:
         """(B, L) tokens, which stand after what the cache has read, to (B, L, hidden); with a cache also the new one.
 
-        Positions are of no matter: what is read is read in the order of its columns.
+        There are no positions: what is read is read in the order of its columns.
         """
-        attn = attn or Attn("causal")
-        self.refuse(inputs=inputs, types=types, cond=cond, queries=attn.queries)
-        if attn.pattern != "causal":
-            raise ValueError('the Mamba backbone looks to the left only; give it Attn("causal")')
-        assert tokens is not None, "the Mamba backbone needs tokens"
-        together = PackedRows.of(None if attn.valid is None else attn.valid[:, -tokens.shape[1] :])
+        tokens, valid, cache = inputs.content, inputs.valid, inputs.cache
+        together = PackedRows.of(None if valid is None else valid[:, -tokens.shape[1] :])
         exists = None
         if together is not None:
             tokens, exists = together.take(tokens), together.exists
@@ -220,6 +213,6 @@ class Mamba(Network):
         out = self.norm_f(residual + hidden.to(residual.dtype))
         return out if together is None else together.back(out), None if cache is None else kept
 
+    @override
     def head(self, rows: Tensor) -> Tensor:
-        """(N, hidden) to (N, V) logits, tied to the embedding; those of the padding are not made."""
         return F.linear(rows, self.embeddings.weight[: self.vocab.size].to(rows.dtype))

@@ -13,12 +13,14 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from typing_extensions import override
 
 from ..types import Vocab
-from .dit import KeyValue, pick
-from .interface import Network
-from .kernels.attention import Attn, alibi, alibi_slopes, biased_attention
+from .dit import KeyValue, append, no_keys, pick
+from .interface import Network, NetworkInput
+from .kernels.attention import Causal
 from .kernels.dropout import dropout
+from .kernels.positions import alibi, alibi_slopes, biased_attention
 from .layers import padded
 
 INIT_STD = 0.02
@@ -78,15 +80,15 @@ class MosaicBertLayer(nn.Module):
             k, v = F.linear(x, kv_weight, kv_bias).view(batch, length, 2, self.n_heads, -1).permute(2, 0, 3, 1, 4)
             q = q.transpose(1, 2)
         if past is not None:
-            k, v = (torch.cat((old.to(new.dtype), new), dim=2) for old, new in zip(past, (k, v), strict=True))
-            past = (k, v)
+            k, v = past = append(past, (k, v))
         return biased_attention(q, k, v, bias).transpose(1, 2).reshape(batch, -1, dim), past
 
 
 class MosaicBert(Network):
     """Tokens, and the types 0 and 1 of the texts of a pair, to hidden states; `head` is BERT's MLM head."""
 
-    takes_types = True
+    takes = frozenset({"tokens", "types", "attention", "valid", "positions", "queries"})
+    looks = frozenset({"both", "left"})
 
     def __init__(
         self,
@@ -100,7 +102,9 @@ class MosaicBert(Network):
     ) -> None:
         super().__init__()
         self.vocab, self.hidden_dim, self.dropout = vocab, hidden_dim, dropout
-        self.n_heads, self.causal, self.takes_queries = n_heads, causal, not causal
+        self.n_heads, self.causal = n_heads, causal
+        if causal:
+            self.attention, self.takes = Causal(), self.takes | {"cache"}
         self.bert = nn.ModuleDict(
             {
                 "embeddings": nn.ModuleDict(
@@ -134,6 +138,12 @@ class MosaicBert(Network):
         )
         self.apply(_initialise)
 
+    @override
+    @classmethod
+    def from_config(cls, settings: Any, vocab: Vocab, n_labels: int = 0, causal: bool = False) -> MosaicBert:
+        sizes = settings.model_dump(include={"hidden_dim", "n_blocks", "n_heads", "mlp_ratio", "dropout"})
+        return cls(vocab, **sizes, causal=causal)
+
     @property
     def blocks(self) -> nn.ModuleList:
         """The layers."""
@@ -147,48 +157,24 @@ class MosaicBert(Network):
         """The embeddings of tokens and types, and their norm."""
         return self.bert["embeddings"]
 
-    def condition(self, sigma: Tensor, label: Tensor | None = None) -> None:
-        """Nothing: it is told neither the time nor a label."""
-        self.refuse(label=label)
-
+    @override
     def empty_cache(self, rows: int) -> list[KeyValue]:
-        """The cache of `rows` rows before their first token: give it to `forward` to get one back."""
         if not self.causal:
             super().empty_cache(rows)
         weight = self.embeddings["word_embeddings"].weight
-        nothing = weight.new_empty(rows, self.n_heads, 0, self.hidden_dim // self.n_heads)
-        return [(nothing, nothing)] * len(self.blocks)
+        return no_keys(weight, rows, self.n_heads, self.hidden_dim // self.n_heads, len(self.blocks))
 
-    def forward(
-        self,
-        tokens: Tensor | None = None,
-        *,
-        inputs: Tensor | None = None,
-        types: Tensor | None = None,
-        cond: Tensor | None = None,
-        attn: Attn | None = None,
-        cache: Any = None,
-    ) -> tuple[Tensor, list[KeyValue] | None]:
-        """(B, L) tokens to (B, L, hidden), or to those of the columns attn.queries; with a cache also the new one."""
-        pattern = "causal" if self.causal else "full"
-        attn = attn or Attn(pattern)  # type: ignore[arg-type]
-        self.refuse(inputs=inputs, cond=cond)
-        if attn.pattern != pattern:
-            looks = "looks to the left only" if self.causal else "looks both ways"
-            raise ValueError(f'this MosaicBert backbone {looks}; give it Attn("{pattern}")')
-        if self.causal:
-            self.refuse(queries=attn.queries)
-        else:
-            self.refuse(cache=cache)
-        assert tokens is not None, "the MosaicBert backbone needs tokens"
+    def forward(self, inputs: NetworkInput) -> tuple[Tensor, list[KeyValue] | None]:
+        """(B, L) tokens to (B, L, hidden), or to those of the columns `queries`; with a cache also the new one."""
+        tokens, attention, cache = inputs.content, inputs.attention or self.attention, inputs.cache
         past: Sequence[KeyValue | None] = [None] * len(self.blocks) if cache is None else cache
-        x = self._embed(tokens, types)
+        x = self._embed(tokens, inputs.types)
         before = 0 if past[0] is None else past[0][0].shape[2]
-        slopes = alibi_slopes(self.n_heads, x.device)
-        bias = alibi(slopes, before + tokens.shape[1], tokens.shape[1], attn)
+        slopes, new = alibi_slopes(self.n_heads, x.device), tokens.shape[1]
+        bias = alibi(slopes, before + new, new, attention, inputs.valid, inputs.positions)
         kept = []
         for number, (layer, own) in enumerate(zip(self.blocks, past, strict=True), 1):
-            queries = attn.queries if number == len(self.blocks) else None  # only there can columns be left out
+            queries = inputs.queries if number == len(self.blocks) else None  # only there can columns be left out
             rows = bias if queries is None else pick_rows(bias, queries)
             x, own = layer(x, rows, queries, own)
             kept.append(own)
@@ -200,8 +186,8 @@ class MosaicBert(Network):
         x = own["LayerNorm"](own["word_embeddings"](tokens) + kind)
         return dropout(x, self.dropout, self.training)
 
+    @override
     def head(self, rows: Tensor) -> Tensor:
-        """(N, hidden) to (N, V) logits, tied to the embedding; those of the padding are not made."""
         top: Any = self.cls["predictions"]
         rows = top["transform"]["LayerNorm"](F.gelu(top["transform"]["dense"](rows)))
         size = self.vocab.size

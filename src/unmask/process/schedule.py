@@ -204,28 +204,43 @@ def strata(index: Tensor, total: int, keys: Keys) -> Tensor:
 
 @dataclass(frozen=True)
 class Draw:
-    """The time drawn for each row, and its weight in the whole bound."""
+    """The times that were drawn, and their weight in the whole bound: one value per row or per position."""
 
-    t: Tensor  # (B,) the time of z
-    keep: Tensor  # (B,) chance that a position of z is unmasked
-    finite: Tensor  # (B,) bool: the step that starts here is a finite one; else infinitesimal
-    u: Tensor  # (B,) reveal chance of a finite step
-    scale: Tensor  # (B,) 1 / chance of this step being drawn; of an infinitesimal one, rate / density of t
+    t: Tensor  # (B,) or (B, L): the time of z
+    keep: Tensor  # chance that a position of z is unmasked
+    finite: Tensor  # bool: the step that starts here is a finite one; else infinitesimal
+    u: Tensor  # reveal chance of a finite step
+    scale: Tensor  # 1 / chance of this step being drawn; of an infinitesimal one, rate / density of t
 
     def rows(self, row: Tensor) -> Draw:
-        """The same, looked up for positions of these rows, on their device."""
+        """The same, looked up for these rows, on their device."""
+        return self._each(row, (row,))
+
+    def at(self, row: Tensor, column: Tensor) -> Draw:
+        """The same, looked up for positions (row, column), on their device: one value each."""
+        return self._each(row, (row,) if self.t.ndim == 1 else (row, column))
+
+    def _each(self, row: Tensor, index: tuple[Tensor, ...]) -> Draw:
         values = [getattr(self, f.name) for f in fields(self)]
         if row.device.type == "mps":  # has no float64
             values = [v.float() if v.is_floating_point() else v for v in values]
-        return Draw(*(v.to(row.device)[row] for v in values))
+        return Draw(*(v.to(row.device)[index] for v in values))
+
+    def per_position(self, value: Tensor) -> Tensor:
+        """A field of this draw, or anything of its first dimension, to broadcast against (B, L)."""
+        return value[:, None] if value.ndim == 1 else value
 
 
 class Law(ABC):
     """Which steps the reverse process takes: continuous time, or T steps."""
 
+    def uniforms(self, index: Tensor, total: int, length: int, keys: Keys, stratified: bool) -> Tensor:
+        """What times are drawn from, for rows of a global batch: (B,), or (B, length) where a row has several times."""
+        return (strata if stratified else independent)(index, total, keys)
+
     @abstractmethod
     def draw(self, uniform: Tensor, schedule: Schedule) -> Draw:
-        """Turn uniforms (B,) into times with their weights; the smallest ones are the last step, if there is one."""
+        """Turn uniforms into times with their weights; the smallest ones are the last step, if there is one."""
 
     @abstractmethod
     def last(self, schedule: Schedule) -> float:

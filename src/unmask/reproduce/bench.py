@@ -1,8 +1,8 @@
-"""What the tables share: data, models that are trained once, and how they are scored.
+"""A folder of models, each trained once, and how they are scored.
 
-A bench is a folder. Every model that a table needs lies in it under its own name; it is trained if it is not there,
-continued if its training was stopped, and waited for if another process trains it. So tables share models, and several
-of them may run at once.
+Every model that a table needs lies in the bench under its name. It is trained if it is missing, continued if its
+training was stopped, and waited for if another process trains it. So tables share models, and several of them may run
+at once.
 """
 
 from __future__ import annotations
@@ -24,9 +24,8 @@ from filelock import FileLock
 
 from ..config import Config
 from ..data.pack import Prepared, Rows, prepare
-from ..data.records import find
 from ..evaluation.likelihood import TIMES, Estimator, row_nats, summarise
-from ..evaluation.suites import SUITES
+from ..evaluation.uncertainty import deviation
 from ..files import write_text
 from ..hub import checkpoint
 from ..hub.resolve import load
@@ -34,16 +33,20 @@ from ..lm import LM
 from ..models import registry
 from ..models.language_model import LanguageModel
 from ..progress import progress_bar
-from ..training.text import TrainResult, train
+from ..training.adapt import language_config, load_start
+from ..training.text import train
 from ..types import Likelihood, UserError
-from .report import Check, Figure, Plot, Report, Table
-from .scales import LONGER, MODELS, Scale, model_config
+from .figures import Figure
+from .report import Check, Plot, Report, Table
+from .scales import Scale
+from .specs import Family, Finetuning, ModelSpec, Setup, changed
+from .text_models import TEXT
 
 SEEDS = 5  # evaluation seeds of a likelihood, as in the paper's ablation
 
 
 class Missing(UserError):
-    """A model that is not trained here: at the paper's scale that is a job for a cluster."""
+    """A model that is not trained on this machine: at the paper's scale that is a job for a cluster."""
 
 
 @dataclass(frozen=True)
@@ -63,8 +66,8 @@ class ScoredModel:
     @property
     def rate(self) -> Figure:
         """Nats per token with the standard error of the mean over draws."""
-        found = self.likelihood
-        return Figure(found.nats_per_token, 0.0 if self.exact else found.stderr_nats, bound=not self.exact)
+        whole = self.likelihood
+        return Figure(whole.nats_per_token, 0.0 if self.exact else whole.stderr_nats, bound=not self.exact)
 
     @property
     def perplexity(self) -> Figure:
@@ -77,16 +80,7 @@ class ScoredModel:
     def spread(self) -> float:
         """The standard deviation of the perplexity over draws, which is what the paper prints."""
         each = np.exp(self.nats.sum(0) / self.tokens.sum())
-        return 0.0 if self.exact else float(each.std(ddof=1))
-
-
-def difference(first: ScoredModel, second: ScoredModel) -> Figure:
-    """Nats per token that the second has more, on the same rows: the errors of draws and of texts, both paired."""
-    gap = second.nats.mean(1) - first.nats.mean(1)  # one text each, so what a text is worth cancels
-    total = first.tokens.sum()
-    rate = gap.sum() / total
-    spread = ((gap - rate * first.tokens) ** 2).sum() * len(gap) / (len(gap) - 1)
-    return Figure(float(rate), math.sqrt(spread) / float(total))
+        return 0.0 if self.exact else deviation(each.tolist()) or 0.0
 
 
 @dataclass
@@ -99,36 +93,40 @@ class Bench:
     seed: int = 0
     scorer: str | None = None
     quiet: bool = False
-    local: str | None = None  # where the sets of `zero-shot` lie on disk
-    known: tuple[str, ...] = ()  # those of them that the text is made from
+    local: str | None = None  # where the data sets besides the text lie on disk
+    known: tuple[str, ...] = ()  # sets of `zero-shot` that the text is made from
+    encoder: str | None = None  # a model from elsewhere that the others start from
+    family: Family = TEXT
     trained: dict[str, dict[str, Any]] = field(default_factory=dict)  # facts of the models that were used, by name
     _loaded: dict[str, LM] = field(default_factory=dict)
-    base = "mdlm"  # the model whose settings of data and network stand for all
 
     @property
     def folder(self) -> Path:
-        """All that belongs to this scale and text."""
+        """All that belongs to this scale and text, and to the encoder if there is one."""
         slug = re.sub(r"[^A-Za-z0-9_.-]+", "-", Path(self.source.rstrip("/")).name) or "data"
-        return self.out / self.scale.name / slug
+        folder = self.out / self.scale.name / slug
+        return folder / f"encoder-{Path(self.encoder.rstrip('/')).name}" if self.encoder else folder
 
-    def config(self, name: str) -> Config:
-        """The settings of a model; a text that is one of the sets of `zero-shot` is read where they lie."""
-        config = model_config(self.scale, self.source, name, self.seed)
-        found = find(self.source)
-        if self.local is None or found is None or found.name not in {member.corpus for member in SUITES["zero-shot"]}:
-            return config
-        return config.model_copy(update={"data": config.data.model_copy(update={"local": self.local})})
+    @cached_property
+    def models(self) -> dict[str, ModelSpec]:
+        """The specifications of all models that may lie in the folder, by name."""
+        return self.family.models(Setup(self.scale, self.source, self.seed, self.local, self.encoder))
+
+    @cached_property
+    def base(self) -> Config:
+        """The settings of data and network that stand for all models."""
+        return self.config(self.family.base)
 
     @cached_property
     def data(self) -> Prepared:
         """The text as tokens, by the tokenizer that all models share."""
         with progress_bar("tokenizing", self.quiet) as progress:
-            return prepare(self.config(self.base).data, progress=progress)
+            return prepare(self.base.data, progress=progress)
 
     @property
     def split(self) -> str:
         """The split that figures are of; some texts (OpenWebText) hold out no more than a validation split."""
-        if not self.config(self.base).data.test_fraction or self.scale.split not in self.data.corpus.splits:
+        if not self.base.data.test_fraction or self.scale.split not in self.data.corpus.splits:
             return "valid"
         return self.scale.split
 
@@ -138,71 +136,94 @@ class Bench:
 
     # -- models ------------------------------------------------------------------------------------------------------
 
-    def trainable(self) -> list[str]:
-        """The names of the models that may lie in the folder, and whose settings are known before any is trained."""
-        return [name + end for name in MODELS for end in ("", LONGER)]
+    def config(self, name: str) -> Config:
+        """The settings of a model; those of a fine-tuning follow from the model it starts from."""
+        spec = self.models[name]
+        if isinstance(spec.config, Config):
+            return spec.config
+        if spec.config is None:
+            return self.lm(name).config
+        start = self._start(spec)
+        config = language_config(self.lm(start), self.origin(start), spec.config.kind, self.source)
+        return changed(config, spec.config.changes)
+
+    @staticmethod
+    def _start(spec: ModelSpec) -> str:
+        assert spec.start is not None, "a fine-tuning starts from a model"
+        return spec.start
+
+    def declared(self) -> list[str]:
+        """The models whose settings are known before any model of the bench is trained."""
+        starts = [None, *(name for name, spec in self.models.items() if spec.config is None)]
+        return [name for name, spec in self.models.items() if spec.config is not None and spec.start in starts]
 
     def need(self, names: Sequence[str]) -> None:
         """Train whatever is missing of these; at the paper's scale, say how."""
         absent = [name for name in names if not self.finished(name)]
         if absent and not self.scale.trains:
-            raise Missing("\n".join(self.commands(absent)))
+            raise Missing("\n".join(map(self.command, absent)))
         for name in names:
             self.lm(name)
 
-    def commands(self, names: Sequence[str]) -> list[str]:
-        """How to train these models on a cluster."""
-        lines = []
-        for name in names:
-            recipe, changes = self.scale.command(name, self.source, self.seed)
-            out = str(self.path(name))
-            train = ["torchrun", "--nproc-per-node", "8", "-m", "unmask", "train", recipe, *changes, "--out", out]
-            lines.append(shlex.join(train))
-        return lines
+    def command(self, name: str) -> str:
+        """How to train a model on a cluster."""
+        spec = self.models[name]
+        words = ["finetune", self.origin(spec.start), *spec.command] if spec.start else ["train", *spec.command]
+        many = ["torchrun", "--nproc-per-node", "8", "-m", "unmask"]
+        return shlex.join([*many, *words, "--out", str(self.path(name))])
 
     def lm(self, name: str) -> LM:
         """A trained model, with averaged weights."""
         if name not in self._loaded:
-            self._train(name)
-            self._loaded[name] = load(self.path(name))
-            self.trained[name] = self._facts(name)
+            spec = self.models[name]
+            if spec.config is None:
+                self._loaded[name] = load_start(spec.path, "ema", "last", None)
+            else:
+                self._train(name)
+                self._loaded[name] = load(self.path(name))
+                self.trained[name] = self._facts(name)
         return self._loaded[name]
 
     def path(self, name: str) -> Path:
-        """The folder of a model."""
+        """The folder of a model that is trained here."""
         return self.folder / "models" / name
+
+    def origin(self, name: str) -> str:
+        """Where a model is loaded from."""
+        return self.models[name].path or str(self.path(name))
 
     def finished(self, name: str) -> bool:
         """Whether a model is trained."""
-        found = checkpoint.steps(self.path(name))
-        return bool(found) and found[-1] >= self.config(name).train.steps
+        spec = self.models[name]
+        if spec.config is None:
+            return True
+        if isinstance(spec.config, Finetuning) and not self.finished(self._start(spec)):
+            return False  # its settings follow from the model it starts from
+        steps = checkpoint.steps(self.path(name))
+        return bool(steps) and steps[-1] >= self.config(name).train.steps
 
     def _train(self, name: str) -> None:
-        path = self.path(name)
+        path, spec = self.path(name), self.models[name]
         path.parent.mkdir(parents=True, exist_ok=True)
         if self.finished(name):
             return
-        before = name.removesuffix(LONGER)
-        if before != name:
-            self._train(before)
+        if spec.continues:
+            self._train(spec.continues)
         with FileLock(path.parent / f".{name}.lock"):  # another table may need it too, just now
             if self.finished(name):
                 return
-            if before != name and not path.exists():  # a longer training goes on from the shorter one
+            if spec.continues and not path.exists():
                 partial = path.with_name(f".{name}.copy")
                 shutil.rmtree(partial, ignore_errors=True)
-                shutil.copytree(self.path(before), partial)
+                shutil.copytree(self.path(spec.continues), partial)
                 partial.rename(path)
             started = time.monotonic()
-            result = self.run(name, path)
+            start = self.lm(spec.start) if spec.start else None
+            result = train(self.config(name), path, quiet=self.quiet, start=start)
             spent = time.monotonic() - started + self._seconds(path)
             write_text(path / "seconds.json", json.dumps({"seconds": spent}))
             if not result.finished:
-                raise UserError(f"the training of {name} was stopped; run the same command again to go on")
-
-    def run(self, name: str, path: Path) -> TrainResult:
-        """Train a model, or continue."""
-        return train(self.config(name), path, quiet=self.quiet)
+                raise UserError(f"the training of {name} was stopped; run the same command again to continue")
 
     @staticmethod
     def _seconds(path: Path) -> float:
@@ -223,7 +244,7 @@ class Bench:
             "parameters": sum(p.numel() for p in lm.model.parameters()),
             "steps": config.train.steps,
             "tokens": tokens,
-            "unmasked_tokens": round(tokens * seen),
+            "unmasked_tokens": None if config.model.method == "plaid" else round(tokens * seen),  # Plaid hides none
             "seconds": round(self._seconds(self.path(name))),
         }
 
@@ -258,7 +279,7 @@ class Bench:
 
     def protocol(self, **more: Any) -> dict[str, Any]:
         """What all figures of a report depend on."""
-        config, rows = self.config(self.base), self.rows()
+        config, rows = self.base, self.rows()
         return {
             **rows.describe(),
             "test_rows": min(len(rows), self.scale.rows or len(rows)),
@@ -273,10 +294,6 @@ class Bench:
             **more,
         }
 
-    def words(self) -> list[str]:
-        """More words of the command that makes a report here."""
-        return []
-
     def report(
         self,
         name: str,
@@ -290,16 +307,14 @@ class Bench:
     ) -> Report:
         """A report of what this bench measured."""
         words = ["--scale", self.scale.name, "--data", self.source, "--seed", str(self.seed)]
-        words += ["--scorer", self.scorer] if self.scorer else []
-        words += self.words()
-        words += ["--local", self.local] if self.local else []
-        words += [word for own in self.known for word in ("--in-domain", own)]
-        command = shlex.join(["unmask", "reproduce", name, *words])
+        for option, value in (("--scorer", self.scorer), ("--model", self.encoder), ("--local", self.local)):
+            words += [option, value] if value else []
+        words += [word for corpus in self.known for word in ("--in-domain", corpus)]
         return Report(
             name,
             label,
             self.scale.name,
-            command,
+            shlex.join(["unmask", "reproduce", name, *words]),
             tables,
             list(plots),
             list(checks),

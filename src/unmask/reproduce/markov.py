@@ -34,13 +34,13 @@ def contexts(tokens: np.ndarray, order: int) -> Iterator[Place]:
     """Windows (n, L) of ids with contexts of length 0, 1, ..., order."""
     known = (tokens >= A) & (tokens < N)
     base = np.where(known, tokens - A, 0).astype(np.int32)
-    context, there = np.zeros_like(base), known.copy()
+    context, complete = np.zeros_like(base), known.copy()
     for length in range(order + 1):
         if length:
             context[:, length:] += base[:, :-length] << 2 * (length - 1)
-            there[:, length:] &= known[:, :-length]
-            there[:, :length] = False
-        yield Place(base, context, there)
+            complete[:, length:] &= known[:, :-length]
+            complete[:, :length] = False
+        yield Place(base, context, complete)
 
 
 class Markov:
@@ -66,10 +66,10 @@ class Markov:
         nats, bases = np.zeros(len(chosen)), np.zeros(len(chosen))
         for part in _parts(len(chosen), rows.length):
             tokens, _ = rows.rows(chosen[part])
-            found = np.zeros(tokens.shape)
+            each = np.zeros(tokens.shape)
             for table, place in zip(tables, contexts(tokens, order), strict=True):  # the longest context counts
-                found[place.known] = -table[place.context[place.known], place.base[place.known]]
-            nats[part], bases[part] = found.sum(1), ((tokens >= A) & (tokens < N)).sum(1)
+                each[place.known] = -table[place.context[place.known], place.base[place.known]]
+            nats[part], bases[part] = each.sum(1), ((tokens >= A) & (tokens < N)).sum(1)
         return nats, bases
 
 

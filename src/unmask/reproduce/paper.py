@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from .report import Figure
+from .figures import Figure
 
 PPL = "PPL"  # the one column that most of the tables have
 

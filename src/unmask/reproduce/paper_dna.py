@@ -5,8 +5,8 @@ A `±` of these two tables is the largest value of five seeds minus the smallest
 
 from __future__ import annotations
 
+from .figures import Figure
 from .paper import PPL, Printed
-from .report import Figure
 
 PARAMETERS = "parameters"
 _SETUP = (

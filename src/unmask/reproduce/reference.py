@@ -4,9 +4,9 @@ Used by the table `caching` and by benchmarks/sampling.py.
 
 The network, the head and the softmax on all B x L positions, then at every step one draw for each position from the
 posterior over V tokens, [MASK] among them, by dividing float32 probabilities by exponential noise. That is the
-sampler of the paper and of its public code. It is here in three styles:
+sampler of the paper and of its public code. It comes in three styles:
 
-    Careful    tensors are changed in place where nobody needs them any more, one log-softmax, true -inf
+    Careful    tensors are changed in place where they are not needed any more, one log-softmax, true -inf
     Published  the arithmetic of the public code: a new tensor for every operation, logsumexp and a difference, and
                -1e6 for what cannot be, whose exponential takes a CPU several times as long as that of -inf
     Float64    the same with noise in float64, a sequence at a time: float32 noise cuts rare tokens at many steps, so
@@ -35,9 +35,9 @@ class Careful:
         logits[..., model.vocab.mask] = float("-inf")
         log_x = torch.log_softmax(logits, dim=-1)
         del logits
-        given = z != model.vocab.mask
-        log_x.masked_fill_(given[..., None], float("-inf"))
-        log_x[given, z[given]] = 0.0
+        known = z != model.vocab.mask
+        log_x.masked_fill_(known[..., None], float("-inf"))
+        log_x[known, z[known]] = 0.0
         return log_x.exp_()
 
     @staticmethod
@@ -61,9 +61,9 @@ class Published(Careful):
         logits = model.backbone.head(model.hidden(z, t)).float()
         logits[..., model.vocab.mask] -= 1e6
         log_x = logits - torch.logsumexp(logits, dim=-1, keepdim=True)
-        given = z != model.vocab.mask
-        log_x[given] = -1e6
-        log_x[given, z[given]] = 0.0
+        known = z != model.vocab.mask
+        log_x[known] = -1e6
+        log_x[known, z[known]] = 0.0
         return log_x.exp()
 
     @staticmethod
@@ -101,7 +101,7 @@ def ancestral(
     """Write (B, L) canvases in T steps; (canvases, network calls).
 
     With `cache` (paper section 4.1) the prediction is computed again only after a step that changed any token of the
-    batch; that is right for a network that is not told the time.
+    batch; that is right for a network without time conditioning.
     """
     times, alphas = time_grid(model.schedule, steps)
     levels = alphas.tolist()

@@ -1,17 +1,19 @@
-"""How masks become tokens (paper sections 4.1 and 4.2): plans, and the desk that takes them through the network."""
+"""How masks become tokens (paper sections 4.1 and 4.2): samplers, and the batcher that takes them through a network."""
 
 from .adaptive import Adaptive
 from .ancestral import Ancestral
-from .batcher import Batcher, Request, SequentialBatcher, replay, run
+from .batcher import Batcher, replay
 from .choice import Choice
 from .gaussian import Gaussian
 from .gibbs import Gibbs
-from .named import SAMPLERS, make_sampler
 from .orders import FirstHitting, GivenOrder, LeftToRight, RevealPlan
+from .params import SAMPLERS, SamplerEntry, SamplingParams, make_sampler
 from .remask import PredictorCorrector, Remasking
+from .request import Request, Written
 from .rules import Rules
-from .sampler import Denoiser, Sampler, Trajectory, stack, time_grid
+from .sampler import Denoiser, Sampler, Slot, TokenDenoiser, Trajectory, stack, time_grid
 from .simplex import Simplex
+from .token_step import advance_tokens
 from .windows import Windows
 
 __all__ = [
@@ -32,13 +34,17 @@ __all__ = [
     "RevealPlan",
     "Rules",
     "Sampler",
-    "SequentialBatcher",
+    "SamplerEntry",
+    "SamplingParams",
     "Simplex",
+    "Slot",
+    "TokenDenoiser",
     "Trajectory",
     "Windows",
+    "Written",
+    "advance_tokens",
     "make_sampler",
     "replay",
-    "run",
     "stack",
     "time_grid",
 ]

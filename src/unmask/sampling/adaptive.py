@@ -13,10 +13,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..process.keys import Keys
-from ..types import UserError, Vocab
-from .orders import check_k
-from .sampler import Denoiser, Sampler, Trajectory, masked_positions
+from ..errors import UserError, choose
+from ..types import Vocab
+from .request import Request
+from .sampler import Sampler, TokenDenoiser, Trajectory, positions_of
+from .settings import k_setting, setting, steps_setting
 
 
 def confidence(log_x: Tensor) -> Tensor:
@@ -58,57 +59,55 @@ class Adaptive(Sampler):
     """The surest positions first: k a step, or as many as reach a threshold (at least one)."""
 
     measure: str = "confidence"
-    k: int | None = None
-    steps: int | None = None  # instead of k: about this many steps, k = masks / steps rounded up
-    threshold: float | None = None  # instead of k: at least this confidence or margin, at most this entropy
+    k: int | None = k_setting(None)
+    steps: int | None = steps_setting(None)  # about this many: k = masks / steps rounded up
+    threshold: float | None = setting(
+        None, "Write all that is at least this sure (entropy: at most this unsure)", least=0, instead=("steps", "k")
+    )
     deterministic = True
     timeless = True
 
     def __post_init__(self) -> None:
-        if self.measure not in MEASURES:
-            raise UserError(f"unknown measure {self.measure!r}; choose one of {', '.join(MEASURES)}")
+        choose(self.measure, MEASURES, "measure")
         if sum(x is not None for x in (self.k, self.steps, self.threshold)) != 1:
             raise UserError(f"give the {self.measure} order either tokens a step, a number of steps, or a threshold")
-        if self.k is not None:
-            check_k(self.k)
-        if self.steps is not None and self.steps < 1:
-            raise UserError(f"steps={self.steps} must be at least 1")
         if self.threshold is not None:
             top = float("inf") if self.measure == "entropy" else 1.0
             if not 0 <= self.threshold <= top:
                 limit = "at least 0 nats" if self.measure == "entropy" else "in [0, 1]"
                 raise UserError(f"threshold={self.threshold} of the {self.measure} order must be {limit}")
+        super().__post_init__()
 
-    def course(self, canvas: Tensor, model: Denoiser, key: Keys) -> Trajectory:
-        """Ready to look at all masks."""
-        masks = int((canvas == model.vocab.mask).sum())
-        k = self.k or (None if self.steps is None else -(-masks // self.steps))
+    def trajectory(self, request: Request, model: TokenDenoiser) -> Trajectory:
+        """Ready, with all free positions as candidates."""
+        free = int(request.writable(model.vocab).sum())
+        k = None if self.steps is None else -(-free // self.steps)
+        k = k if self.k is None else min(self.k, len(request.canvas))
         least = self.threshold
         if least is not None and self.measure == "entropy":
             least = -least
-        return _AdaptiveTrajectory(canvas, key, model.vocab, MEASURES[self.measure], k, least)
+        return _AdaptiveTrajectory(request, model.vocab, MEASURES[self.measure], k, least)
 
 
 class _AdaptiveTrajectory(Trajectory):
     def __init__(
         self,
-        canvas: Tensor,
-        key: Keys,
+        request: Request,
         vocab: Vocab,
         measure: Callable[[Tensor], Tensor],
         k: int | None,
         least: float | None,
     ) -> None:
-        super().__init__(canvas, key)
-        self.vocab, self.measure, self.k, self.least = vocab, measure, k, least
-        self.left = masked_positions(canvas, vocab)
-        self.masks, self.chosen = len(self.left), self.left[:0]
+        super().__init__(request, vocab)
+        self.measure, self.k, self.least = measure, k, least
+        self.left = positions_of(self.open)
+        self.total, self.chosen = len(self.left), self.left[:0]
 
     @property
     def finished(self) -> bool:
         return not len(self.left)
 
-    def look(self) -> Tensor:
+    def candidates(self) -> Tensor:
         return self.left
 
     def score(self, log_x: Tensor) -> Tensor:
@@ -125,7 +124,7 @@ class _AdaptiveTrajectory(Trajectory):
 
     def write(self, positions: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
         changes = super().write(positions, tokens)
-        self.left = masked_positions(self.canvas, self.vocab)
+        self.left = positions_of(self.open)
         self.step += 1
-        self.t = len(self.left) / self.masks
+        self.t = len(self.left) / self.total
         return changes

@@ -12,40 +12,41 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..process.keys import Keys
 from ..process.masking import fold
 from ..process.schedule import reveal_chance
-from .sampler import Denoiser, Sampler, Trajectory, masked_positions, time_grid
+from .request import Request
+from .sampler import Sampler, TokenDenoiser, Trajectory, positions_of, time_grid
+from .settings import steps_setting
 
 
 @dataclass(frozen=True)
 class Ancestral(Sampler):
     """T steps, each with a network call, needed or not."""
 
-    steps: int
+    steps: int = steps_setting()
     euler: bool = False  # the chance of a step is its length times the rate at its beginning
     any_mass = True
 
-    def course(self, canvas: Tensor, model: Denoiser, key: Keys) -> Trajectory:
+    def trajectory(self, request: Request, model: TokenDenoiser) -> Trajectory:
         """Ready at t = 1."""
         times, alphas = time_grid(model.schedule, self.steps)
         chances = reveal_chance(alphas[1:], alphas[:-1])
         if self.euler:
             chances = model.schedule.rate(times[:-1]) / self.steps
-        return _AncestralTrajectory(canvas, key, model, times, chances)
+        return _AncestralTrajectory(request, model, times, chances)
 
 
 class _AncestralTrajectory(Trajectory):
     ruled = False  # rules never touch when a position is revealed, also where the network says it
 
-    def __init__(self, canvas: Tensor, key: Keys, model: Denoiser, times: Tensor, chances: Tensor) -> None:
-        super().__init__(canvas, key)
-        self.vocab, self.times, self.chances = model.vocab, times, chances
+    def __init__(self, request: Request, model: TokenDenoiser, times: Tensor, chances: Tensor) -> None:
+        super().__init__(request, model.vocab)
+        self.times, self.chances = times, chances
         self.keep = model.schedule.keep(times)  # not alpha: mass on [MASK] is folded away as in the bound
         self.last = len(times) - 1
-        self.masked = self.own = masked_positions(canvas, self.vocab)
-        self.rewrites = not model.carry_over  # the step to t = 0 is then the reconstruction, of all that was written
-        if self.rewrites:
+        self.masked = self.all = positions_of(self.free)
+        self.final = model.carry_over  # else the step to t = 0 is the reconstruction, of all that was written
+        if not self.final:
             self.last -= 1
         self.revealed = self.masked[:0]
         self._draws = self._draw()
@@ -65,10 +66,10 @@ class _AncestralTrajectory(Trajectory):
 
     @property
     def _rewriting(self) -> bool:
-        return self.rewrites and self.step == self.last and len(self.own) > 0
+        return not self.final and self.step == self.last and len(self.all) > 0
 
-    def look(self) -> Tensor:
-        return self.own if self._rewriting else self.masked
+    def candidates(self) -> Tensor:
+        return self.all if self._rewriting else self.masked
 
     def score(self, log_x: Tensor) -> Tensor:
         """Sum of x̃: p(z_s = y | z_t = m) = u x̃(y)."""
@@ -77,18 +78,13 @@ class _AncestralTrajectory(Trajectory):
 
     def choose(self, scores: Tensor) -> None:
         if self.step == self.last:
-            self.revealed = self.look()
+            self.revealed = self.candidates()
             return
         chance = self.chances[self.step] * scores.double()  # above 1 for a measure that is too large: then for sure
         self.revealed = self.masked[self._draws[0, self.masked] < chance]
 
     def due(self) -> Tensor:
         return self.revealed
-
-    def fixed(self, mask: int) -> int:
-        if not self.rewrites or self.finished:
-            return super().fixed(mask)
-        return int(self.own[0]) if len(self.own) else len(self.canvas)
 
     def uniform(self, positions: Tensor) -> Tensor:
         return self._draws[1, positions]
@@ -99,6 +95,6 @@ class _AncestralTrajectory(Trajectory):
         if not self.finished:
             self.t = float(self.times[self.step])
             self._draws = self._draw()
-        self.masked = masked_positions(self.canvas, self.vocab)
+        self.masked = positions_of(self.open)
         self.revealed = self.masked[:0]
         return changes

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..process.masking import categorical
-from ..types import UserError
+from .settings import check_settings, setting
 
 NEVER = float("-inf")
 
@@ -17,20 +17,19 @@ NEVER = float("-inf")
 class Choice:
     """Temperature, then top-k, top-p and min-p, each on what the one before it left."""
 
-    temperature: float = 1.0  # 0 = the most likely token
-    top_k: int | None = None  # tokens as likely as the k-th are kept too
-    top_p: float | None = None  # the smallest set of tokens that holds at least this much (the crossing one included)
-    min_p: float | None = None  # tokens at least this likely, as a fraction of the most likely one
+    temperature: float = setting(1.0, "Divides the log-probabilities; 0 takes the most likely token", least=0)
+    top_k: int | None = setting(  # tokens as likely as the k-th are kept too
+        None, "Only the k most likely tokens", title="Top-k", least=1, off=True
+    )
+    top_p: float | None = setting(  # the smallest such set, the token that crosses p included
+        None, "Only the most likely tokens that hold this much", title="Top-p", above=0, most=1
+    )
+    min_p: float | None = setting(
+        None, "Only tokens at least this likely, relative to the best", title="Min-p", least=0, most=1, off=True
+    )
 
     def __post_init__(self) -> None:
-        if not 0 <= self.temperature < float("inf"):
-            raise UserError(f"temperature={self.temperature} must be a number of at least 0")
-        if self.top_k is not None and self.top_k < 1:
-            raise UserError(f"top_k={self.top_k} must be at least 1")
-        if self.top_p is not None and not 0 < self.top_p <= 1:
-            raise UserError(f"top_p={self.top_p} must be in (0, 1]")
-        if self.min_p is not None and not 0 <= self.min_p <= 1:
-            raise UserError(f"min_p={self.min_p} must be in [0, 1]")
+        check_settings(self)
 
     def __call__(self, log_x: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
         """(tokens, what the network gave them) for rows of log x̂ (N, V) and one uniform a row."""

@@ -15,19 +15,19 @@ does not depend on who else is in the batch.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from typing import NoReturn, Protocol
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..process.keys import Keys
-from ..types import State, UserError, Vocab
-from .batcher import LOGITS_AT_ONCE, Request
-from .sampler import NOTHING, Denoiser, Sampler, Trajectory, masked_positions
+from ..types import UserError
+from .request import Request, Written, read_off
+from .sampler import Denoiser, Sampler, Trajectory, positions_of
+from .settings import setting, steps_setting
+from .token_step import LOGITS_AT_ONCE
 
 # -- the process, as pure functions of gamma, the logarithm of the noise-to-signal ratio ------------------------------
 
@@ -62,46 +62,38 @@ def cooled(x: Tensor, z: Tensor, gamma: Tensor, temperature: float) -> Tensor:
     return x / temperature + (1 - 1 / temperature) * z / alpha(gamma)
 
 
-# -- the plan --------------------------------------------------------------------------------------------------------
+# -- the sampler -----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Gaussian(Sampler):
     """T steps for the whole canvas, and one call more that reads the tokens."""
 
-    steps: int = 256
-    score_temperature: float = 1.0  # 1: the model's own law; Plaid's samples were drawn with 0.9
+    steps: int = steps_setting(256)
+    score_temperature: float = setting(  # 1: the model's law; Plaid's samples were drawn with 0.9
+        1.0, "gaussian: below 1 the noise that the network predicts counts more", above=0
+    )
 
-    def __post_init__(self) -> None:
-        if self.steps < 1:
-            raise UserError(f"steps={self.steps} must be at least 1")
-        if not 0 < self.score_temperature < float("inf"):
-            raise UserError(f"score_temperature={self.score_temperature} must be a number above 0; 1 changes nothing")
+    def check(self, model: Any) -> None:
+        """Models over tokens have no embeddings to put noise on."""
+        if not hasattr(model, "embeddings"):
+            raise UserError(
+                "only Plaid models (model.method=plaid) can follow the gaussian sampler; choose another one"
+            )
 
-    def check(self, model: Denoiser) -> NoReturn:
-        """Models that are asked this way write into [MASK], and have no embeddings to put noise on."""
-        raise UserError("only Plaid models (model.method=plaid) can follow the gaussian sampler; choose another one")
-
-    def course(self, canvas: Tensor, model: Denoiser, key: Keys) -> Trajectory:
-        """There is none: a course knows tokens only."""
+    def trajectory(self, request: Request, model: EmbeddingDenoiser) -> GaussianTrajectory:
+        """All of the canvas as noise, at t = 1."""
         self.check(model)
+        return GaussianTrajectory(request, model, self)
 
 
 # -- writing ---------------------------------------------------------------------------------------------------------
 
 
-class EmbeddingDenoiser(Protocol):
+class EmbeddingDenoiser(Denoiser, Protocol):
     """What this sampler needs of a model."""
 
     self_condition: float
-
-    @property
-    def vocab(self) -> Vocab:
-        """The vocabulary."""
-
-    @property
-    def device(self) -> torch.device:
-        """Where it computes."""
 
     def embeddings(self) -> Tensor:
         """(V, D), of length 1 each."""
@@ -118,141 +110,112 @@ class EmbeddingDenoiser(Protocol):
         """Log-probabilities (N, V) of rows of hidden states, with their z (N, D) and noise levels (N,)."""
 
 
-def write_gaussian(model: EmbeddingDenoiser, tasks: Iterable[Request], batch_size: int) -> Iterator[State]:
-    """One state for each task, at its end."""
-    waiting, active = deque(tasks), list[_GaussianWriter]()
-    with torch.no_grad():
-        table = model.embeddings()
-    while waiting or active:
-        while waiting and len(active) < batch_size:
-            writer = _GaussianWriter(model, waiting.popleft(), table)
-            if len(writer.masked):
-                active.append(writer)
-            else:
-                yield writer.state(NOTHING, torch.empty(0), None)
-        if active:
-            with torch.no_grad():
-                states = _round(model, active)
-            yield from states
-            active = [writer for writer in active if not writer.done]
-
-
-def _round(model: EmbeddingDenoiser, active: list[_GaussianWriter]) -> list[State]:
-    """One network call for all; shorter canvases are padded on the right. The states of those that it ends."""
-    device, longest = model.device, max(len(writer.canvas) for writer in active)
-    here = torch.tensor([writer.t for writer in active], dtype=torch.float64)
-    there = torch.tensor([writer.next_t for writer in active], dtype=torch.float64)
-    levels = model.gamma(torch.cat([here, there])).view(2, -1)
+def advance_gaussian(model: EmbeddingDenoiser, active: Sequence[GaussianTrajectory]) -> list[Written | None]:
+    """One network call for all; shorter canvases are padded on the right. Tokens for those that it ends."""
+    device, longest, table = model.device, max(len(trajectory.canvas) for trajectory in active), model.embeddings()
+    times = [[trajectory.t for trajectory in active], [trajectory.next_t for trajectory in active]]
+    levels = model.gamma(torch.tensor(times, dtype=torch.float64).flatten()).view(2, -1)
     gammas = levels.cpu().double()
     z, guess = (torch.zeros(len(active), longest, active[0].z.shape[1], dtype=torch.float64) for _ in range(2))
     present = torch.zeros(len(active), longest, dtype=torch.bool)
-    for row, writer in enumerate(active):
-        n = len(writer.canvas)
-        writer.clamp(gammas[0, row])
-        z[row, :n], guess[row, :n], present[row, :n] = writer.z, writer.guess, True
+    for row, trajectory in enumerate(active):
+        n = len(trajectory.canvas)
+        trajectory.clamp(gammas[0, row])
+        z[row, :n], guess[row, :n], present[row, :n] = trajectory.z, trajectory.guess, True
+    labels = [trajectory.request.label for trajectory in active]
     label = None
-    if any(writer.task.label is not None for writer in active):
-        label = torch.tensor([-1 if w.task.label is None else w.task.label for w in active], device=device)
-    kind = active[0].table.dtype
+    if any(number is not None for number in labels):
+        label = torch.tensor([-1 if number is None else number for number in labels], device=device)
     hidden = model.hidden(
-        z.to(kind).to(device),
+        z.to(table.dtype).to(device),
         levels[0],
-        guess.to(kind).to(device) if model.self_condition else None,
+        guess.to(table.dtype).to(device) if model.self_condition else None,
         None if present.all() else present.to(device),
         label,
     )
-    moved = [writer.take(hidden[row], levels[0, row], *gammas[:, row]) for row, writer in enumerate(active)]
-    return [state for state in moved if state is not None]
+    written: list[Written | None] = []
+    for row, trajectory in enumerate(active):
+        predictions = trajectory.predictions(model, hidden[row], levels[0, row], table.dtype)
+        if trajectory.step == trajectory.sampler.steps:
+            written.append(trajectory.tokens(predictions))
+        else:
+            trajectory.move(predictions, table, *gammas[:, row])
+            written.append(None)
+    return written
 
 
-class _GaussianWriter:
+class GaussianTrajectory(Trajectory):
     """One canvas on its way; its z is kept on the CPU, where float64 is."""
 
-    def __init__(self, model: EmbeddingDenoiser, task: Request, table: Tensor) -> None:
-        assert isinstance(task.plan, Gaussian)
-        self.model, self.task, self.plan, self.table = model, task, task.plan, table
-        self.canvas = task.canvas.cpu().clone()
-        self.masked = masked_positions(self.canvas, model.vocab)
-        self.given = torch.nonzero(self.canvas != model.vocab.mask).squeeze(-1)
-        self.known = table[self.canvas[self.given].to(table.device)].double().cpu()  # embeddings of what is given
-        self.step, self.done = 0, not len(self.masked)
-        self.noise, self.shown = task.key.stream("noise"), task.key.stream("given")
+    def __init__(self, request: Request, model: EmbeddingDenoiser, sampler: Gaussian) -> None:
+        super().__init__(request, model.vocab)
+        self.sampler = sampler
+        self.canvas = request.canvas.cpu().clone()
+        self.masked, self.clamped = positions_of(self.free), positions_of(~self.free)
+        with torch.no_grad():
+            table = model.embeddings()
+            self.known = table[self.canvas[self.clamped].to(table.device)].double().cpu()  # of what is clamped
+        self.dim = table.shape[1]
+        self.noise, self.shown = self.key.stream("noise"), self.key.stream("given")
         self.z = self._noise()
         self.guess = torch.zeros_like(self.z)
 
     def _noise(self) -> Tensor:
-        return torch.from_numpy(self.noise.standard_normal((len(self.canvas), self.table.shape[1])))
+        return torch.from_numpy(self.noise.standard_normal((len(self.canvas), self.dim)))
 
     @property
-    def t(self) -> float:
-        """The time of z."""
-        return 1 - self.step / self.plan.steps
+    def finished(self) -> bool:
+        """Whether the tokens were read."""
+        return not self.open.any()
+
+    def due(self) -> Tensor:
+        """All that is free, at the end."""
+        return self.masked
 
     @property
     def next_t(self) -> float:
         """The time of the next z; after the last there is none."""
-        return max(0.0, 1 - (self.step + 1) / self.plan.steps)
+        return max(0.0, 1 - (self.step + 1) / self.sampler.steps)
 
     def clamp(self, gamma: Tensor) -> None:
         """Draw the z of the given tokens anew from q(z_t | x)."""
-        if not len(self.given):
+        if not len(self.clamped):
             return
         noise = torch.from_numpy(self.shown.standard_normal(self.known.shape))
-        self.z[self.given] = noised(self.known, gamma, noise)
+        self.z[self.clamped] = noised(self.known, gamma, noise)
 
-    def take(self, hidden: Tensor, told: Tensor, gamma_t: Tensor, gamma_s: Tensor) -> State | None:
-        """What the network said of z when it was told its level: go on to the next time, or read the tokens."""
-        rows, z = hidden[self.masked.to(hidden.device)], self.z[self.masked].to(self.table.dtype)
-        size = max(1, LOGITS_AT_ONCE // self.model.vocab.size)
-        parts = list(zip(rows.split(size), z.to(rows.device).split(size), self.masked.split(size), strict=True))
-        said = (self._said(row, z, positions, told) for row, z, positions in parts)
-        if self.step == self.plan.steps:
-            return self._write(said)
+    def predictions(
+        self, model: EmbeddingDenoiser, hidden: Tensor, gamma: Tensor, dtype: torch.dtype
+    ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Of some free positions at a time: (positions, log-probabilities, the same under the user's rules)."""
+        rows, z = hidden[self.masked.to(hidden.device)], self.z[self.masked].to(dtype)
+        size, rules = max(1, LOGITS_AT_ONCE // self.vocab.size), self.request.rules
+        for row, noisy, positions in zip(
+            rows.split(size), z.to(rows.device).split(size), self.masked.split(size), strict=True
+        ):
+            log_x = model.log_x(row, noisy, gamma.expand(len(row)))
+            yield positions, log_x, log_x if rules is None else rules(log_x, positions, self.canvas, self.vocab)
+
+    def move(
+        self, predictions: Iterable[tuple[Tensor, Tensor, Tensor]], table: Tensor, gamma_t: Tensor, gamma_s: Tensor
+    ) -> None:
+        """On to the next time."""
         x = torch.zeros_like(self.z)
-        x[self.given] = self.known
-        x[self.masked] = torch.cat([(ruled.exp() @ self.table).double().cpu() for _, ruled in said])
+        x[self.clamped] = self.known
+        x[self.masked] = torch.cat([(ruled.exp() @ table).double().cpu() for _, _, ruled in predictions])
         self.guess = x
-        if self.plan.score_temperature != 1:
-            x = cooled(x, self.z, gamma_t, self.plan.score_temperature)
+        if self.sampler.score_temperature != 1:
+            x = cooled(x, self.z, gamma_t, self.sampler.score_temperature)
         self.z = ancestral(self.z, x, gamma_t, gamma_s, self._noise())
         self.step += 1
-        return None
+        self.t = 1 - self.step / self.sampler.steps
 
-    def _said(self, rows: Tensor, z: Tensor, positions: Tensor, gamma: Tensor) -> tuple[Tensor, Tensor]:
-        """Log-probabilities of some masked positions, and the same under the user's rules."""
-        log_x = self.model.log_x(rows, z, gamma.expand(len(rows)))
-        if self.task.control is None:
-            return log_x, log_x
-        return log_x, self.task.control(log_x, positions, self.canvas, self.model.vocab)
-
-    def _write(self, said: Iterable[tuple[Tensor, Tensor]]) -> State:
+    def tokens(self, predictions: Iterable[tuple[Tensor, Tensor, Tensor]]) -> Written:
         """Tokens from p(x | z_0)."""
-        uniform = torch.from_numpy(self.task.key.stream("token").random(len(self.masked)))
-        tokens, probs, tops, m = [], [], [], min(self.task.tops, self.model.vocab.size - 1)
-        done = 0
-        for log_x, ruled in said:
-            chosen = self.task.choice.tokens(ruled, uniform[done : done + len(ruled)])
-            tokens.append(chosen.cpu())
-            probs.append(log_x.gather(-1, chosen[:, None]).squeeze(-1).exp().float().cpu())
-            tops.append(log_x.topk(m, dim=-1))
+        uniform = torch.from_numpy(self.key.stream("token").random(len(self.masked)))
+        parts, done = [], 0
+        for positions, log_x, ruled in predictions:
+            chosen = self.request.choice.tokens(ruled, uniform[done : done + len(ruled)])
+            parts.append(read_off(log_x, positions, chosen, self.request.tops))
             done += len(ruled)
-        self.canvas[self.masked], self.done = torch.cat(tokens), True
-        best = (torch.cat([top.indices.cpu() for top in tops]), torch.cat([top.values.exp().cpu() for top in tops]))
-        return self.state(torch.cat(tokens), torch.cat(probs), best if self.task.tops else None)
-
-    def state(self, tokens: Tensor, probs: Tensor, tops: tuple[Tensor, Tensor] | None) -> State:
-        """The one state of a canvas, at its end."""
-        calls = self.step + 1 if len(self.masked) else 0
-        return State(
-            self.task.row,
-            self.step,
-            self.t,
-            self.masked,
-            tokens,
-            probs,
-            self.canvas.clone(),
-            calls,
-            True,
-            tops,
-            len(self.canvas),
-        )
+        return Written(*(torch.cat([getattr(part, f.name) for part in parts]) for f in fields(Written)))

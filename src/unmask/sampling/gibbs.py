@@ -15,15 +15,17 @@ order, or from left to right): no [MASK] is ever left. Given positions never cha
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from ..process.keys import Keys
-from ..types import UserError
+from ..types import UserError, Vocab
 from .choice import Choice
-from .sampler import Denoiser, Sampler, Trajectory, masked_positions
+from .request import Request
+from .sampler import Sampler, TokenDenoiser, Trajectory, positions_of
+from .settings import setting, steps_setting
 
 Scan = Literal["random", "sequential", "parallel"]
 
@@ -32,22 +34,19 @@ Scan = Literal["random", "sequential", "parallel"]
 class Gibbs(Sampler):
     """Updates of one position each, at `random` or `sequential` (sweeps to the right); `parallel`: of all at once."""
 
-    steps: int = 500  # updates, each with one network call; the authors make 500 for 40 tokens
-    scan: Scan = "random"
-    burn: int = 0  # first updates that draw from the network's whole distribution, whatever the user's choice is
+    steps: int = steps_setting(500)  # updates, each with one network call; the authors make 500 for 40 tokens
+    scan: Scan = setting("random", "gibbs: positions at random, in sweeps to the right, or all at once")
+    burn: int = setting(0, "gibbs: first updates that ignore temperature, top-k, top-p and min-p", least=0)
     timeless = True
 
     def __post_init__(self) -> None:
-        if self.steps < 1:
-            raise UserError(f"steps={self.steps} must be at least 1")
-        if self.scan not in get_args(Scan):
-            raise UserError(f"unknown scan {self.scan!r}; choose one of {', '.join(get_args(Scan))}")
-        if not 0 <= self.burn < self.steps:
+        super().__post_init__()
+        if not self.burn < self.steps:
             raise UserError(f"burn={self.burn} must be at least 0 and less than steps={self.steps}")
 
-    def course(self, canvas: Tensor, model: Denoiser, key: Keys) -> Trajectory:
+    def trajectory(self, request: Request, model: TokenDenoiser) -> Trajectory:
         """Ready at the first update."""
-        return _GibbsTrajectory(canvas, key, model, self)
+        return _GibbsTrajectory(request, model.vocab, self)
 
     def turns(self, gaps: Tensor, key: Keys) -> Tensor:
         """(steps, k) the positions of each update, for gaps (n,)."""
@@ -66,11 +65,13 @@ class Gibbs(Sampler):
 class _GibbsTrajectory(Trajectory):
     """Update after update. A state shows the canvas as the network sees it next: the next position is taken back."""
 
-    def __init__(self, canvas: Tensor, key: Keys, model: Denoiser, plan: Gibbs) -> None:
-        super().__init__(canvas, key)
-        self.mask, self.burn, self.masks = model.vocab.mask, plan.burn, plan.scan != "parallel"
-        self.gaps = masked_positions(canvas, model.vocab)
-        self.turns = plan.turns(self.gaps, key) if len(self.gaps) else self.gaps
+    final = False
+
+    def __init__(self, request: Request, vocab: Vocab, sampler: Gibbs) -> None:
+        super().__init__(request, vocab)
+        self.burn, self.masks = sampler.burn, sampler.scan != "parallel"
+        gaps = positions_of(self.free)
+        self.turns = sampler.turns(gaps, self.key) if len(gaps) else gaps
 
     @property
     def finished(self) -> bool:
@@ -79,21 +80,18 @@ class _GibbsTrajectory(Trajectory):
     def due(self) -> Tensor:
         return self.turns[self.step]
 
-    def choice(self, given: Choice) -> Choice:
-        return Choice() if self.step < self.burn else given
+    def choice(self, asked: Choice) -> Choice:
+        return Choice() if self.step < self.burn else asked
 
     def uniform(self, positions: Tensor) -> Tensor:
         return self.key.uniform("token", [self.step], len(self.canvas))[0][positions]
 
-    def fixed(self, mask: int) -> int:
-        return len(self.canvas) if self.finished else int(self.gaps[0])
-
     def write(self, positions: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        self.canvas[positions] = tokens
+        self.put(positions, tokens)
         self.step += 1
         self.t = 1 - self.step / len(self.turns)  # the share of updates that are left; no network is told
         if self.finished or not self.masks:
             return positions, tokens
-        back = self.due()[self.canvas[self.due()] != self.mask]  # none in the first visit
-        self.canvas[back] = self.mask
-        return torch.cat([positions, back]), torch.cat([tokens, torch.full_like(back, self.mask)])
+        back = self.due()[self.canvas[self.due()] != self.vocab.mask]  # none in the first visit
+        self.put(back, self.vocab.mask)
+        return torch.cat([positions, back]), torch.cat([tokens, torch.full_like(back, self.vocab.mask)])

@@ -1,4 +1,4 @@
-"""Plans whose order is known before the first network call.
+"""Samplers whose order is known before the first network call.
 
 Under SUBS *when* a position is revealed does not depend on the network: a masked position is revealed in the step
 t -> s with chance (alpha_s - alpha_t)/(1 - alpha_1), and what a cut schedule leaves over, (1 - alpha_0)/(1 - alpha_1),
@@ -17,8 +17,10 @@ import torch
 from torch import Tensor
 
 from ..process.keys import Keys
-from ..types import UserError
-from .sampler import Denoiser, Sampler, Trajectory, masked_positions, time_grid
+from ..types import UserError, Vocab
+from .request import Request
+from .sampler import Sampler, TokenDenoiser, Trajectory, positions_of, time_grid
+from .settings import k_setting, setting, steps_setting
 
 
 class Reveal(NamedTuple):
@@ -30,12 +32,12 @@ class Reveal(NamedTuple):
 
 
 class PlannedTrajectory(Trajectory):
-    """A course whose events are known beforehand."""
+    """A trajectory whose events are known beforehand."""
 
-    def __init__(self, canvas: Tensor, key: Keys, events: list[Reveal]) -> None:
-        super().__init__(canvas, key)
+    def __init__(self, request: Request, vocab: Vocab, events: list[Reveal]) -> None:
+        super().__init__(request, vocab)
         self.events, self.at = events, 0
-        self._tell()
+        self._next()
 
     @property
     def finished(self) -> bool:
@@ -49,10 +51,10 @@ class PlannedTrajectory(Trajectory):
     def write(self, positions: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """Write, and go to the next event."""
         self.at += 1
-        self._tell()
+        self._next()
         return super().write(positions, tokens)
 
-    def _tell(self) -> None:
+    def _next(self) -> None:
         if not self.finished:
             self.step, self.t, _ = self.events[self.at]
 
@@ -61,35 +63,34 @@ class PlannedTrajectory(Trajectory):
 class RevealPlan(Sampler):
     """T-step ancestral sampling, drawn ahead. Each sequence follows its own clock, so batches stay full."""
 
-    steps: int
+    steps: int = steps_setting()
 
-    def course(self, canvas: Tensor, model: Denoiser, key: Keys) -> PlannedTrajectory:
+    def trajectory(self, request: Request, model: TokenDenoiser) -> PlannedTrajectory:
         """The steps in which something is revealed."""
         times, alphas = time_grid(model.schedule, self.steps)
-        reveal = self.draw(canvas == model.vocab.mask, alphas, key)
+        reveal = self.draw(request.writable(model.vocab), alphas, request.key)
         steps = [int(step) for step in reveal.unique() if step >= 0]
-        where = (torch.nonzero(reveal == step).squeeze(-1) for step in steps)
-        events = [Reveal(step, float(times[step]), p) for step, p in zip(steps, where, strict=True)]
-        return PlannedTrajectory(canvas, key, events)
+        events = [Reveal(step, float(times[step]), positions_of(reveal == step)) for step in steps]
+        return PlannedTrajectory(request, model.vocab, events)
 
     @staticmethod
-    def draw(masked: Tensor, alphas: Tensor, key: Keys) -> Tensor:
-        """(L,) the step in which each position is revealed: 0 .. T - 1, T for what is left over, -1 if given."""
-        uniform = key.uniform("reveal", [0], len(masked))[0]
+    def draw(free: Tensor, alphas: Tensor, key: Keys) -> Tensor:
+        """(L,) the step in which each position is revealed: 0 .. T - 1, T for what is left over, -1 if not free."""
+        uniform = key.uniform("reveal", [0], len(free))[0]
         revealed_by = (alphas[1:] - alphas[0]) / (1 - alphas[0])  # after steps 0 .. T - 1
         step = torch.searchsorted(revealed_by, uniform, right=True)
-        return torch.where(masked, step, -1)
+        return torch.where(free, step, -1)
 
 
 @dataclass(frozen=True)
 class FirstHitting(Sampler):
     """Ancestral sampling with infinitely many steps: every position has its own time, and no two are equal."""
 
-    def course(self, canvas: Tensor, model: Denoiser, key: Keys) -> PlannedTrajectory:
-        """One event a position, in the order of their times; what a cut schedule leaves over goes together."""
-        positions = masked_positions(canvas, model.vocab)
+    def trajectory(self, request: Request, model: TokenDenoiser) -> PlannedTrajectory:
+        """One event per position, in the order of their times; what a cut schedule leaves over goes together."""
+        positions = positions_of(request.writable(model.vocab))
         first, last = model.schedule.alpha(torch.tensor([1.0, 0.0], dtype=torch.float64))
-        alpha = first + key.uniform("reveal", [0], len(canvas))[0][positions] * (1 - first)
+        alpha = first + request.key.uniform("reveal", [0], len(request.canvas))[0][positions] * (1 - first)
         order = alpha.argsort(stable=True)
         positions, alpha = positions[order], alpha[order]
         in_time = int((alpha < last).sum())
@@ -97,61 +98,52 @@ class FirstHitting(Sampler):
         events = [Reveal(i, float(t), positions[i : i + 1]) for i, t in enumerate(times)]
         if in_time < len(positions):
             events.append(Reveal(in_time, 0.0, positions[in_time:]))
-        return PlannedTrajectory(canvas, key, events)
+        return PlannedTrajectory(request, model.vocab, events)
 
 
-def in_order(canvas: Tensor, key: Keys, positions: Tensor, k: int) -> PlannedTrajectory:
+def in_order(request: Request, vocab: Vocab, positions: Tensor, k: int) -> PlannedTrajectory:
     """K positions at a time; the time is the share that is still masked."""
+    k = min(k, max(1, len(positions)))
     groups = positions.split(k) if len(positions) else ()
     return PlannedTrajectory(
-        canvas, key, [Reveal(i, 1 - i * k / len(positions), group) for i, group in enumerate(groups)]
+        request, vocab, [Reveal(i, 1 - i * k / len(positions), group) for i, group in enumerate(groups)]
     )
-
-
-def check_k(k: int) -> None:
-    """Tokens a step, as a user gave them."""
-    if k < 1:
-        raise UserError(f"tokens a step k={k} must be at least 1")
 
 
 @dataclass(frozen=True)
 class LeftToRight(Sampler):
     """From the first masked position to the last, k at a time."""
 
-    k: int = 1
+    k: int = k_setting()
     deterministic = True
     timeless = True
 
-    def __post_init__(self) -> None:
-        check_k(self.k)
-
-    def course(self, canvas: Tensor, model: Denoiser, key: Keys) -> PlannedTrajectory:
-        """Masked positions as they stand."""
-        return in_order(canvas, key, masked_positions(canvas, model.vocab), self.k)
+    def trajectory(self, request: Request, model: TokenDenoiser) -> PlannedTrajectory:
+        """Free positions as they stand."""
+        return in_order(request, model.vocab, positions_of(request.writable(model.vocab)), self.k)
 
 
 @dataclass(frozen=True)
 class GivenOrder(Sampler):
     """The order that a user names, k at a time. It counts the masked positions of the canvas from 0."""
 
-    order: Sequence[int]
-    k: int = 1
+    order: Sequence[int] = setting(
+        help="Masked tokens from 0, as 2,0,1", most=65_536, absent={"harness": "every request has another canvas"}
+    )
+    k: int = k_setting()
     deterministic = True
     timeless = True
 
-    def __post_init__(self) -> None:
-        check_k(self.k)
-
-    def course(self, canvas: Tensor, model: Denoiser, key: Keys) -> PlannedTrajectory:
-        """Masked positions in that order."""
-        positions = masked_positions(canvas, model.vocab)
-        wanted, there, seen = list(self.order), range(len(positions)), set[int]()
+    def trajectory(self, request: Request, model: TokenDenoiser) -> PlannedTrajectory:
+        """Free positions in that order."""
+        positions = positions_of(request.writable(model.vocab))
+        wanted, known, seen = list(self.order), range(len(positions)), set[int]()
         for index in wanted:
-            if index not in there:
+            if index not in known:
                 raise UserError(f"the order names masked position {index}, but there are {len(positions)} (from 0)")
             if index in seen:
                 raise UserError(f"the order names masked position {index} twice")
             seen.add(index)
-        if missing := set(there) - seen:
+        if missing := set(known) - seen:
             raise UserError(f"the order leaves out masked position {min(missing)}; name all {len(positions)}")
-        return in_order(canvas, key, positions[torch.tensor(wanted, dtype=torch.int64)], self.k)
+        return in_order(request, model.vocab, positions[torch.tensor(wanted, dtype=torch.int64)], self.k)

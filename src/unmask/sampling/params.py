@@ -1,85 +1,247 @@
-"""How a canvas is to be written: all settings that a user may give, checked, and what the library makes of them."""
+"""How a canvas is to be written: samplers by name, all settings that a user may give, and what is made of them."""
 
 from __future__ import annotations
 
+import functools
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..config import nearest
 from ..data.canvas import Canvas, PromptBuilder
 from ..data.genome.bases import BASES
-from ..process.keys import check_seed
-from ..types import State, UserError
-from . import SAMPLERS, Choice, Rules, Sampler, Windows, make_sampler
-from .named import named
-from .rules import Constrain
+from ..errors import UserError, choose, nearest
+from ..types import Ending, State
+from .adaptive import Adaptive
+from .ancestral import Ancestral
+from .choice import Choice
+from .gaussian import Gaussian
+from .gibbs import Gibbs
+from .orders import FirstHitting, GivenOrder, LeftToRight, RevealPlan
+from .remask import PredictorCorrector, Remasking
+from .rules import Constrain, Rules
+from .sampler import Sampler
+from .settings import STEPS, Setting, setting, settings_of
+from .simplex import Simplex
+from .windows import Windows
 
 if TYPE_CHECKING:
     from ..models.language_model import LanguageModel
 
 Word = str | int  # a token by its text or by its id
-MOST_GUIDANCE = 1e6  # beyond it differences of log-probabilities are no numbers any more
 UNKNOWN = ("[UNK]", "<unk>", "\ufffd")  # what tokenizers write for a word that they do not know
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
+class SamplerEntry:
+    """A sampler that can be asked for by name: its class, the fields that the name stands for, and its law."""
+
+    make: type[Sampler]
+    law: str  # as protocols name it
+    about: str  # what it does
+    note: str  # how its samples relate to the model's likelihood
+    preset: Mapping[str, Any] = field(default_factory=dict)
+    omit: tuple[str, ...] = ()  # settings of the class that this name has no use for
+
+    @functools.cached_property
+    def settings(self) -> dict[str, Setting]:
+        """What a user may set, with the defaults of this name."""
+        return {
+            name: replace(spec, default=self.preset.get(name, spec.default))
+            for name, spec in settings_of(self.make).items()
+            if name not in self.omit
+        }
+
+    @property
+    def takes(self) -> tuple[str, ...]:
+        """The names of its settings."""
+        return tuple(self.settings)
+
+    def __call__(self, **given: Any) -> Sampler:
+        """The sampler; what is given replaces presets, also those that it stands instead of."""
+        replaced = {other for name in given for other in self.settings[name].instead}
+        preset = {name: value for name, value in self.preset.items() if name not in replaced}
+        return self.make(**{**preset, **given})
+
+
+def _adaptive(measure: str) -> SamplerEntry:
+    preset = {"measure": measure, "steps": STEPS}
+    return SamplerEntry(
+        Adaptive, f"order by {measure}", f"the surest positions first, by {measure}", "of that plan only", preset
+    )
+
+
+def _remasking(kind: str, **preset: Any) -> SamplerEntry:
+    omit = () if kind == "loop" else ("keep",)
+    about = {
+        "cap": "takes tokens back now and then (ReMDM), with chance at most eta",
+        "rescale": "the same, with eta times the largest chance there can be",
+        "loop": "the same inside a window of time, while the clock stands",
+    }[kind]
+    return SamplerEntry(Remasking, f"ReMDM {kind}", about, "no bound", {"kind": kind, **preset}, omit)
+
+
+SAMPLERS: dict[str, SamplerEntry] = {
+    "plan": SamplerEntry(RevealPlan, "T-step ancestral", "T-step ancestral sampling, drawn ahead", "exact, T steps"),
+    "ancestral": SamplerEntry(
+        Ancestral,
+        "T-step ancestral",
+        "the textbook: a call at every step, over all masks",
+        "exact, T steps; slow, a reference",
+    ),
+    "analytic": SamplerEntry(
+        Ancestral,
+        "SEDD's analytic step, which is T-step ancestral",
+        "SEDD's analytic step, which is `ancestral`",
+        "exact, T steps",
+    ),
+    "euler": SamplerEntry(
+        Ancestral,
+        "T Euler steps of the reverse rate",
+        "SEDD's Euler step, first order in the step",
+        "approximate",
+        {"euler": True},
+    ),
+    "first-hitting": SamplerEntry(
+        FirstHitting,
+        "ancestral with T -> infinity",
+        "every position at its own time, one call each",
+        "exact, T → infinity",
+    ),
+    "left-to-right": SamplerEntry(
+        LeftToRight, "left to right", "from the first mask to the last, k at a time", "exact for that order"
+    ),
+    "order": SamplerEntry(
+        GivenOrder, "a given order", "the order you name (masks count from 0)", "exact for that order"
+    ),
+    **{measure: _adaptive(measure) for measure in ("confidence", "entropy", "margin")},
+    "remask-cap": _remasking("cap"),
+    "remask-rescale": _remasking("rescale", eta=0.05),
+    "remask-loop": _remasking("loop", window=(0.55, 0.05)),  # as its authors do
+    "corrector": SamplerEntry(
+        PredictorCorrector, "predictor-corrector", "ancestral steps, each followed by corrections", "no bound"
+    ),
+    "gibbs": SamplerEntry(Gibbs, "Gibbs sampling", "draws one position anew, again and again (BERT-Mouth)", "no bound"),
+    "simplex": SamplerEntry(
+        Simplex, "SSD-LM, block after block", "SSD-LM models only: block after block", "no likelihood"
+    ),
+    "gaussian": SamplerEntry(
+        Gaussian,
+        "T-step ancestral, of Gaussian diffusion",
+        "Plaid models only: all tokens at once, out of noise",
+        "T steps; approximate where tokens are given",
+    ),
+}
+
+
+def make_sampler(name: str, **settings: Any) -> Sampler:
+    """The sampler of a name; settings that are None take their default. One that it has no use for is refused."""
+    entry = SAMPLERS[choose(name, SAMPLERS, "sampler")]
+    given = {setting: value for setting, value in settings.items() if value is not None}
+    for setting_name in given:
+        if setting_name not in entry.takes:
+            users = ", ".join(other for other, its in SAMPLERS.items() if setting_name in its.takes)
+            raise UserError(f"sampler {name!r} has no use for {setting_name}; it belongs to {users or 'no sampler'}")
+    for setting_name, spec in entry.settings.items():
+        if spec.required and setting_name not in given:
+            raise UserError(f"sampler {name!r} needs the {setting_name} ({spec.help.lower()})")
+    return entry(**given)
+
+
+@dataclass(frozen=True, init=False)
 class SamplingParams:
-    """Settings of one sequence. None means the usual value of the sampler."""
+    """Settings of one sequence: those below, those of its sampler, and those of `Choice`, all by keyword.
 
-    seed: int = 0
-    sampler: str | None = None  # None: what the model is usually sampled with (`settle`)
-    steps: int | None = None
-    k: int | None = None  # tokens a step, for orders
-    threshold: float | None = None  # for confidence, entropy and margin
-    order: Sequence[int] | None = None
-    eta: float | None = None  # strength of remasking and correction
-    window: tuple[float, float] | None = None  # times between which remasking is on
-    keep: float | None = None  # remask-loop
-    corrections: int | None = None
-    projection: str | None = None  # simplex: sampling, multi-hot or greedy
-    context: int | None = None  # simplex: tokens of context a block sees
-    scan: str | None = None  # gibbs: random, sequential or parallel
-    burn: int | None = None  # gibbs: first updates without temperature, top-k, top-p and min-p
-    score_temperature: float | None = None  # gaussian: below 1 the noise that the network finds counts more
-    temperature: float = 1.0
-    top_k: int | None = None
-    top_p: float | None = None
-    min_p: float | None = None
-    ban: Sequence[Word] = ()
-    only: Sequence[Word] | None = None  # tokens that may be written; None: all, and of bases A, C, G and T
-    allowed: Mapping[int, Sequence[Word]] = field(default_factory=dict)  # masked position (from 0) -> tokens
-    min_length: int = 0  # no end of text within the first tokens that are written
-    constrain: Constrain | None = None
-    label: Word | None = None
-    guidance: float = 1.0
-    stride: int | None = None  # write in windows that move by this much
-    stop: Sequence[str] = ()
-    stop_at_eos: bool = False
+    Every setting is an attribute; what a sampler takes is None where it was not given, which means its default.
+    """
 
-    def __post_init__(self) -> None:
-        for name, (fits, what) in KINDS.items():
-            value = getattr(self, name)
-            if not fits(value) and not (value is None and name in NULLABLE):
-                raise UserError(f"{name}={_shown(value)} must be {what}")
-        check_seed(self.seed)
+    seed: int = setting(
+        0,
+        "Sample i has the seed + i",
+        least=-(2**63),
+        most=2**63 - 1,
+        absent={"harness": "every request has a seed of its own"},
+    )
+    sampler: str | None = setting(  # None: the model's default (`settle`)
+        None, "How positions are written one after another", kind="sampler"
+    )
+    ban: Sequence[Word] = setting((), "A token that is never written, by its text or as #17", kind="tokens", most=256)
+    only: Sequence[Word] | None = setting(  # None: all, and of bases A, C, G and T
+        None, "A token that may be written; no other is", kind="tokens", most=4096
+    )
+    allowed: Mapping[int, Sequence[Word]] = setting(
+        factory=dict,
+        help="Tokens that a masked position (from 0) may hold, as '{0: [cat, dog]}'",
+        kind="rules",
+        most=256,
+    )
+    min_length: int = setting(0, "No end of text within the first tokens written", least=0, needs="eos")
+    constrain: Constrain | None = setting(
+        None,
+        "A function of log-probabilities",
+        kind="function",
+        absent=dict.fromkeys(("cli", "http", "page", "loop", "harness"), "a function exists in Python only"),
+    )
+    label: Word | None = setting(None, "Label of a model that was trained with labels", kind="label", needs="labels")
+    guidance: float = setting(  # beyond a million differences of log-probabilities are no numbers any more
+        1.0, "Classifier-free guidance towards the label; 1 is none", least=0, most=1_000_000, needs="labels"
+    )
+    stride: int | None = setting(
+        None,
+        "Any length: windows of the model's length that move by this many tokens",
+        title="Window stride",
+        needs="windows",
+        absent={"harness": "it follows from the lengths of context and answer"},
+    )
+    stop: Sequence[str] = setting(
+        (),
+        "End the text before this string",
+        kind="texts",
+        most=16,
+        absent={"harness": "a request says it with until"},
+    )
+    stop_at_eos: bool = setting(
+        False,
+        "End the text at an end-of-text token",
+        needs="eos",
+        absent={"harness": "every answer ends there", "completions": "ignore_eos is its opposite"},
+    )
+    values: Mapping[str, Any] = field(default_factory=dict)  # of the sampler and of `Choice`, where given
+
+    def __init__(self, **given: Any) -> None:
+        known = all_settings()
+        given = {**given.pop("values", {}), **given}
+        if unknown := [name for name in given if name not in known]:
+            raise TypeError(f"there is no setting {unknown[0]!r}{nearest(unknown[0], known)}")
+        names, values = {spec.name for spec in fields(self)}, {}
+        for name, spec in known.items():
+            value = given.get(name, spec.default)
+            if name in given:
+                (spec.check if name in names else spec.check_kind)(value)
+            if name in names:
+                object.__setattr__(self, name, value)  # a frozen record
+            elif value != spec.default:
+                values[name] = value
+        object.__setattr__(self, "values", values)
         if self.sampler is not None:
-            named(self.sampler)
-        Choice(self.temperature, self.top_k, self.top_p, self.min_p)
-        if self.min_length < 0:
-            raise UserError(f"min_length={self.min_length} must be at least 0")
-        if not 0 <= self.guidance <= MOST_GUIDANCE:
-            raise UserError(
-                f"guidance={self.guidance} must be between 0 and a million; 1 is the label's own distribution"
-            )
+            choose(self.sampler, SAMPLERS, "sampler")
+        Choice(**self._of(Choice))
+
+    def __getattr__(self, name: str) -> Any:
+        """A setting of the sampler or of `Choice`."""
+        if name.startswith("_") or name == "values" or name not in (known := all_settings()):
+            raise AttributeError(name)
+        return self.values.get(name, known[name].default)
+
+    def _of(self, record: type) -> dict[str, Any]:
+        """What was given of the settings of a class."""
+        return {name: value for name, value in self.values.items() if name in settings_of(record)}
 
     def settle(self, model: LanguageModel) -> SamplingParams:
         """The same, with the model's usual sampler where none was named."""
-        return self if self.sampler is not None else replace(self, sampler=model.usual_sampler)
+        return self if self.sampler is not None else replace(self, sampler=model.default_sampler)
 
     @property
     def _sampler(self) -> str:
@@ -88,7 +250,7 @@ class SamplingParams:
     @property
     def choice(self) -> Choice:
         """How tokens are drawn."""
-        return Choice(self.temperature, self.top_k, self.top_p, self.min_p)
+        return Choice(**self._of(Choice))
 
     def plan(self, painter: PromptBuilder) -> Sampler:
         """The plan, in windows if a stride is given."""
@@ -97,22 +259,8 @@ class SamplingParams:
         return Windows(self._plan(), painter.spec.length, self.stride, painter.block_ends)
 
     def _plan(self) -> Sampler:
-        return make_sampler(
-            self._sampler,
-            steps=self.steps,
-            k=self.k,
-            threshold=self.threshold,
-            order=self.order,
-            eta=self.eta,
-            window=self.window,
-            keep=self.keep,
-            corrections=self.corrections,
-            projection=self.projection,
-            context=self.context,
-            scan=self.scan,
-            burn=self.burn,
-            score_temperature=self.score_temperature,
-        )
+        chosen = settings_of(Choice)
+        return make_sampler(self._sampler, **{name: value for name, value in self.values.items() if name not in chosen})
 
     def control(self, canvas: Canvas, painter: PromptBuilder) -> Rules | None:
         """The rules for a canvas, or None where there are none."""
@@ -160,23 +308,60 @@ class SamplingParams:
 
     def describe(self) -> dict[str, Any]:
         """Law and settings, for protocols: those that were given, and those that the sampler has from itself."""
-        usual = {f.name: f.default for f in fields(self)}
-        always = ("temperature", "top_k", "top_p")
-        kept = {name: value for name in usual if (value := getattr(self, name)) != usual[name] and _says(value)}
-        shown = (
-            {"law": SAMPLERS[self._sampler].law, "sampler": self._sampler}
-            | {name: getattr(self, name) for name in always}
-            | kept
-        )
+        entry, always = SAMPLERS[self._sampler], ("temperature", "top_k", "top_p")
+        kept = {
+            name: value
+            for name, spec in all_settings().items()
+            if (value := getattr(self, name)) != spec.default and _says(value)
+        }
+        shown = {"law": entry.law, "sampler": self._sampler} | {name: getattr(self, name) for name in always} | kept
         try:
             plan = self._plan()
         except UserError:  # the lines of a template may give what is missing
             plan = None
-        own = {name: getattr(plan, name, None) for name in SAMPLERS[self._sampler].takes}
-        shown |= {name: value for name, value in own.items() if value is not None}
+        decided = {name: getattr(plan, name, None) for name in entry.takes}
+        shown |= {name: value for name, value in decided.items() if value is not None}
         if self.constrain is not None:
             shown["constrain"] = getattr(self.constrain, "__name__", "a function")
         return shown
+
+
+def all_settings() -> dict[str, Setting]:
+    """Every setting by name: those of samplers follow `sampler`, and None is their default until one is chosen."""
+    return _merged(tuple(SAMPLERS.values()))
+
+
+@functools.cache
+def _merged(entries: tuple[SamplerEntry, ...]) -> dict[str, Setting]:
+    common, chosen = settings_of(SamplingParams), settings_of(Choice)
+    result = {name: common[name] for name in ("seed", "sampler")}
+    for entry in entries:
+        for name, spec in entry.settings.items():
+            assert name not in common and name not in chosen, f"{name} is the name of two settings"
+            result.setdefault(name, replace(spec, default=None, nullable=True, required=False))
+    return result | chosen | common
+
+
+def settings_on(surface: str) -> dict[str, Setting]:
+    """Those that make sense there."""
+    return {name: spec for name, spec in all_settings().items() if surface not in spec.absent}
+
+
+def default_words(name: str) -> str:
+    """The defaults of a setting in words: those of samplers where they differ."""
+    spec = all_settings()[name]
+    if spec.default is not None and spec.default not in ((), {}):
+        return str(spec.default)
+    groups: dict[str, list[str]] = {}
+    for sampler, entry in SAMPLERS.items():
+        if name in entry.takes and (default := entry.settings[name].default) is not None:
+            shown = ",".join(map(str, default)) if isinstance(default, tuple) else str(default)
+            groups.setdefault(shown, []).append(sampler)
+    if not groups:
+        return ""
+    usual = max(groups, key=lambda shown: len(groups[shown]))
+    rest = [f"{sampler}: {shown}" for shown, users in groups.items() if shown != usual for sampler in users]
+    return "; ".join([usual, *rest])
 
 
 def _outside(only: Sequence[Word] | None, painter: PromptBuilder) -> frozenset[int]:
@@ -190,55 +375,6 @@ def _outside(only: Sequence[Word] | None, painter: PromptBuilder) -> frozenset[i
 def _says(value: Any) -> bool:
     """Whether a setting is there at all: an empty list of rules is none."""
     return value is not None and (not isinstance(value, Sequence | Mapping) or len(value) > 0)
-
-
-def _shown(value: Any) -> str:
-    """A value that is wrong, cut short."""
-    text = repr(list(value) if isinstance(value, tuple) else value)
-    return text if len(text) <= 60 else text[:57] + "..."
-
-
-def _whole(value: Any) -> bool:
-    return isinstance(value, Integral) and not isinstance(value, bool)
-
-
-def _number(value: Any) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool)
-
-
-def _list(each: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    return lambda value: isinstance(value, Sequence) and not isinstance(value, str) and all(map(each, value))
-
-
-def _word(value: Any) -> bool:
-    return isinstance(value, str) or _whole(value)
-
-
-def _rules(value: Any) -> bool:
-    return isinstance(value, Mapping) and all(_whole(key) and _list(_word)(words) for key, words in value.items())
-
-
-KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {  # setting -> whether a value is of its kind, and which that is
-    **dict.fromkeys(
-        ("seed", "steps", "k", "corrections", "context", "burn", "top_k", "min_length", "stride"),
-        (_whole, "a whole number"),
-    ),
-    **dict.fromkeys(
-        ("threshold", "eta", "keep", "score_temperature", "temperature", "top_p", "min_p", "guidance"),
-        (_number, "a number"),
-    ),
-    "sampler": (lambda value: isinstance(value, str), "the name of a sampler"),
-    "projection": (lambda value: isinstance(value, str), "the name of a projection"),
-    "scan": (lambda value: isinstance(value, str), "the name of a scan"),
-    "order": (_list(_whole), "a list of whole numbers"),
-    "window": (lambda value: _list(_number)(value) and len(value) == 2, "two times, for example 0.55 and 0.05"),
-    **dict.fromkeys(("ban", "only"), (_list(_word), "a list of tokens, each by its text or its id")),
-    "allowed": (_rules, "masked tokens (from 0) with a list of tokens for each, by text or id"),
-    "stop": (_list(lambda word: isinstance(word, str) and word != ""), "a list of texts that are not empty"),
-    "stop_at_eos": (lambda value: isinstance(value, bool), "true or false"),
-    "label": (lambda value: isinstance(value, str | int), "the name or the number of a label"),
-}
-NULLABLE = {f.name for f in fields(SamplingParams) if f.default is None}
 
 
 def tokens_of(word: Word, painter: PromptBuilder) -> list[int]:
@@ -280,8 +416,8 @@ class Stop:
             raise UserError("stop_at_eos needs a tokenizer with an end-of-text token, and this model's has none")
         return Stop(canvas, options, painter)
 
-    def end(self, state: State) -> tuple[str, str, int] | None:
-        """(text up to the end, why it ended, tokens that count), or None while it goes on."""
+    def __call__(self, state: State) -> Ending | None:
+        """None while it goes on."""
         gap = next(part for part in reversed(self.canvas.parts) if isinstance(part, slice))
         if self.options.stop_at_eos:
             written = state.canvas[gap.start : state.fixed].tolist()
@@ -290,23 +426,23 @@ class Stop:
                 return self._cut(state, last, "eos", gap.start)
         if not self.options.stop or state.fixed <= gap.start:
             return None
-        cut, why, tokens = self._cut(state, state.fixed, "", gap.start)
-        return (cut, why, tokens) if why else None
+        ending = self._cut(state, state.fixed, "", gap.start)
+        return ending if ending.reason else None
 
-    def _cut(self, state: State, tokens: int, why: str, start: int) -> tuple[str, str, int]:
+    def _cut(self, state: State, tokens: int, why: str, start: int) -> Ending:
         """At the first stop string in what was written from `start` on."""
         text = self._reads(state, tokens)
         given = len(self._reads(state, start))
         places = [(at, at + len(word)) for word in self.options.stop if (at := text.find(word, given)) >= 0]
         if not places:
-            return text, why, tokens
+            return Ending(text, why, tokens)
         at, end = min(places)
 
         def complete(count: int) -> bool:
             return self._reads(state, count)[:end] == text[:end]
 
         # No token after the one that completed the stop string.
-        return text[:at], "stop", bisect_left(range(tokens), True, lo=start, key=complete)
+        return Ending(text[:at], "stop", bisect_left(range(tokens), True, lo=start, key=complete))
 
     def _reads(self, state: State, tokens: int) -> str:
         return self.painter.text(self.canvas, state.canvas, tokens)

@@ -14,14 +14,17 @@ Early mistakes can be mended, so the text is often better at equal calls, but th
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..process.keys import Keys
+from ..errors import UserError, choose
 from ..process.schedule import Schedule
-from ..types import UserError
-from .sampler import Denoiser, Sampler, Trajectory, time_grid
+from ..types import Vocab
+from .request import Request
+from .sampler import Sampler, TokenDenoiser, Trajectory, positions_of, time_grid
+from .settings import MOST_STEPS, setting, steps_setting
 
 
 @dataclass(frozen=True)
@@ -63,10 +66,18 @@ def legs_of(t: Tensor, alpha: Tensor, sigma: Tensor) -> Legs:
     return Legs(t, alpha_t, alpha_s, sigma)
 
 
-def check_window(eta: float, window: tuple[float, float]) -> None:
-    """What a user gave: a strength, and the times between which it is switched on."""
-    if not 0 <= eta <= 1:
-        raise UserError(f"eta={eta} must be in [0, 1]")
+def eta_setting(default: float) -> Any:
+    """How strong remasking is."""
+    return setting(default, "Strength of remasking and correction", title="Remasking η", least=0, most=1)
+
+
+def window_setting() -> Any:
+    """When remasking is on: for off < t <= on; corrections where off < s <= on, s being the time after the step."""
+    return setting((1.0, 0.0), "Times between which remasking is on, as 0.55,0.05")
+
+
+def check_window(window: tuple[float, float]) -> None:
+    """The times between which remasking is switched on, as a user gave them."""
     on, off = window
     if not 0 <= off < on <= 1:
         raise UserError(f"the remasking window ({on}, {off}) must go down from at most 1 to at least 0")
@@ -76,20 +87,16 @@ def check_window(eta: float, window: tuple[float, float]) -> None:
 class Remasking(Sampler):
     """ReMDM with T steps. `cap`: at most eta; `rescale`: eta times the most; `loop`: inside the window alpha stands."""
 
-    steps: int
+    steps: int = steps_setting()
     kind: str = "cap"
-    eta: float = 0.02
-    window: tuple[float, float] = (1.0, 0.0)  # on for off < t <= on; the authors loop in (0.55, 0.05)
-    keep: float = 0.9  # loop: the share of positions that stay written while it loops
+    eta: float = eta_setting(0.02)
+    window: tuple[float, float] = window_setting()  # the authors loop in (0.55, 0.05)
+    keep: float = setting(0.9, "remask-loop: share that stays written while it loops", above=0, below=1)
 
     def __post_init__(self) -> None:
-        check_window(self.eta, self.window)
-        if self.kind not in ("cap", "rescale", "loop"):
-            raise UserError(f"unknown kind of remasking {self.kind!r}; choose cap, rescale or loop")
-        if not 0 < self.keep < 1:
-            raise UserError(f"keep={self.keep} must be between 0 and 1")
-        if self.steps < 1:
-            raise UserError(f"steps={self.steps} must be at least 1")
+        super().__post_init__()
+        check_window(self.window)
+        choose(self.kind, ("cap", "rescale", "loop"), "kind of remasking")
 
     def legs(self, schedule: Schedule) -> Legs:
         """The table for a schedule."""
@@ -115,24 +122,28 @@ class Remasking(Sampler):
         sigma = sigma_most(alphas[:-1], alphas[1:]).clamp(max=self.eta) * standing
         return legs_of(told, alphas, sigma)
 
-    def course(self, canvas: Tensor, model: Denoiser, key: Keys) -> Trajectory:
+    def trajectory(self, request: Request, model: TokenDenoiser) -> Trajectory:
         """Ready at t = 1."""
-        return _RemaskTrajectory(canvas, key, model, self.legs(model.schedule))
+        return _RemaskTrajectory(request, model.vocab, self.legs(model.schedule))
 
 
 @dataclass(frozen=True)
 class PredictorCorrector(Sampler):
     """T ancestral steps, each followed by corrector steps that take back a share eta and write it anew."""
 
-    steps: int
-    corrections: int = 1
-    eta: float = 0.05
-    window: tuple[float, float] = (1.0, 0.0)  # corrections where off < s <= on, s being the time after the step
+    steps: int = steps_setting()
+    corrections: int = setting(1, "Corrector steps after each step", least=1, most=MOST_STEPS)
+    eta: float = eta_setting(0.05)
+    window: tuple[float, float] = window_setting()
 
     def __post_init__(self) -> None:
-        check_window(self.eta, self.window)
-        if self.corrections < 1 or self.steps < 1:
-            raise UserError(f"steps={self.steps} and corrections={self.corrections} must be at least 1")
+        super().__post_init__()
+        check_window(self.window)
+        if self.steps * (1 + self.corrections) > MOST_STEPS:
+            raise UserError(
+                f"steps={self.steps} with corrections={self.corrections} are too many; at most {MOST_STEPS:,} steps "
+                "and corrections can be planned"
+            )
 
     def legs(self, schedule: Schedule) -> Legs:
         """The table for a schedule."""
@@ -148,19 +159,20 @@ class PredictorCorrector(Sampler):
         sigma = sigma_most(grid[:-1], grid[1:]).clamp(max=self.eta) * torch.tensor(correct)
         return legs_of(torch.stack(t), grid, sigma)
 
-    def course(self, canvas: Tensor, model: Denoiser, key: Keys) -> Trajectory:
+    def trajectory(self, request: Request, model: TokenDenoiser) -> Trajectory:
         """Ready at t = 1."""
-        return _RemaskTrajectory(canvas, key, model, self.legs(model.schedule))
+        return _RemaskTrajectory(request, model.vocab, self.legs(model.schedule))
 
 
 class _RemaskTrajectory(Trajectory):
     """Leg after leg; what is taken back in legs without a reveal is reported with the next write."""
 
-    def __init__(self, canvas: Tensor, key: Keys, model: Denoiser, legs: Legs) -> None:
-        super().__init__(canvas, key)
-        self.legs, self.reveal, self.mask = legs, legs.reveal, model.vocab.mask
-        self.ours = canvas == self.mask  # may be written and taken back
-        self.leg = 0 if self.ours.any() else len(self.reveal)
+    final = False
+
+    def __init__(self, request: Request, vocab: Vocab, legs: Legs) -> None:
+        super().__init__(request, vocab)
+        self.legs, self.reveal, self.mask = legs, legs.reveal, vocab.mask
+        self.leg = 0 if self.free.any() else len(self.reveal)
         self.fresh = self.taken = torch.empty(0, dtype=torch.int64)
         self.shown = self.canvas.clone()  # as of the last state
         self._seek()
@@ -173,27 +185,27 @@ class _RemaskTrajectory(Trajectory):
         """On to the next leg in which something is revealed."""
         while not self.finished:
             uniform = self.key.uniform("leg", [self.leg], len(self.canvas))[0]
-            masked = self.canvas == self.mask
-            self.fresh = torch.nonzero(masked & (uniform < self.reveal[self.leg])).squeeze(-1)
-            self.taken = torch.nonzero(self.ours & ~masked & (uniform < self.legs.sigma[self.leg])).squeeze(-1)
+            self.fresh = positions_of(self.open & (uniform < self.reveal[self.leg]))
+            self.taken = positions_of(self.free & ~self.open & (uniform < self.legs.sigma[self.leg]))
             if len(self.fresh):
                 self.step, self.t = self.leg, float(self.legs.t[self.leg])
                 return
-            self.canvas[self.taken] = self.mask
+            self._take_back()
             self.leg += 1
+
+    def _take_back(self) -> None:
+        self.put(self.taken, self.mask)
+        self.open[self.taken] = True
 
     def due(self) -> Tensor:
         return self.fresh
-
-    def fixed(self, mask: int) -> int:
-        return len(self.canvas) if self.finished else int(torch.nonzero(self.ours)[0])
 
     def uniform(self, positions: Tensor) -> Tensor:
         return self.key.uniform("token", [self.leg], len(self.canvas))[0][positions]
 
     def write(self, positions: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        self.canvas[positions] = tokens
-        self.canvas[self.taken] = self.mask
+        self.put(positions, tokens)
+        self._take_back()
         self.leg += 1
         self._seek()
         # Also what the legs up to the next reveal took back: a state shows the canvas as the network sees it next.

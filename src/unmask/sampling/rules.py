@@ -28,15 +28,19 @@ class Rules:
     eos_from: int = 0  # no end of text before this position
     constrain: Constrain | None = None
 
-    def check(self, canvas: Tensor, vocab: Vocab, name: Callable[[int], str] = str) -> None:
-        """Raise, with the rules that contradict each other, where they leave nothing to write; `name` shows a token."""
+    def check(self, canvas: Tensor, vocab: Vocab, name: Callable[[int], str] = str, free: Tensor | None = None) -> None:
+        """Raise, with the rules that contradict each other, where they leave nothing to write; `name` shows a token.
+
+        `free` (L,) says where something may be written; None: where [MASK] is.
+        """
+        free = canvas == vocab.mask if free is None else free
         for token in (*self.banned, *(token for tokens in self.allowed.values() for token in tokens)):
             if not 0 <= token < vocab.size:
                 raise UserError(f"token {token} in the constraints is outside the vocabulary of {vocab.size} tokens")
         for position, tokens in self.allowed.items():
             if not 0 <= position < len(canvas):
                 raise UserError(f"allowed names position {position}, but the canvas has {len(canvas)} positions")
-            if canvas[position] != vocab.mask:
+            if not free[position]:
                 if int(canvas[position]) not in tokens:
                     given = name(int(canvas[position]))
                     raise UserError(f"position {position} is given as {given!r}, which its allowed set excludes")

@@ -1,31 +1,37 @@
-"""The interface of all ways of writing: a plan makes a course for each canvas, and a course says what it needs next.
+"""The interface of all ways of writing: a sampler makes a trajectory for each request, which says what it needs next.
 
-A course never calls the network. In every round it names a time and, of the positions that hold [MASK], those that it
-wants to *look* at (adaptive orders rank them by a score) and those that are *due* (they get a token now). `desk.py`
-takes many courses through the network together.
+A trajectory never calls the network. In every step it names a time and, of the positions that may be written, the
+*candidates* that it wants scored (adaptive orders rank them) and those that are *due* (they get a token now).
+`batcher.py` takes many trajectories through the network together.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from ..process.keys import Keys
 from ..process.schedule import Schedule
-from ..types import State, UserError, Vocab
+from ..types import UserError, Vocab
 from .choice import Choice
+from .request import NOTHING, Request, Written
+from .settings import check_settings
 
-NOTHING = torch.empty(0, dtype=torch.int64)
+
+class Slot(NamedTuple):
+    """Where a sequence lives from its admission to its end, and what of its canvas is as it was in its last call."""
+
+    number: int
+    kept: int  # tokens at the beginning of the canvas that have not changed since
+    prompt: tuple[int, ...] | None  # sequences with the same one begin with the same tokens ...
+    shared: int  # ... so many of them
 
 
 class Denoiser(Protocol):
-    """What a sampler needs of a model."""
-
-    schedule: Schedule
+    """What the batcher needs of a model. A model may keep something for each slot until the slot is released."""
 
     @property
     def vocab(self) -> Vocab:
@@ -34,6 +40,25 @@ class Denoiser(Protocol):
     @property
     def device(self) -> torch.device:
         """Where it computes."""
+
+    @property
+    def cached(self) -> bool:
+        """Whether it keeps what it has read of each slot, so that a long canvas costs no more than a short one."""
+
+    def check(self, request: Request) -> None:
+        """Raise if the request cannot be followed."""
+
+    def advance(self, trajectories: Sequence[Any]) -> list[Written | None]:
+        """One network call: what each trajectory is to write, or None where its next token takes more calls."""
+
+    def release(self, slot: int) -> None:
+        """The sequence of this slot has ended."""
+
+
+class TokenDenoiser(Denoiser, Protocol):
+    """A model that says of positions of a canvas of tokens what stands there."""
+
+    schedule: Schedule
 
     @property
     def time_conditioned(self) -> bool:
@@ -55,22 +80,30 @@ class Denoiser(Protocol):
         label: Tensor | None = None,
         queries: Tensor | None = None,
     ) -> Tensor:
-        """Hidden states of z at times t, of the columns (B, M) that are asked for."""
+        """Hidden states of z at times t, of the columns (B, M) that are asked for.
+
+        Of a model that is `cached` it takes `slots` too, one per row.
+        """
 
     def log_x(self, rows: Tensor) -> Tensor:
         """Log x̂ of chosen rows of hidden states."""
 
 
 class Trajectory(ABC):
-    """One canvas on its way. Given positions never change."""
+    """One canvas on its way. Positions that are not free never change."""
 
     ruled = True  # whether scores are of the distribution under the user's rules, or of the network's own
+    final = True  # whether a written token stays
 
-    def __init__(self, canvas: Tensor, key: Keys) -> None:
-        self.canvas = canvas.clone()  # (L,) what the network sees
-        self.key = key
+    def __init__(self, request: Request, vocab: Vocab) -> None:
+        self.request, self.key, self.vocab = request, request.key, vocab
+        self.canvas = request.canvas.clone()  # (L,) what the network sees
+        self.free = request.writable(vocab)  # (L,) bool: may be written
+        self.open = self.free.clone()  # (L,) bool: is still to be written
         self.calls = 0
-        self.step, self.t = 0, 1.0  # of the round that comes; a state reports those of its own round
+        self.step, self.t = 0, 1.0  # of the call that comes; a state reports those of its own call
+        self.slot = -1  # the batcher's
+        self.kept = 0  # tokens at the beginning of `canvas` that are as in the last call
         self._uniform: Tensor | None = None
 
     @property
@@ -78,21 +111,25 @@ class Trajectory(ABC):
     def finished(self) -> bool:
         """Whether nothing is left to do."""
 
-    def look(self) -> Tensor:
+    def candidates(self) -> Tensor:
         """Positions to be scored before it is decided what is due; none by default."""
         return NOTHING
 
     def score(self, log_x: Tensor) -> Tensor:
-        """(k,) a score of each row of log-probabilities (k, V). Only a course that looks is ever asked."""
+        """(k,) a score of each row of log-probabilities (k, V). Only asked where there are candidates."""
         raise NotImplementedError
 
     def choose(self, scores: Tensor) -> None:
-        """Take the scores of the positions that `look` named. Only a course that looks is ever told."""
+        """Take the scores of the candidates. Only called where there are any."""
         raise NotImplementedError
 
     @abstractmethod
     def due(self) -> Tensor:
-        """Positions that get a token in this round."""
+        """Positions that get a token in this step."""
+
+    def law(self, log_x: Tensor, positions: Tensor) -> Tensor:
+        """Log weights (k, V) that tokens are drawn from, given log x̂ of positions (k,) that are due: x̂ itself."""
+        return log_x
 
     def uniform(self, positions: Tensor) -> Tensor:
         """One uniform number for the token of each position; a position that is written once needs one only."""
@@ -100,42 +137,64 @@ class Trajectory(ABC):
             self._uniform = self.key.uniform("token", [0], len(self.canvas))[0]
         return self._uniform[positions]
 
-    def choice(self, given: Choice) -> Choice:
-        """How the tokens of this round are drawn, if the user asked for `given`; a course may do so later only."""
-        return given
+    def choice(self, asked: Choice) -> Choice:
+        """How the tokens of this step are drawn, if the user asked for `asked`; a trajectory may do so later only."""
+        return asked
 
     def write(self, positions: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """Write the tokens that were due and go on; gives what changed in the whole canvas, (positions, tokens)."""
-        self.canvas[positions] = tokens
+        self.put(positions, tokens)
         return positions, tokens
+
+    def put(self, positions: Tensor, tokens: Tensor | int) -> None:
+        """Change the canvas; the first change after a call says how much of it is as in that call."""
+        self.canvas[positions] = tokens
+        self.open[positions] = False
+        if len(positions):
+            self.kept = min(self.kept, int(positions.min()))
 
     def place(self, positions: Tensor) -> Tensor:
         """The positions of the whole canvas that positions of `canvas` stand for."""
         return positions
 
     def whole(self) -> Tensor:
-        """The whole canvas (a course may show the network a window of it)."""
+        """The whole canvas (a trajectory may show the network a window of it)."""
         return self.canvas
 
-    def fixed(self, mask: int) -> int:
+    def fixed(self) -> int:
         """How many tokens at the beginning of the whole canvas will never change any more."""
-        left = torch.nonzero(self.whole() == mask)
-        return int(left[0]) if len(left) else len(self.whole())
+        if self.finished:
+            return len(self.whole())
+        changing = torch.nonzero(self.open if self.final else self.free)
+        return int(changing[0]) if len(changing) else len(self.canvas)
+
+    @property
+    def prompt(self) -> tuple[int, ...] | None:
+        """What names the tokens before the first one that is free, where other requests begin with the same."""
+        return None if self.request.prompt is None else (id(self.request.prompt),)
+
+    def in_slot(self) -> Slot:
+        """For the call that comes."""
+        writable = torch.nonzero(self.free) if self.prompt is not None and not self.calls else NOTHING
+        return Slot(self.slot, self.kept, self.prompt, int(writable[0]) if len(writable) else 0)
 
 
 class Sampler(ABC):
-    """A way of writing."""
+    """A way of writing: a dataclass whose fields are its settings (`settings.setting`)."""
 
     deterministic = False  # whether the order depends on nothing but what the network says
     timeless = False  # whether it has no clock: a network that is told the time cannot follow it
     any_mass = False  # whether it is right for networks whose x̂ does not sum to 1 over the clean tokens
 
-    @abstractmethod
-    def course(self, canvas: Tensor, model: Denoiser, key: Keys) -> Trajectory:
-        """One canvas, ready to go."""
+    def __post_init__(self) -> None:
+        check_settings(self)
 
-    def check(self, model: Denoiser) -> None:
-        """Raise if this model cannot follow the plan."""
+    @abstractmethod
+    def trajectory(self, request: Request, model: Any) -> Trajectory:
+        """The canvas of a request, ready to go; the model is a `TokenDenoiser` unless the sampler says otherwise."""
+
+    def check(self, model: Any) -> None:
+        """Raise if this model cannot follow the sampler."""
         name = type(self).__name__
         if not self.any_mass and not model.normalised:  # first: what the other one advises needs this too
             raise UserError(
@@ -161,9 +220,9 @@ def time_grid(schedule: Schedule, steps: int) -> tuple[Tensor, Tensor]:
     return times, schedule.alpha(times)
 
 
-def masked_positions(canvas: Tensor, vocab: Vocab) -> Tensor:
-    """Where [MASK] is."""
-    return torch.nonzero(canvas == vocab.mask).squeeze(-1)
+def positions_of(chosen: Tensor) -> Tensor:
+    """The positions at which a boolean (L,) is true."""
+    return torch.nonzero(chosen).squeeze(-1)
 
 
 def stack(canvases: Sequence[Tensor], vocab: Vocab) -> tuple[Tensor, Tensor | None]:
@@ -174,6 +233,3 @@ def stack(canvases: Sequence[Tensor], vocab: Vocab) -> tuple[Tensor, Tensor | No
     filler = vocab.mask if vocab.pad is None else vocab.pad
     z = torch.nn.utils.rnn.pad_sequence(list(canvases), batch_first=True, padding_value=filler)
     return z, torch.arange(z.shape[1]) < torch.tensor(lengths)[:, None]
-
-
-__all__ = ["Denoiser", "Sampler", "State", "Trajectory", "masked_positions", "stack", "time_grid"]

@@ -12,20 +12,19 @@ own keys, so a sample does not depend on who else is in the batch.
 from __future__ import annotations
 
 import math
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
-from typing import Literal, NoReturn, Protocol, get_args
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ..process.keys import Keys
-from ..types import State, UserError, Vocab
-from .batcher import Request
+from ..types import UserError
 from .choice import Choice
-from .sampler import NOTHING, Denoiser, Sampler, Trajectory
+from .request import Request, Written, read_off
+from .sampler import Denoiser, Sampler, Trajectory
+from .settings import setting, steps_setting
 
 OFFSET = 1e-4  # keeps the first steps from being almost without noise
 Projection = Literal["sampling", "multi-hot", "greedy"]
@@ -81,33 +80,28 @@ PROJECTIONS: dict[str, Callable[[Tensor, Tensor, Choice, float], Tensor]] = {
 }
 
 
-# -- the plan --------------------------------------------------------------------------------------------------------
+# -- the sampler -----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Simplex(Sampler):
     """Block after block, each in `steps` steps; T may differ from that of the training."""
 
-    steps: int = 1000
-    projection: Projection = "sampling"
-    context: int | None = None  # tokens of context a block sees; None = as in training, which is all unless it says so
+    steps: int = steps_setting(1000)
+    projection: Projection = setting("sampling", "simplex: how a token becomes a point of the simplex")
+    context: int | None = setting(None, "simplex: tokens of context that a block sees (as in training)", least=1)
 
-    def __post_init__(self) -> None:
-        if self.steps < 1:
-            raise UserError(f"steps={self.steps} must be at least 1")
-        if self.projection not in get_args(Projection):
-            known = ", ".join(get_args(Projection))
-            raise UserError(f"unknown projection {self.projection!r}; choose one of {known}")
-        if self.context is not None and self.context < 1:
-            raise UserError(f"context={self.context} must be at least 1; leave it out for all of the text")
+    def check(self, model: Any) -> None:
+        """Models over tokens have nothing to project."""
+        if not hasattr(model, "block"):
+            raise UserError(
+                "only SSD-LM models (model.method=ssd-lm) can follow the simplex sampler; choose another one"
+            )
 
-    def check(self, model: Denoiser) -> NoReturn:
-        """Models that are asked this way write into [MASK], and there is nothing to project in theirs."""
-        raise UserError("only SSD-LM models (model.method=ssd-lm) can follow the simplex sampler; choose another one")
-
-    def course(self, canvas: Tensor, model: Denoiser, key: Keys) -> Trajectory:
-        """There is none: a course knows tokens only."""
+    def trajectory(self, request: Request, model: BlockDenoiser) -> SimplexTrajectory:
+        """The first block as noise."""
         self.check(model)
+        return SimplexTrajectory(request, model, self)
 
     def check_choice(self, choice: Choice) -> None:
         """Raise where every token would be in the nucleus: the network would then be told nothing."""
@@ -121,153 +115,102 @@ class Simplex(Sampler):
 # -- writing ---------------------------------------------------------------------------------------------------------
 
 
-class BlockDenoiser(Protocol):
+class BlockDenoiser(Denoiser, Protocol):
     """What this sampler needs of a model."""
 
     block: int
     scale: float
     context: int | None
 
-    @property
-    def vocab(self) -> Vocab:
-        """The vocabulary."""
-
-    @property
-    def device(self) -> torch.device:
-        """Where it computes."""
-
     def log_x(self, context: Tensor, z: Tensor, t: Tensor, valid: Tensor | None, label: Tensor | None) -> Tensor:
         """Log x̂ (B, W, V) of blocks z (B, W, V) at times t (B,) after contexts (B, C); valid is (B, C + W)."""
 
 
-def write_blocks(
-    model: BlockDenoiser, tasks: Iterable[Request], batch_size: int, until: Callable[[State], bool] | None = None
-) -> Iterator[State]:
-    """A state for every block of every task as it comes; a sequence for which `until` is true is done."""
-    waiting, active = deque(tasks), list[_SimplexWriter]()
-    while waiting or active:
-        while waiting and len(active) < batch_size:
-            writer = _SimplexWriter(model, waiting.popleft())
-            if writer.done:  # nothing was masked
-                yield writer.state(0, NOTHING, torch.empty(0), None)
-            else:
-                active.append(writer)
-        for writer, log_x in zip(active, _call(model, active), strict=True):
-            state = writer.take(log_x)
-            if state is None:
-                continue
-            if until is not None and not state.done and until(state):
-                writer.done, state = True, replace(state, done=True)
-            yield state
-        active = [writer for writer in active if not writer.done]
-
-
-def _call(model: BlockDenoiser, active: list[_SimplexWriter]) -> Iterable[Tensor]:
-    """One network call for all: log x̂ (W, V) of each. Shorter contexts are padded on the left."""
-    if not active:
-        return ()
-    contexts = [writer.seen() for writer in active]
+def advance_blocks(model: BlockDenoiser, active: Sequence[SimplexTrajectory]) -> list[Written | None]:
+    """One network call for all; shorter contexts are padded on the left. Tokens for blocks that it ends."""
+    contexts = [trajectory.seen() for trajectory in active]
     most, device = max(map(len, contexts)), model.device
     context = torch.zeros(len(active), most, dtype=torch.int64)
     valid = torch.ones(len(active), most + model.block, dtype=torch.bool)
-    for row, own in enumerate(contexts):
-        context[row, most - len(own) :] = own
-        valid[row, : most - len(own)] = False
+    for row, tokens in enumerate(contexts):
+        context[row, most - len(tokens) :] = tokens
+        valid[row, : most - len(tokens)] = False
+    labels = [trajectory.request.label for trajectory in active]
     label = None
-    if any(writer.task.label is not None for writer in active):
-        label = torch.tensor([-1 if w.task.label is None else w.task.label for w in active], device=device)
-    z = torch.stack([writer.z for writer in active])
-    t = torch.tensor([writer.t for writer in active], dtype=torch.float64)
-    with torch.no_grad():
-        return model.log_x(context.to(device), z, t, None if valid.all() else valid.to(device), label).unbind()
+    if any(number is not None for number in labels):
+        label = torch.tensor([-1 if number is None else number for number in labels], device=device)
+    z = torch.stack([trajectory.z for trajectory in active])
+    t = torch.tensor([trajectory.level for trajectory in active], dtype=torch.float64)
+    log_x = model.log_x(context.to(device), z, t, None if valid.all() else valid.to(device), label)
+    return [trajectory.move(rows) for trajectory, rows in zip(active, log_x.unbind(), strict=True)]
 
 
-class _SimplexWriter:
-    """One canvas on its way."""
+class SimplexTrajectory(Trajectory):
+    """One canvas on its way. A step is a block; every block begins at time 1."""
 
-    def __init__(self, model: BlockDenoiser, task: Request) -> None:
-        assert isinstance(task.plan, Simplex)
-        self.model, self.task, self.plan = model, task, task.plan
-        self.canvas = task.canvas.cpu().clone()
-        self.start = int((self.canvas != model.vocab.mask).sum())  # all that is given stands before it
-        self.number, self.calls, self.done = 0, 0, self.start == len(self.canvas)
-        if not self.done:
-            self._open()
+    def __init__(self, request: Request, model: BlockDenoiser, sampler: Simplex) -> None:
+        super().__init__(request, model.vocab)
+        self.model, self.sampler = model, sampler
+        self.canvas = request.canvas.cpu().clone()
+        self.start = int((~self.free).sum())  # all that is given stands before it
+        if not self.finished:
+            self._begin()
 
-    def _open(self) -> None:
+    def _begin(self) -> None:
         """The block that begins at `start`: noise, from a stream of its own."""
-        self.rng: np.random.Generator = self.task.key.stream("block", self.number)
-        self.left = self.plan.steps
+        self.rng: np.random.Generator = self.key.stream("block", self.step)
+        self.left = self.sampler.steps
         self.z = self.model.scale * self._noise()
 
     def _noise(self) -> Tensor:
-        shape = (self.model.block, self.model.vocab.size)
+        shape = (self.model.block, self.vocab.size)
         return torch.from_numpy(self.rng.standard_normal(shape, dtype=np.float32)).to(self.model.device)
 
     @property
-    def t(self) -> float:
-        """The time of z."""
-        return self.left / self.plan.steps
+    def finished(self) -> bool:
+        """Whether the last block was written."""
+        return self.start == len(self.canvas)
 
     @property
-    def kept(self) -> int:
-        """Tokens of the block that the canvas has room for."""
-        return min(self.model.block, len(self.canvas) - self.start)
+    def level(self) -> float:
+        """The time of z."""
+        return self.left / self.sampler.steps
+
+    def due(self) -> Tensor:
+        """Positions of the block, as far as the canvas has room for it."""
+        return torch.arange(self.start, min(self.start + self.model.block, len(self.canvas)))
 
     def seen(self) -> Tensor:
         """The tokens that the network sees before the block."""
-        most = self.model.context if self.plan.context is None else self.plan.context
+        most = self.model.context if self.sampler.context is None else self.sampler.context
         return self.canvas[0 if most is None else max(0, self.start - most) : self.start]
 
-    def take(self, log_x: Tensor) -> State | None:
+    def move(self, log_x: Tensor) -> Written | None:
         """What the network said of z: go on to the next time, or end the block."""
-        self.calls += 1
         ruled = self._ruled(log_x)
-        if self.left == 1:
-            return self._write(log_x, ruled)
+        if self.left == 1:  # the most likely tokens of the last step, as published
+            positions = self.due()
+            return read_off(log_x[: len(positions)], positions, ruled[: len(positions)].argmax(-1), self.request.tops)
         self.left -= 1
         uniform = torch.from_numpy(self.rng.random(self.model.block))  # drawn for all projections: equal noise
-        x = PROJECTIONS[self.plan.projection](ruled, uniform, self.task.choice, self.model.scale)
-        t = torch.tensor([self.t], dtype=torch.float64)
+        x = PROJECTIONS[self.sampler.projection](ruled, uniform, self.request.choice, self.model.scale)
+        t = torch.tensor([self.level], dtype=torch.float64)
         self.z = noised(x[None], t, self._noise()[None], self.model.scale)[0]
         return None
 
     def _ruled(self, log_x: Tensor) -> Tensor:
         """The same under the user's rules, which know nothing of what will be cut off."""
-        if self.task.control is None:
+        if self.request.rules is None:
             return log_x
-        positions = torch.arange(self.start, self.start + self.kept)
-        ruled = self.task.control(log_x[: self.kept], positions, self.canvas, self.model.vocab)
-        return torch.cat([ruled, log_x[self.kept :]])
+        positions = self.due()
+        ruled = self.request.rules(log_x[: len(positions)], positions, self.canvas, self.vocab)
+        return torch.cat([ruled, log_x[len(positions) :]])
 
-    def _write(self, log_x: Tensor, ruled: Tensor) -> State:
-        """The most likely tokens of the last step, as published."""
-        first, kept = self.start, self.kept
-        log_x, tokens = log_x[:kept], ruled[:kept].argmax(-1)
-        probs = log_x.gather(-1, tokens[:, None]).squeeze(-1).exp().cpu()
-        best = log_x.topk(min(self.task.tops, log_x.shape[-1] - 1), dim=-1)
-        tops = (best.indices.cpu(), best.values.exp().cpu()) if self.task.tops else None
-        self.canvas[first : first + kept] = tokens.cpu()
-        self.start, self.done = first + kept, first + kept == len(self.canvas)
-        state = self.state(first, tokens.cpu(), probs, tops)
-        self.number += 1
-        if not self.done:
-            self._open()
-        return state
-
-    def state(self, first: int, tokens: Tensor, probs: Tensor, tops: tuple[Tensor, Tensor] | None) -> State:
-        """A step is a block; every block begins at time 1."""
-        positions = torch.arange(first, first + len(tokens))
-        return State(
-            self.task.row,
-            self.number,
-            1.0,
-            positions,
-            tokens,
-            probs,
-            self.canvas.clone(),
-            self.calls,
-            self.done,
-            tops,
-            self.start,
-        )
+    def write(self, positions: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """Write a block, and begin the next."""
+        changes = super().write(positions, tokens)
+        self.start += len(positions)
+        self.step += 1
+        if not self.finished:
+            self._begin()
+        return changes

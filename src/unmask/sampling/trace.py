@@ -75,8 +75,13 @@ class Trace:
     """Collects the states of a generation: `lm.write(canvases, watch=trace)`."""
 
     def __init__(
-        self, tokenizer: Tokenizer, canvases: Sequence[Tensor], protocol: dict[str, Any] | None = None
+        self,
+        tokenizer: Tokenizer,
+        canvases: Sequence[Tensor],
+        protocol: dict[str, Any] | None = None,
+        free: Sequence[Tensor] | None = None,
     ) -> None:
+        """`free` (L,) each says which positions may be written; None: those that hold [MASK]."""
         vocab = tokenizer.vocab
         self.tokenizer: Tokenizer | None = tokenizer
         self.mask = vocab.mask
@@ -85,7 +90,8 @@ class Trace:
         self.protocol: dict[str, Any] = described(protocol or {}, BROWSER)
         self._now = [canvas.detach().cpu().clone() for canvas in canvases]
         starts = [canvas.tolist() for canvas in self._now]
-        self.courses = [Recording(ids, _runs(token != self.mask for token in ids)) for ids in starts]
+        free = [canvas == self.mask for canvas in self._now] if free is None else free
+        self.courses = [Recording(ids, _runs((~may).tolist())) for ids, may in zip(starts, free, strict=True)]
         self._meet({self.mask}.union(*starts))
 
     def __call__(self, state: State) -> None:

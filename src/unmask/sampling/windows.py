@@ -1,8 +1,8 @@
 """Any length, semi-autoregressively (paper section 4.2): windows of L tokens that move by L' < L.
 
-A window is written by any plan; then the next one begins L' tokens later, with the tail of what stands as its prefix.
-What a window has written never changes. The last window is moved back so that it ends with the canvas. Given tokens
-may stand anywhere, so long texts with gaps work too.
+A window is written by any sampler; then the next one begins L' tokens later, with the tail of what stands as its
+prefix. What a window has written never changes. The last window is moved back so that it ends with the canvas. Given
+tokens may stand anywhere, so long texts with gaps work too.
 
 Rows that were trained with BOS and EOS at their ends (`data.block_ends`) are shown to the network with the same frame
 around every window. The frame is not part of the canvas: no window can end the text by writing the EOS that training
@@ -11,21 +11,21 @@ put at the end of every block.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from ..process.keys import Keys
 from ..types import UserError
 from .choice import Choice
 from .orders import GivenOrder
-from .sampler import Denoiser, Sampler, Trajectory
+from .request import Request
+from .sampler import Sampler, TokenDenoiser, Trajectory
 
 
 @dataclass(frozen=True)
 class Windows(Sampler):
-    """Another plan, window after window."""
+    """Another sampler, window after window."""
 
     plan: Sampler
     length: int  # tokens that the network sees at once, the frame included
@@ -33,6 +33,7 @@ class Windows(Sampler):
     frame: tuple[int, int] | None = None  # BOS and EOS around every window
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not 1 <= self.stride < self.room:
             raise UserError(
                 f"stride={self.stride} must be at least 1 and less than the window of {self.room} tokens: "
@@ -49,19 +50,21 @@ class Windows(Sampler):
         """Tokens of the canvas in a window."""
         return self.length - (0 if self.frame is None else 2)
 
-    def check(self, model: Denoiser) -> None:
+    def check(self, model: TokenDenoiser) -> None:
         """A model that can follow the plan can follow it in windows."""
         self.plan.check(model)
 
-    def course(self, canvas: Tensor, model: Denoiser, key: Keys) -> Trajectory:
+    def trajectory(self, request: Request, model: TokenDenoiser) -> Trajectory:
         """Ready at the first window that has something to write."""
-        return _WindowTrajectory(canvas, key, model, self)
+        return _WindowTrajectory(request, model, self)
 
 
 class _WindowTrajectory(Trajectory):
-    def __init__(self, canvas: Tensor, key: Keys, model: Denoiser, windows: Windows) -> None:
-        super().__init__(canvas, key)
-        self.total = canvas.clone()
+    """The trajectory of the window that is open; `canvas`, `free` and `kept` are those of the window."""
+
+    def __init__(self, request: Request, model: TokenDenoiser, windows: Windows) -> None:
+        super().__init__(request, model.vocab)
+        self.total, self.writable = request.canvas.clone(), self.free.clone()
         self.windows, self.model = windows, model
         self.first = 0 if windows.frame is None else 1  # where the canvas begins in a window
         self.start, self.number, self.steps = 0, 0, 0
@@ -70,7 +73,9 @@ class _WindowTrajectory(Trajectory):
     def _open(self) -> None:
         """The first window from here on that has something to write."""
         while True:
-            self.inner = self.windows.plan.course(self._framed(), self.model, self.key.fork(f"window {self.number}"))
+            key, canvas, free = self.key.fork(f"window {self.number}"), *self._framed()
+            request = replace(self.request, canvas=canvas, free=free, key=key)
+            self.inner = self.windows.plan.trajectory(request, self.model)
             if not self.inner.finished or not self._move():
                 self._show()
                 return
@@ -80,23 +85,27 @@ class _WindowTrajectory(Trajectory):
         """Where the window ends in the whole canvas, which may be shorter than a window."""
         return min(self.start + self.windows.room, len(self.total))
 
-    def _framed(self) -> Tensor:
-        part = self.total[self.start : self._end]
+    def _framed(self) -> tuple[Tensor, Tensor]:
+        """The tokens of the window, and which of them may be written: what a window has written stays."""
+        part, free = self.total[self.start : self._end], self.writable[self.start : self._end]
         if self.windows.frame is None:
-            return part
-        bos, eos = self.windows.frame
-        return torch.cat([torch.tensor([bos]), part, torch.tensor([eos])])
+            return part, free
+        bos, eos = (torch.tensor([token]) for token in self.windows.frame)
+        never = torch.zeros(1, dtype=torch.bool)
+        return torch.cat([bos, part, eos]), torch.cat([never, free, never])
 
     def _move(self) -> bool:
         """To the next window, if there is one."""
         if self.start + self.windows.room >= len(self.total):
             return False
+        self.writable[self.start : self._end] = False
         self.start = min(self.start + self.windows.stride, len(self.total) - self.windows.room)
         self.number += 1
         return True
 
     def _show(self) -> None:
-        self.canvas, self.t, self.ruled = self.inner.canvas, self.inner.t, self.inner.ruled
+        self.canvas, self.free, self.t = self.inner.canvas, self.inner.free, self.inner.t
+        self.kept, self.ruled = self.inner.kept, self.inner.ruled
         if not self.inner.finished:
             self.step = self.steps + self.inner.step
 
@@ -104,8 +113,12 @@ class _WindowTrajectory(Trajectory):
     def finished(self) -> bool:
         return self.inner.finished
 
-    def look(self) -> Tensor:
-        return self.inner.look()
+    @property
+    def prompt(self) -> tuple[int, ...] | None:
+        return None if self.request.prompt is None else (id(self.request.prompt), self.start)
+
+    def candidates(self) -> Tensor:
+        return self.inner.candidates()
 
     def score(self, log_x: Tensor) -> Tensor:
         return self.inner.score(log_x)
@@ -116,19 +129,23 @@ class _WindowTrajectory(Trajectory):
     def due(self) -> Tensor:
         return self.inner.due()
 
+    def law(self, log_x: Tensor, positions: Tensor) -> Tensor:
+        return self.inner.law(log_x, positions)
+
     def uniform(self, positions: Tensor) -> Tensor:
         return self.inner.uniform(positions)
 
-    def choice(self, given: Choice) -> Choice:
-        return self.inner.choice(given)
+    def choice(self, asked: Choice) -> Choice:
+        return self.inner.choice(asked)
 
     def write(self, positions: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        self.inner.kept = self.kept
         changed, tokens = self.inner.write(positions, tokens)
         places = self.place(changed)
         self.total[self.start : self._end] = self.inner.canvas[self.first :][: self._end - self.start]
         if self.inner.finished and self._move():
             self.steps = self.step + 1
-            self._open()
+            self._open()  # another text for the network: nothing is kept
         else:
             self._show()
         return places, tokens
@@ -139,7 +156,7 @@ class _WindowTrajectory(Trajectory):
     def whole(self) -> Tensor:
         return self.total
 
-    def fixed(self, mask: int) -> int:
+    def fixed(self) -> int:
         if self.finished:
             return len(self.total)
-        return min(self.start + self.inner.fixed(mask) - self.first, self._end)  # the frame is no part of it
+        return min(self.start + self.inner.fixed() - self.first, self._end)  # the frame is no part of it

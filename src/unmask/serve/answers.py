@@ -10,7 +10,8 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from ..jsonable import to_json
-from ..lm import LM, TextStream, Work
+from ..lm import LM, TextStream
+from ..sampling import Request
 from ..sampling.trace import Change
 from ..types import Likelihood, Sample, State
 from .handles import Done, Event, Failed, RequestHandle, Step
@@ -63,10 +64,10 @@ def failure(event: Failed) -> Refusal:
     return Refusal(STATUS.get(event.kind, 500), event.message, kind, code=event.kind)
 
 
-def usage(works: list[Work], samples: list[Sample]) -> dict[str, int]:
+def usage(works: list[Request], samples: list[Sample]) -> dict[str, int]:
     """Numbers of tokens: those of the prompts (once per canvas), and those written."""
-    canvases = {id(work.canvas): work.canvas for work in works}.values()
-    prompt = sum(int((canvas.ids != works[0].painter.vocab.mask).sum()) for canvas in canvases)
+    distinct = {id(work.prompt): work for work in works}.values()
+    prompt = sum(int((~work.free).sum()) for work in distinct if work.free is not None)
     written = sum(sum(not token.given for token in sample.tokens) for sample in samples)
     return {"prompt_tokens": prompt, "completion_tokens": written, "total_tokens": prompt + written}
 
@@ -78,7 +79,7 @@ async def diffusion_events(name: str, lm: LM, handle: RequestHandle) -> AsyncIte
     """The stream of /v1/diffusion."""
     yield _start(name, lm, handle.works)
     samples: list[Sample] = []
-    lengths = [len(work.canvas.ids) for work in handle.works]
+    lengths = [len(work.canvas) for work in handle.works]
     async for item in events_of(handle):
         if item is None:
             yield ": still here\n\n"
@@ -105,16 +106,16 @@ async def diffusion_events(name: str, lm: LM, handle: RequestHandle) -> AsyncIte
     yield event({"usage": usage(handle.works, samples) | {"network_calls": calls}}, "end")
 
 
-def _start(name: str, lm: LM, works: list[Work]) -> str:
+def _start(name: str, lm: LM, works: list[Request]) -> str:
     """The first event. It may be large: a canvas that many samples share is encoded once."""
-    vocab, options = lm.tokenizer.vocab, works[0].options
+    vocab, options = lm.tokenizer.vocab, works[0].params
     special = {token for token in (vocab.pad, vocab.bos, vocab.eos) if token is not None}
     canvases: dict[int, str] = {}  # as JSON
     samples = []
     for index, work in enumerate(works):
-        if id(work.canvas) not in canvases:
-            ids = work.canvas.ids.tolist()
-            canvases[id(work.canvas)] = to_json(
+        if id(work.prompt) not in canvases:
+            ids = work.canvas.tolist()
+            canvases[id(work.prompt)] = to_json(
                 [
                     {"id": None, "piece": None, "given": False}
                     if token == vocab.mask
@@ -122,13 +123,13 @@ def _start(name: str, lm: LM, works: list[Work]) -> str:
                     for token, piece in zip(ids, lm.tokenizer.pieces(ids), strict=True)
                 ]
             )
-        samples.append(f'{{"index":{index},"seed":{work.options.seed},"tokens":{canvases[id(work.canvas)]}}}')
+        samples.append(f'{{"index":{index},"seed":{work.params.seed},"tokens":{canvases[id(work.prompt)]}}}')
     head = {
         "id": new_id("diff"),
         "object": "diffusion",
         "created": int(time.time()),
         "model": name,
-        "steps": getattr(works[0].task.plan, "steps", None),
+        "steps": getattr(works[0].sampler, "steps", None),
         "mask": {"id": vocab.mask, "piece": _shown(lm, vocab.mask)},
         "special": {str(token): _shown(lm, token) for token in sorted(special)},
         "settings": options.describe(),
@@ -172,7 +173,7 @@ def samples_answer(name: str, handle: RequestHandle, done: list[Done], tokens: b
         "created": int(time.time()),
         "model": name,
         "samples": [sample.as_dict(tokens) | {"index": sample.index} for sample in samples],
-        "settings": handle.works[0].options.describe(),
+        "settings": handle.works[0].params.describe(),
         "usage": usage(handle.works, samples),
     }
 
@@ -183,8 +184,8 @@ def samples_answer(name: str, handle: RequestHandle, done: list[Done], tokens: b
 class Completion:
     """Answers of /v1/completions to one request."""
 
-    def __init__(self, name: str, asked: CompletionBody, handle: RequestHandle) -> None:
-        self.asked, self.handle = asked, handle
+    def __init__(self, name: str, lm: LM, asked: CompletionBody, handle: RequestHandle) -> None:
+        self.lm, self.asked, self.handle = lm, asked, handle
         self.head = {
             "id": new_id("cmpl"),
             "object": "text_completion",
@@ -218,7 +219,7 @@ class Completion:
 
     async def stream(self) -> AsyncIterator[str]:
         """The text of every sample as it becomes final: what was sent never changes."""
-        pieces = [TextStream(work.painter, work.canvas, work.options.stop) for work in self.handle.works]
+        pieces = [TextStream(self.lm.painter, work.prompt, work.params.stop) for work in self.handle.works]
         sent = [0] * len(pieces)
         samples: list[Sample] = []
         options = self.asked.stream_options
@@ -266,8 +267,8 @@ class Completion:
         """Tokens that were written, in order of the text, as OpenAI lays them out."""
         if self.asked.logprobs is None:
             return None
-        pieces, changes = self.handle.works[done.index].painter.tokenizer.pieces, self.tops[done.index]
-        vocab = self.handle.works[done.index].painter.vocab
+        pieces, changes = self.lm.tokenizer.pieces, self.tops[done.index]
+        vocab = self.lm.tokenizer.vocab
         special, offset, begun = (vocab.bos, vocab.eos, vocab.pad), 0, False
         tokens: list[str] = []
         logs: list[float | None] = []

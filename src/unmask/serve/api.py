@@ -18,9 +18,9 @@ from starlette.types import Receive
 
 from ..data.canvas import Canvas
 from ..evaluation import default_method
-from ..lm import LM, Job, Work
-from ..sampling.named import SAMPLERS
-from ..sampling.params import SamplingParams
+from ..lm import LM, Job
+from ..sampling import Request as WritingRequest
+from ..sampling.params import SAMPLERS, SamplingParams, default_words, settings_on
 from ..types import Likelihood, UserError
 from .answers import Completion, all_done, diffusion_events, samples_answer, score_answer
 from .engine import Engine
@@ -125,7 +125,7 @@ class Service:
             stop.set()
 
     async def _submit(
-        self, receive: Receive, name: str, works: Callable[..., list[Work]], asked: Body, steps: bool
+        self, receive: Receive, name: str, works: Callable[..., list[WritingRequest]], asked: Body, steps: bool
     ) -> RequestHandle:
         lm, clock = self.engine.lms[name], self.engine.clock
         deadline = clock() + self.limits.timeout
@@ -160,10 +160,10 @@ class Service:
     async def completions(self, request: Request) -> Response:
         """POST /v1/completions: as OpenAI's."""
         asked = await self._asked(CompletionBody, request)
-        name, _ = self._lm(asked.model)
+        name, lm = self._lm(asked.model)
         steps = bool(asked.stream) or bool(asked.logprobs)
         handle = await self._submit(request.receive, name, prepare_completion, asked, steps)
-        completion = Completion(name, asked, handle)
+        completion = Completion(name, lm, asked, handle)
         if asked.stream:
             return self._stream(handle, completion.stream())
         return answer(await self._wait(request.receive, handle, completion.collect()))
@@ -235,7 +235,7 @@ def _score(lm: LM, asked: ScoreBody, texts: list[str], limits: Limits) -> Likeli
 def _card(name: str, lm: LM, limits: Limits, created: int) -> dict[str, Any]:
     """What clients are told about a model."""
     tokenizer, model = lm.tokenizer, lm.model
-    windows = _can(lm, model.usual_sampler, max(1, lm.length // 2))
+    windows = _can(lm, model.default_sampler, max(1, lm.length // 2))
     longest = limits.length if model.any_length or windows else min(lm.length, limits.length)
     return {
         "id": name,
@@ -249,11 +249,12 @@ def _card(name: str, lm: LM, limits: Limits, created: int) -> dict[str, Any]:
             "vocab_size": tokenizer.vocab.size,
             "mask_piece": tokenizer.piece(tokenizer.vocab.mask),
             "samplers": [sampler for sampler in NAMES if _can(lm, sampler)],
-            "default_sampler": model.usual_sampler,
-            "usual_sampler": model.usual_sampler,  # the older name
+            "default_sampler": model.default_sampler,
+            "usual_sampler": model.default_sampler,  # the older name
             "takes": {
                 sampler: [name for name in SAMPLERS[sampler].takes if name in Writing.model_fields] for sampler in NAMES
             },
+            "settings": _settings(lm, windows),
             "time_conditioned": bool(getattr(model, "time_conditioned", False)),
             "any_length": model.any_length,
             "infills": not model.exact,
@@ -265,6 +266,32 @@ def _card(name: str, lm: LM, limits: Limits, created: int) -> dict[str, Any]:
             "parameters": sum(weight.numel() for weight in model.parameters()),
         },
     }
+
+
+SHOWN = ("whole", "number", "choice", "flag", "label", "sampler")  # kinds of settings that have a control on the page
+
+
+def _settings(lm: LM, windows: bool) -> list[dict[str, Any]]:
+    """The settings that this model can use, as the page builds its controls from them."""
+    has = {"labels": bool(lm.labels), "eos": lm.tokenizer.vocab.eos is not None, "windows": windows}
+    choices = {"label": list(lm.labels)}
+    return [
+        {
+            "name": spec.name,
+            "title": spec.title,
+            "kind": spec.kind,
+            "help": spec.help,
+            "default": spec.default,
+            "default_words": default_words(spec.name),
+            "min": spec.least if spec.above is None else spec.above,
+            "max": spec.most if spec.below is None else spec.below,
+            "choices": choices.get(spec.kind, list(spec.choices)),
+            "instead": list(spec.instead),
+            "needs": spec.needs,
+        }
+        for spec in settings_on("page").values()
+        if spec.kind in SHOWN and has.get(spec.needs, True)
+    ]
 
 
 def _can(lm: LM, sampler: str, stride: int | None = None) -> bool:

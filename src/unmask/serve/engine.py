@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from ..lm import LM
-from ..sampling import Batcher, SequentialBatcher
+from ..sampling import Batcher
 from ..sampling.trace import changes_of
 from ..types import State
 from .handles import Done, Failed, RequestHandle, Step
@@ -25,7 +25,7 @@ from .limits import Limits, Refusal
 from .monitoring import Metrics
 from .threads import interruptible, use_cores
 
-SHARE = {"cpu": 32, "cuda": 2048}  # tokens that cost next to nothing beside the call itself
+TOKEN_BUDGET = {"cpu": 32, "cuda": 2048}  # tokens that cost next to nothing beside the call itself
 log = logging.getLogger("unmask.serve")
 
 
@@ -35,7 +35,7 @@ class _ModelQueue:
 
     name: str
     lm: LM
-    desk: Batcher | SequentialBatcher
+    batcher: Batcher
     handles: list[RequestHandle]
     rows: dict[int, tuple[RequestHandle, int]]  # under way
 
@@ -52,7 +52,7 @@ class Engine:
         for lm in lms.values():
             lm.model.eval()
             interruptible(lm.model)
-        self._queues = {name: _ModelQueue(name, lm, self._desk(lm), [], {}) for name, lm in lms.items()}
+        self._queues = {name: _ModelQueue(name, lm, self._batcher(lm), [], {}) for name, lm in lms.items()}
         self._wake = threading.Condition()
         self._new: list[RequestHandle] = []
         self._rows = self._tokens = self._numbers = self._arrivals = 0
@@ -65,8 +65,8 @@ class Engine:
         self.metrics.watch("unmask_rows_active", "Sequences that are under way.", lambda: self.active)
         self.metrics.watch("unmask_tokens_in_flight", "Tokens of these sequences.", lambda: self._tokens)
 
-    def _desk(self, lm: LM) -> Batcher | SequentialBatcher:
-        return lm.model.desk(self.limits.batch, SHARE.get(lm.model.device.type, 2048))
+    def _batcher(self, lm: LM) -> Batcher:
+        return lm.model.batcher(self.limits.batch, TOKEN_BUDGET.get(lm.model.device.type, 2048))
 
     # -- from any thread ---------------------------------------------------------------------------------------------
 
@@ -153,13 +153,13 @@ class Engine:
             for queue in self._queues.values():
                 self._tidy(queue, ending)
                 self._admit(queue)
-                if queue.desk.busy:
-                    self._round(queue)
+                if queue.batcher.busy:
+                    self._step(queue)
             if stopping and not self._new:
                 return
 
     def _due(self, queue: _ModelQueue) -> bool:
-        return queue.desk.busy or bool(queue.handles)
+        return queue.batcher.busy or bool(queue.handles)
 
     def _tidy(self, queue: _ModelQueue, ending: tuple[str, str] | None) -> None:
         """End requests that nobody waits for or that took too long; when the server ends, all of them."""
@@ -176,7 +176,7 @@ class Engine:
         """A request ends before it is done."""
         for row, (owner, _) in list(queue.rows.items()):
             if owner is handle:
-                queue.desk.drop(row)
+                queue.batcher.drop(row)
                 del queue.rows[row]
         self.metrics.sequences.labels(end=why).inc(handle.left)
         self._free(handle, handle.left)
@@ -204,9 +204,8 @@ class Engine:
             handle = min(asking, key=lambda waiting: (len(waiting.active), waiting.number))
             index = handle.waiting.pop()
             self._numbers += 1
-            work = handle.works[index]
             try:
-                queue.desk.add(replace(work.task, row=self._numbers))
+                queue.batcher.add(replace(handle.works[index], row=self._numbers))
             except Exception:
                 log.exception("a request could not be begun")
                 self._end(queue, handle, "failed", "the server could not begin this request")
@@ -215,13 +214,13 @@ class Engine:
             queue.rows[self._numbers] = (handle, index)
             self.metrics.waited.observe(self.clock() - handle.begun)
 
-    def _round(self, queue: _ModelQueue) -> None:
+    def _step(self, queue: _ModelQueue) -> None:
         begun = self.clock()
         try:
-            states = queue.desk.round()
+            states = queue.batcher.step()
         except Exception:
             log.exception("a network call failed")
-            queue.desk = self._desk(queue.lm)
+            queue.batcher = self._batcher(queue.lm)
             for handle in {id(owner): owner for owner, _ in queue.rows.values()}.values():
                 self._end(queue, handle, "failed", "the server failed while it wrote this text")
             queue.rows.clear()
@@ -241,16 +240,13 @@ class Engine:
 
     def _deliver(self, queue: _ModelQueue, state: State) -> None:
         handle, index = queue.rows[state.row]
-        work = handle.works[index]
-        if not state.done and work.ended(state):
-            queue.desk.drop(state.row)
-            state = replace(state, done=True)
-        sample = work.take(state)
+        request, vocab = handle.works[index], queue.lm.tokenizer.vocab
+        sample = queue.lm.finished(request, state)
         if handle.first is None:
             handle.first = self.clock()
             self.metrics.first.observe(handle.first - handle.begun)
         if handle.wants_steps:
-            changes = tuple(changes_of(state, work.painter.vocab.mask))
+            changes = tuple(changes_of(state, vocab.mask))
             fixed = state.fixed if sample is None else 0  # only `Done` says where the text ends
             handle.put(Step(index, state.step, state.t, state.calls, changes, state.canvas, fixed))
         if sample is None:
@@ -260,7 +256,7 @@ class Engine:
         now = self.clock()
         self._pace += 0.1 * (min(now - self._last, 10.0) - self._pace)
         self._last = now
-        given = int((work.canvas.ids != work.painter.vocab.mask).sum())
+        given = int((~request.writable(vocab)).sum())
         self.metrics.tokens.labels(kind="given").inc(given)
         self.metrics.tokens.labels(kind="written").inc(max(0, len(sample.ids) - given))
         self.metrics.sequences.labels(end="done").inc()

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from ..lm import Work
+from ..sampling import Request
 from ..sampling.trace import Change
 from ..types import Sample
 
@@ -65,7 +65,7 @@ class RequestHandle:
     def __init__(
         self,
         model: str,
-        works: Sequence[Work],
+        works: Sequence[Request],
         *,
         timeout: float,
         steps: bool = False,
@@ -76,7 +76,7 @@ class RequestHandle:
         self.waiting = list(range(len(works)))[::-1]  # the next one is last
         self.active: set[int] = set()
         self.left = len(works)
-        self.tokens = sum(len(work.canvas.ids) for work in works)
+        self.tokens = sum(len(work.canvas) for work in works)
         self.begun = clock()
         self.deadline = self.begun + timeout
         self.number = 0  # in the order of arrival

@@ -100,6 +100,7 @@ def document(models: Sequence[str], limits: Limits) -> dict[str, Any]:
 def _narrow(schemas: dict[str, Any], models: Sequence[str], limits: Limits) -> None:
     """What this server allows is less than what a field may hold."""
     most = {"n": limits.n, "steps": limits.steps, "length": limits.length, "max_tokens": limits.length}
+    most["corrections"] = limits.steps
     for schema in schemas.values():
         for name, field in schema["properties"].items():
             for kind in field.get("anyOf", [field]):

@@ -6,9 +6,11 @@ import secrets
 from dataclasses import replace
 
 from ..data.canvas import Canvas, Gap, parse_gaps, split_gaps
-from ..lm import LM, Job, Work
+from ..lm import LM
 from ..process.keys import check_seed
+from ..sampling import Request
 from ..sampling.params import SamplingParams
+from ..sampling.settings import STEPS
 from .limits import Limits, Refusal
 from .schema import CompletionBody, DiffusionBody, Gapped, InfillBody, TokenizeBody, Writing
 
@@ -20,17 +22,17 @@ def ranged(text: str) -> bool:
     return any("-" in inside for inside in split_gaps(text)[1::2])
 
 
-def prepare(lm: LM, asked: DiffusionBody | InfillBody, limits: Limits) -> list[Work]:
+def prepare(lm: LM, asked: DiffusionBody | InfillBody, limits: Limits) -> list[Request]:
     """The sequences of /v1/diffusion and /v1/infill."""
     _within(asked, limits)
-    options = asked.options(_seed(asked), stop_at_eos=asked.stop_at_eos)
+    options = asked.options(_seed(asked))
     if asked.text is not None and (asked.prompt is not None or asked.suffix is not None or asked.length is not None):
         raise Refusal(400, "give either a text with gaps, or a prompt, suffix and length", param="text")
     canvas = _gaps(lm, asked, limits) if asked.text is not None else _prompt(lm, asked, limits)
     return _works(lm, [canvas] * asked.n, options, limits, getattr(asked, "tops", 0))
 
 
-def prepare_completion(lm: LM, asked: CompletionBody, limits: Limits) -> list[Work]:
+def prepare_completion(lm: LM, asked: CompletionBody, limits: Limits) -> list[Request]:
     """The sequences of /v1/completions: n for each prompt."""
     _within(asked, limits)
     for name in ("presence_penalty", "frequency_penalty"):
@@ -78,6 +80,10 @@ def _within(asked: Writing, limits: Limits) -> None:
         value = getattr(asked, name)
         if value is not None and value > most:
             raise Refusal(400, f"{name}={value} is more than the {most} that this server allows", param=name)
+    if (asked.corrections or 0) * (asked.steps or STEPS) > limits.steps:
+        raise Refusal(
+            400, f"steps and corrections are more than the {limits.steps} that this server allows", param="corrections"
+        )
 
 
 def _seed(asked: Writing) -> int:
@@ -110,7 +116,7 @@ def _fits(length: int, limits: Limits) -> None:
         )
 
 
-def _works(lm: LM, canvases: list[Canvas], options: SamplingParams, limits: Limits, tops: int) -> list[Work]:
+def _works(lm: LM, canvases: list[Canvas], options: SamplingParams, limits: Limits, tops: int) -> list[Request]:
     for canvas in canvases[:1]:
         _fits(len(canvas.ids), limits)
     if (total := sum(len(canvas.ids) for canvas in canvases)) > limits.tokens:
@@ -120,10 +126,10 @@ def _works(lm: LM, canvases: list[Canvas], options: SamplingParams, limits: Limi
     if len(canvases) > limits.queue + limits.batch:
         raise Refusal(400, f"{len(canvases)} samples are more than this server holds at a time", param="n")
     check_seed(options.seed + len(canvases) - 1)
-    works, jobs = [], [Job(canvas, replace(options, seed=options.seed + i)) for i, canvas in enumerate(canvases)]
-    for i, job in enumerate(jobs):
-        if i == 0 or job.canvas is not jobs[i - 1].canvas:
-            _fits(len(job.canvas.ids), limits)
-            lm.check(job)
-        works.append(Work(lm, job, i, tops))
-    return works
+    requests: list[Request] = []
+    for i, canvas in enumerate(canvases):
+        _fits(len(canvas.ids), limits)
+        requests.append(lm.request(canvas, replace(options, seed=options.seed + i), row=i, tops=tops))
+        if i == 0 or canvas is not canvases[i - 1]:
+            lm.check(requests[-1])
+    return requests

@@ -1,4 +1,4 @@
-"""The bodies of requests, as pydantic models: the one place that says which fields there are and what they may hold.
+"""The bodies of requests, as pydantic models. Fields that say how text is written come from the schema of settings.
 
 Unknown fields are refused: a setting that was misspelt must not be ignored. The OpenAPI document is made from these.
 """
@@ -6,26 +6,35 @@ Unknown fields are refused: a setting that was misspelt must not be ignored. The
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from typing import Annotated, Any, Literal, TypeVar
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictFloat, StrictInt, StrictStr, ValidationError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    StrictBool,
+    StrictFloat,
+    StrictInt,
+    StrictStr,
+    ValidationError,
+    create_model,
+)
 
 from ..evaluation import METHODS
-from ..sampling.named import SAMPLERS
-from ..sampling.params import SamplingParams
+from ..sampling.params import SAMPLERS, SamplingParams, default_words, settings_on
+from ..sampling.settings import Setting
 from .limits import Refusal
 
 Text = Annotated[StrictStr, Field(max_length=1_000_000)]
 Whole = Annotated[StrictInt, Field(ge=-(2**63), lt=2**63)]
 Count = Annotated[StrictInt, Field(ge=1, lt=2**31)]
 Number = Annotated[StrictFloat | StrictInt, Field(ge=-1e6, le=1e6)]
-Positive = Annotated[StrictFloat | StrictInt, Field(ge=0, le=1e6)]
-Share = Annotated[StrictFloat | StrictInt, Field(ge=0, le=1)]
-Words = Annotated[list[Annotated[StrictStr, Field(min_length=1, max_length=1000)]], Field(max_length=16)]
+Phrase = Annotated[StrictStr, Field(min_length=1, max_length=1000)]
 Word = Annotated[StrictStr, Field(min_length=1, max_length=200)] | Annotated[StrictInt, Field(ge=0, lt=2**31)]
+Label = Annotated[StrictStr, Field(max_length=200)] | Whole
 Pair = Annotated[list[Annotated[StrictInt, Field(ge=0)]], Field(min_length=2, max_length=2)]
-NAMES = tuple(name for name in SAMPLERS if name != "order")  # which needs an order of one certain canvas
+NAMES = tuple(SAMPLERS)
 HOW = tuple(METHODS)
 Model = TypeVar("Model", bound="Body")
 
@@ -40,70 +49,92 @@ class Body(BaseModel):
     )
 
 
-class Writing(Body):
+def setting_type(spec: Setting) -> Any:
+    """What JSON may hold for a setting."""
+    if spec.kind in ("whole", "number"):
+        whole = spec.kind == "whole"
+        least = 0 if spec.off else spec.least
+        low: dict[str, Any] = {"ge": 1} if whole else {}
+        high: dict[str, Any] = {"lt": 2**31} if whole else {"le": 1e6}
+        if least is not None or spec.above is not None:
+            low = {"ge": least} if spec.above is None else {"gt": spec.above}
+        if spec.most is not None or spec.below is not None:
+            high = {"le": spec.most} if spec.below is None else {"lt": spec.below}
+        return Annotated[StrictInt if whole else StrictFloat | StrictInt, Field(**low | high)]
+    most = Field(max_length=None if spec.most is None else int(spec.most))
+    return {
+        "flag": StrictBool,
+        "choice": Literal[spec.choices],
+        "sampler": Literal[NAMES],
+        "label": Label,
+        "wholes": Annotated[list[Annotated[StrictInt, Field(ge=0, lt=2**31)]], most],
+        "pair": Annotated[
+            list[Annotated[StrictFloat | StrictInt, Field(ge=0, le=1)]], Field(min_length=2, max_length=2)
+        ],
+        "tokens": Annotated[list[Word], most],
+        "texts": Phrase | Annotated[list[Phrase], most],
+        "rules": Annotated[dict[Annotated[str, Field(pattern="^[0-9]{1,9}$")], Annotated[list[Word], most]], most],
+    }[spec.kind]
+
+
+def setting_fields(names: Iterable[str]) -> dict[str, Any]:
+    """Fields of a body for settings; None is not given."""
+    schema = settings_on("http")
+    return {
+        name: (setting_type(schema[name]) | None, Field(None, description=f"{schema[name].help}{_default(name)}."))
+        for name in names
+    }
+
+
+def _default(name: str) -> str:
+    words = {"seed": "drawn by the server", "sampler": "what fits the model"}.get(name, default_words(name))
+    return f" (default: {words})" if words else ""
+
+
+EVERYWHERE = [name for name, spec in settings_on("http").items() if "completions" not in spec.absent]
+if TYPE_CHECKING:
+
+    class WritingFields(Body):
+        """What the code of the server asks for by name."""
+
+        seed: int | None
+        steps: int | None
+        corrections: int | None
+        stride: int | None
+
+    class GappedFields(Body):
+        """Settings that completions have another name for."""
+
+        stop_at_eos: bool | None
+else:
+    WritingFields = create_model("WritingFields", __base__=Body, **setting_fields(EVERYWHERE))
+    GappedFields = create_model(
+        "GappedFields", __base__=Body, **setting_fields(name for name in settings_on("http") if name not in EVERYWHERE)
+    )
+
+
+class Writing(WritingFields):
     """How text is to be written: the settings of `unmask sample`."""
 
     n: Count = Field(1, description="Samples; sample i has the seed + i.")
-    seed: Whole | None = Field(None, description="Drawn by the server if left out, and told in the answer.")
-    sampler: Literal[NAMES] | None = Field(None, description="The model's usual one if left out.")  # type: ignore[valid-type]
-    steps: Count | None = Field(None, description="T, the number of denoising steps.")
-    k: Count | None = Field(None, description="Tokens a step, for orders.")
-    threshold: Positive | None = Field(None, description="For confidence, entropy and margin.")
-    eta: Positive | None = Field(None, description="Strength of remasking and correction.")
-    temperature: Positive | None = Field(None, description="0 takes the most likely token.")
-    top_p: Share | None = Field(None, description="Only the most likely tokens that hold this much.")
-    top_k: Annotated[StrictInt, Field(ge=0, lt=2**31)] | None = Field(
-        None, description="Only the k most likely tokens."
-    )
-    min_p: Share | None = Field(None, description="Only tokens at least this likely, relative to the best.")
-    ban: Annotated[list[Word], Field(max_length=256)] | None = Field(None, description="Tokens that are never written.")
-    min_length: Annotated[StrictInt, Field(ge=0, lt=2**31)] | None = Field(
-        None, description="No end of text within the first tokens written."
-    )
-    label: Annotated[StrictStr, Field(max_length=200)] | Whole | None = Field(
-        None, description="Of a model that was trained with labels."
-    )
-    guidance: Positive | None = Field(None, description="Classifier-free guidance towards the label; 1 is none.")
-    stride: Count | None = Field(None, description="Write in windows that move by so many tokens.")
-    stop: Annotated[StrictStr, Field(min_length=1, max_length=1000)] | Words | None = Field(
-        None, description="End the text before one of these strings."
-    )
 
     def options(self, seed: int, **more: Any) -> SamplingParams:
         """The settings that the library knows, checked by it."""
-        names = (
-            "sampler",
-            "steps",
-            "k",
-            "threshold",
-            "eta",
-            "temperature",
-            "top_p",
-            "top_k",
-            "min_p",
-            "ban",
-            "min_length",
-            "label",
-            "guidance",
-            "stride",
-        )
-        given = {name: value for name in names if (value := getattr(self, name)) is not None}
-        if given.get("top_k") == 0:  # how some clients say that they want no such filter
-            del given["top_k"]
-        if given.get("min_p") == 0:
-            del given["min_p"]
-        stop = [self.stop] if isinstance(self.stop, str) else self.stop or []
-        return SamplingParams(seed=seed, stop=stop, **given, **more)
+        settings = {
+            name: spec.from_json(value)
+            for name, spec in settings_on("http").items()
+            if (value := getattr(self, name, None)) is not None and not spec.switches_off(value)
+        }
+        return SamplingParams(**{**settings, "seed": seed, **more})
 
 
-class Gapped(Writing):
+class Gapped(GappedFields, Writing):
     """Text around gaps: a prompt, a suffix and a length, or a text with gaps."""
 
     prompt: Text | None = Field(None, description="What the text begins with.")
     suffix: Text | None = Field(None, description="What it ends with.")
     text: Text | None = Field(None, description="Text with gaps: {{3}} is a gap of 3 tokens, {{2-6}} one of 2 to 6.")
     length: Count | None = Field(None, description="Tokens in all; the model's length if left out.")
-    stop_at_eos: StrictBool = Field(False, description="End the text at an end-of-text token.")
 
 
 class DiffusionBody(Gapped):
@@ -159,7 +190,7 @@ class ScoreBody(Body):
     calls: Annotated[StrictInt, Field(ge=1, le=256)] | None = None
     orders: Annotated[StrictInt, Field(ge=1, le=256)] | None = None
     seed: Whole = 0
-    label: Annotated[StrictStr, Field(max_length=200)] | Whole | None = None
+    label: Label | None = None
     spans: Annotated[list[Pair], Field(min_length=1, max_length=64)] | None = Field(
         None, description="Of one text: [start, end) in characters; only these are scored, given the rest."
     )

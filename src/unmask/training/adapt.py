@@ -10,7 +10,6 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import mean, stdev
 from typing import Any
 
 import torch
@@ -21,6 +20,7 @@ from ..data.pack import prepare
 from ..distributed import world as join_world
 from ..errors import UserError, choose, nearest
 from ..evaluation.likelihood import evaluate
+from ..evaluation.uncertainty import deviation, mean
 from ..files import read_json, write_text
 from ..hub import checkpoint
 from ..hub.layout import NoHead
@@ -200,8 +200,8 @@ def summary(results: Sequence[TaskResult], metric: str, which: str = "last") -> 
         values = [getattr(result, which)[split][metric] for result in results]
         by_split[split] = {
             "values": values,
-            "mean": mean(values),
-            "sd": stdev(values) if len(values) > 1 else None,
+            "mean": mean(values).value,
+            "sd": deviation(values),
             "stderr_data": getattr(results[0], which)[split].get(f"{metric}_stderr"),
         }
     return by_split

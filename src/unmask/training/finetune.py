@@ -34,7 +34,6 @@ from ..hub.resolve import load_classifier
 from ..lm import LM
 from ..models import registry
 from ..models.classifier import Classifier
-from ..models.plaid import Plaid
 from ..process.keys import Keys
 from ..types import Batch, UserError
 from .loop import Evaluated, Loop, Outcome, TrainingJob, open_folder, stop_signals
@@ -207,7 +206,7 @@ class TaskJob(TrainingJob):
             "seen": {split: rows.describe() for split, rows in data.items()},
             "start": spec.start,
             "tokenizer": self.tokenizer.name,
-            "told_types": self.model.backbone.takes_types,
+            "told_types": "types" in self.model.backbone.takes,
             "pooling": self.model.pooling,
             "strands": self.config.task.strands,
             "seed": self.config.seed,
@@ -273,7 +272,7 @@ def with_steps(config: Config, examples: int) -> Config:
 def digest(lm: LM) -> str:
     """A name for the weights and the tokenizer of a model."""
     sha256 = hashlib.sha256(lm.tokenizer.digest.encode())
-    source = lm.model if isinstance(lm.model, Plaid) else lm.model.backbone
+    source = lm.model.features
     for name, tensor in sorted(source.state_dict().items()):
         sha256.update(name.encode())
         sha256.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())

@@ -1,8 +1,8 @@
 """Choosing learning rate and batch size of a classifier (paper, appendix D.7), and numbers as the paper prints them.
 
-Every cell of the grid is trained once a seed. The best cell has the highest mean over the seeds of the best validation
-metric (the first of equals); only its runs are tested, each with its best checkpoint. "For each task, we do a
-hyperparameter sweep over batch size and learning rate and report the values of the 5-fold CV for the best
+Every cell of the grid is trained once per seed. The best cell has the highest mean over the seeds of the best
+validation metric (the first of equals); only its runs are tested, each with its best checkpoint. "For each task, we do
+a hyperparameter sweep over batch size and learning rate and report the values of the 5-fold CV for the best
 configuration": one cell for all seeds. The folder of a sweep can be given again: finished runs are read, not trained.
 """
 
@@ -15,11 +15,11 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import mean, stdev
 from typing import Any
 
 from ..config import Config
 from ..data import tasks
+from ..evaluation.uncertainty import deviation, extent, mean
 from ..files import write_text
 from ..lm import LM
 from ..recipes import GENOMICS_GRID, GENOMICS_SEEDS
@@ -31,7 +31,7 @@ Grid = Mapping[str, Sequence[Any]]  # setting -> values
 
 @dataclass
 class Cell:
-    """One choice of settings, and a run a seed."""
+    """One choice of settings, and one run per seed."""
 
     settings: dict[str, Any]
     out: Path
@@ -60,20 +60,20 @@ def sweep(
     *,
     quiet: bool = False,
 ) -> Swept:
-    """Train every cell of the grid with every seed, choose by validation, test what was chosen; or go on with that."""
+    """Train every cell of the grid with every seed, choose by validation, test the chosen one; or continue that."""
     out, task = Path(out), _task(config)
     cells = [Cell(settings, out / _name(settings)) for settings in _settings(grid or GENOMICS_GRID)]
     for cell in cells:
-        own = config.override([f"{key}={value}" for key, value in cell.settings.items()])
+        chosen = config.override([f"{key}={value}" for key, value in cell.settings.items()])
         for seed in seeds:
-            run = finetune(lm, _with_seed(own, seed), cell.out / f"seed-{seed}", quiet=quiet, test=False)
+            run = finetune(lm, _with_seed(chosen, seed), cell.out / f"seed-{seed}", quiet=quiet, test=False)
             cell.runs.append(run)
             if not run.finished:
                 return Swept(cells, None, False)
     dev = task.evaluations[0]
-    best = max(cells, key=lambda cell: mean(cell.validation(dev, task.metric)))  # max takes the first of equals
-    own = config.override([f"{key}={value}" for key, value in best.settings.items()])
-    best.runs = [finetune(lm, _with_seed(own, seed), best.out / f"seed-{seed}", quiet=quiet) for seed in seeds]
+    best = max(cells, key=lambda cell: mean(cell.validation(dev, task.metric)).value)  # max takes the first of equals
+    chosen = config.override([f"{key}={value}" for key, value in best.settings.items()])
+    best.runs = [finetune(lm, _with_seed(chosen, seed), best.out / f"seed-{seed}", quiet=quiet) for seed in seeds]
     done = Swept(cells, best, True)
     if os.environ.get("RANK", "0") == "0":  # of those that torchrun started
         write_text(out / RESULTS, json.dumps(tree(done, task, seeds), indent=1) + "\n")
@@ -106,26 +106,26 @@ def _with_seed(config: Config, seed: int) -> Config:
 
 
 def spread(values: Sequence[float]) -> dict[str, Any]:
-    """Mean and error bar over seeds as the paper prints them; the standard deviation too (None of one value).
+    """Mean and error bar over seeds as the paper prints them, and the standard deviation (None for one value).
 
     "Error bars indicate the difference between the maximum and minimum values across 5 random seeds": max_min.
     """
     return {
         "values": list(values),
-        "mean": mean(values),
-        "max_min": max(values) - min(values),
-        "sd": stdev(values) if len(values) > 1 else None,
+        "mean": mean(values).value,
+        "max_min": extent(values) or 0.0,
+        "sd": deviation(values),
     }
 
 
 def over_seeds(results: Sequence[TaskResult], metric: str, dev: str = "dev") -> dict[str, dict[str, Any]]:
     """Validation and test of runs with several seeds: the metric of the best checkpoint of each."""
-    found = {}
+    summary = {}
     if all(dev in run.best for run in results):
-        found[dev] = spread([run.best[dev][metric] for run in results])
-    found["test"] = spread([run.test[metric] for run in results])
-    found["test"]["stderr_data"] = results[0].test.get(f"{metric}_stderr")
-    return found
+        summary[dev] = spread([run.best[dev][metric] for run in results])
+    summary["test"] = spread([run.test[metric] for run in results])
+    summary["test"]["stderr_data"] = results[0].test.get(f"{metric}_stderr")
+    return summary
 
 
 def tree(done: Swept, task: tasks.Task, seeds: Sequence[int]) -> dict[str, Any]:

@@ -136,7 +136,7 @@ class TextJob(TrainingJob):
     def _writer(self) -> tuple[LM, int | None]:
         """The model with its tokenizer, and the steps of its samples: None where its sampler takes no steps."""
         lm = LM(self.model, self.prepared.tokenizer, self.config, labels=list(self.prepared.labels))
-        return lm, self.config.sample.steps if "steps" in SAMPLERS[lm.model.usual_sampler].takes else None
+        return lm, self.config.sample.steps if "steps" in SAMPLERS[lm.model.default_sampler].takes else None
 
     def samples(self, trainer: Trainer, step: int) -> list[str]:
         """A few texts every sample.every steps and at the end."""

@@ -1,7 +1,8 @@
 """Judging generated text: perplexity under a judge, entropy, diversity and repetition, never one number alone."""
 
+from ..uncertainty import Statistic
 from .comparison import protocol_lines, table
-from .diversity import Statistic, distinct, entropy, repetition, self_bleu
+from .diversity import distinct, entropy, repetition, self_bleu
 from .judgement import Judgement, judge
 from .scorers import JudgedText, Scorer, open_scorer
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from .diversity import Statistic
+from ...text_tables import terminal_table
+from ..uncertainty import Statistic
 from .judgement import Judgement
 
 NAMES = {
@@ -38,15 +39,14 @@ def shown(figure: Statistic | None) -> str:
 def table(columns: Mapping[str, Judgement]) -> str:
     """One line per figure, one column per set of texts."""
     rows = [["", *(f"{name} ({column.samples})" for name, column in columns.items())]]
-    if not any("gen_perplexity" in column.figures for column in columns.values()):
-        rows.append([NAMES["gen_perplexity"], _why_not(next(iter(columns.values())))])
     for key, name in NAMES.items():
         if any(key in column.figures for column in columns.values()):
             rows.append([name, *(shown(column.figures.get(key)) for column in columns.values())])
-    widths = [max(len(row[i]) for row in rows if len(row) == len(rows[0])) for i in range(len(rows[0]))]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=False)).rstrip() for row in rows
-    )
+    lines = terminal_table(rows, words=range(len(rows[0])))
+    if not any("gen_perplexity" in column.figures for column in columns.values()):
+        first = NAMES["gen_perplexity"].ljust(max(len(row[0]) for row in rows))
+        lines.insert(1, f"{first}  {_why_not(next(iter(columns.values())))}")
+    return "\n".join(lines)
 
 
 def _why_not(first: Judgement) -> str:

@@ -9,27 +9,10 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
-from typing import NamedTuple
 
 SMOOTH = 0.1  # what stands for a count of 0 in BLEU (method 1 of Chen and Cherry, 2014)
 
 Tokens = Sequence[Hashable]
-
-
-class Statistic(NamedTuple):
-    """A figure and its standard error over samples; None where it is not a mean over samples."""
-
-    value: float
-    stderr: float | None = None
-
-
-def mean(values: Sequence[float]) -> Statistic:
-    """The mean over samples with its standard error; one sample has none."""
-    n = len(values)
-    middle = math.fsum(values) / n
-    if n < 2:
-        return Statistic(middle)
-    return Statistic(middle, math.sqrt(math.fsum((value - middle) ** 2 for value in values) / (n - 1) / n))
 
 
 def ngrams(tokens: Tokens, n: int) -> Iterable[tuple[Hashable, ...]]:

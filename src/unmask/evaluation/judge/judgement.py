@@ -15,7 +15,8 @@ import numpy as np
 
 from ...types import UserError
 from ..likelihood import summarise
-from .diversity import Statistic, Tokens, distinct, entropy, mean, repetition, self_bleu
+from ..uncertainty import Statistic, mean
+from .diversity import Tokens, distinct, entropy, repetition, self_bleu
 from .scorers import JudgedText, Scorer
 
 ORDER = 4  # of repetition, self-BLEU and the longest n-grams of distinct-n

@@ -9,11 +9,12 @@ Nothing of such a folder is ever executed: JSON and safetensors are data, and `a
 Masked language models of others (BERT and its kin) are read too: with config.json and tensors as transformers has them,
 and written so again, with our "unmask" part beside.
 
-Rooms: `terms` what a config.json can say, `published` that of others, `encoders` that of masked language models,
-`genomes` that of Caduceus, Mamba and HyenaDNA, `ours` the one we write, `weights` the tensors, `folder` the files
-together.
+Modules: `terms` what a config.json can say, `published` MDLM's and SEDD's, `encoder_folders` masked language models,
+`dna_layouts` Caduceus, Mamba and HyenaDNA, `ours` the one we write, `weights` the tensors, `folder` the files together.
+What the files of others say of a network stands beside that network: `networks/foreign`.
 """
 
+from ...networks.foreign.fields import value
 from .encoder_folders import NoHead, named, with_tokenizer
 from .folder import (
     check_tokenizer,
@@ -42,7 +43,6 @@ from .terms import (
     is_published,
     needs_mask,
     usual_vocab,
-    value,
 )
 from .weights import (
     INV_FREQ,

@@ -8,7 +8,6 @@ transformers (it knows what its own old versions wrote); what is missing or unkn
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...config import Config, DataConfig, ModelConfig, TrainConfig, parse
+from ...config import Config, DataConfig, EncoderConfig, TrainConfig, parse
 from ...data.tokenization import Tokenizer
 from ...networks.architectures import (
     buffers_of,
@@ -31,22 +30,19 @@ from ...networks.architectures import (
     settings,
 )
 from ...networks.encoder import ties_of
+from ...networks.foreign import FORMATS
+from ...networks.foreign.fields import value
+from ...networks.foreign.mosaic import OTHERS
 from ...networks.layers import padded
 from ...types import UserError, Vocab
 from ..checkpoint import check_names
-from .dna_layouts import BACKBONES, fits_mamba, mamba_with, our_tensors
-from .terms import Described, inside, value
+from .dna_layouts import fits_mamba, fitted, mamba_with
+from .terms import Described, inside
 from .weights import PREFIX, our_names
 
 log = logging.getLogger(__name__)
 LENGTH = 128  # tokens a row, where the network has positions for so many
-OTHERS = re.compile(r"(^|\.)(pooler|position_ids|token_type_ids|inv_freq|seq_relationship|contact_head)(\.|$)")
 PADDING = 1024  # rows that the embedding of a network may have beyond its tokenizer
-
-
-def is_mosaic(tree: Mapping[str, Any]) -> bool:
-    """Whether a config.json is that of MosaicBERT, which calls itself a BERT."""
-    return tree.get("model_type") == "bert" and "alibi_starting_size" in tree
 
 
 def is_encoder(tree: Mapping[str, Any]) -> bool:
@@ -72,35 +68,28 @@ def read_encoder(tree: Mapping[str, Any], where: str | Path, tokenizer: str | No
 def _network(spec: Any, architecture: Mapping[str, Any]) -> dict[str, Any]:
     found = {"hidden_dim": "hidden_size", "n_blocks": "num_hidden_layers", "n_heads": "num_attention_heads"}
     shape = {ours: own for ours, theirs in found.items() if isinstance(own := getattr(spec, theirs, None), int | float)}
-    return shape | {"dropout": dropout_of(spec), "backbone": "transformers", "architecture": dict(architecture)}
+    return shape | {"dropout": dropout_of(spec), "network": "transformers", "architecture": dict(architecture)}
 
 
 def read_mosaic(tree: Mapping[str, Any], where: str | Path, tokenizer: str | None = None) -> Described:
     """MosaicBERT, whose config.json is that of BERT with ALiBi."""
-    names = {"hidden_dim": "hidden_size", "n_blocks": "num_hidden_layers", "n_heads": "num_attention_heads"}
-    network = {ours: value(tree, theirs, int, where) for ours, theirs in names.items()}
-    inner = value(tree, "intermediate_size", int, where)
-    if inner < 1 or inner % network["hidden_dim"]:
-        raise UserError(f"{where} has intermediate_size {inner}, which is no multiple of its hidden_size")
-    network |= {"backbone": "mosaicbert", "mlp_ratio": inner // network["hidden_dim"]}
-    network["dropout"] = value(tree, "hidden_dropout_prob", float, where, 0.1)
+    network = {"network": "mosaicbert", **FORMATS["mosaicbert"].from_published(tree, where)}
     size = value(tree, "vocab_size", int, where)
     return Described(inside(where, lambda: _config(network, LENGTH, tokenizer or "bert-base-uncased")), None, (), size)
 
 
 def _config(network: Mapping[str, Any], length: int, tokenizer: str | None) -> Config:
     """Rows as BERT was trained on: texts one after the other with [SEP] between, from [CLS] to [SEP]."""
-    model = ModelConfig().model_dump(mode="json") | dict(network)
     data = DataConfig(length=max(2, length), tokenizer=tokenizer or "bert-base-uncased", block_ends=length > 2)
-    return parse(Config(data=data, train=TrainConfig(ema=0)).model_dump(mode="json") | {"model": model})
+    return parse(Config(data=data, train=TrainConfig(ema=0)).model_dump(mode="json") | {"model": dict(network)})
 
 
 def fits(size: int, described: Described) -> bool:
     """Whether a tokenizer of that size may be the one of an encoder: its embedding may be padded."""
     rows = described.vocab_size
-    if described.config.model.backbone == "mosaicbert":
+    if described.config.model.network == "mosaicbert":
         return padded(size) == padded(rows)
-    if described.config.model.backbone == "mamba":
+    if described.config.model.network == "mamba":
         return fits_mamba(size, rows)
     return size <= rows <= min(size + PADDING, 2 * size)
 
@@ -108,9 +97,9 @@ def fits(size: int, described: Described) -> bool:
 def with_tokenizer(described: Described, tokenizer: Tokenizer, given: Any = None) -> Described:
     """An encoder of others whose tokenizer is found: rows have ends where it has tokens for them."""
     config, vocab = described.config, tokenizer.vocab
-    if described.vocab is not None or config.model.backbone == "dit":
+    if described.vocab is not None or config.model.network == "dit":
         return described
-    if config.model.backbone == "mamba":
+    if config.model.network == "mamba":
         return mamba_with(described, tokenizer, given)
     data: dict[str, Any] = {} if given is None or isinstance(given, Tokenizer) else {"tokenizer": str(given)}
     if vocab.eos is None:
@@ -125,13 +114,18 @@ def with_part(config: Config, own: Mapping[str, Any], dtype: str) -> dict[str, A
     """The config.json of an encoder for transformers, and ours in it, which does not say the network again."""
     sections = dict(own["config"])
     sections["model"] = {key: value for key, value in sections["model"].items() if key != "architecture"}
-    return {**(config.model.architecture or {}), "dtype": dtype, "unmask": {**own, "config": sections}}
+    return {**_architecture(config), "dtype": dtype, "unmask": {**own, "config": sections}}
+
+
+def _architecture(config: Config) -> dict[str, Any]:
+    assert isinstance(config.model, EncoderConfig)
+    return dict(config.model.architecture or {})
 
 
 def sections_of(tree: Mapping[str, Any], sections: Mapping[str, Any]) -> dict[str, Any]:
     """The config in our part of a config.json, with the network of an encoder put back."""
     model = sections.get("model")
-    if not isinstance(model, Mapping) or model.get("backbone") != "transformers":
+    if not isinstance(model, Mapping) or "transformers" not in (model.get("network"), model.get("backbone")):
         return dict(sections)
     network = plain({key: value for key, value in tree.items() if key != "unmask"})
     return {**sections, "model": {**model, "architecture": network}}
@@ -160,14 +154,14 @@ def named(
 
     With `new_head` an encoder that has no masked-LM head gets a fresh one, the same every time.
     """
-    if described.config.model.backbone != "transformers":
+    if described.config.model.network != "transformers":
         if new_head:
             raise UserError(f"{where} has a head of its own; leave out --new-head")
-        if described.config.model.backbone in BACKBONES:
-            return described, our_tensors(described, tensors, where)
-        mosaic = described.config.model.backbone == "mosaicbert"
-        return described, _mosaic(tensors, where) if mosaic else our_names(tensors)
-    architecture = dict(described.config.model.architecture or {})
+        known = FORMATS.get(described.config.model.network)
+        if known is None:
+            return described, our_names(tensors)
+        return described, fitted(described, known.our_tensors(described.config.model, tensors, where))
+    architecture = _architecture(described.config)
     if new_head:
         architecture["tie_word_embeddings"] = True
     model, info = _load(architecture, tensors, where)
@@ -196,17 +190,6 @@ def untied(model: Any) -> list[str]:
     pairs = model.get_expanded_tied_weights_keys(all_submodels=True)
     own = dict(model.named_parameters(remove_duplicate=False))
     return sorted(name for name, source in pairs.items() if own.get(name) is not own.get(source))
-
-
-def _mosaic(tensors: Mapping[str, Tensor], where: str | Path) -> dict[str, Tensor]:
-    """Published names: without the pooler, and the decoder that is the embedding once more."""
-    named = {name.removeprefix("backbone."): tensor for name, tensor in tensors.items()}
-    kept = {name: tensor for name, tensor in named.items() if not OTHERS.search(name)}
-    decoder = kept.pop("cls.predictions.decoder.weight", None)
-    table = kept.get("bert.embeddings.word_embeddings.weight")
-    if decoder is not None and (table is None or not torch.equal(decoder, table)):
-        raise UserError(f"{where} has a decoder that is not tied to its embedding, which MosaicBERT has not")
-    return {f"backbone.{name}": tensor for name, tensor in kept.items()}
 
 
 def _load(architecture: Mapping[str, Any], tensors: Mapping[str, Tensor], where: str | Path) -> tuple[Any, Any]:

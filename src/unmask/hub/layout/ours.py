@@ -9,11 +9,13 @@ from typing import Any
 
 from ...config import Config, parse
 from ...data.tokenization import Tokenizer
+from ...networks.foreign import format_of
+from ...networks.foreign.fields import mapping
 from ...types import UserError, Vocab
-from .dna_layouts import kind_of, read_genomic
-from .encoder_folders import agree, is_encoder, is_mosaic, read_encoder, read_mosaic, sections_of, with_part
+from .dna_layouts import read_genomic
+from .encoder_folders import agree, is_encoder, read_encoder, read_mosaic, sections_of, with_part
 from .published import read_mdlm, read_sedd
-from .terms import CONFIG, DTYPES, GPT2, ROLES, SHAPE, Described, inside, is_published, mapping, read_vocab
+from .terms import CONFIG, DTYPES, GPT2, ROLES, SHAPE, Described, inside, is_published, read_vocab
 
 FORMAT = 1
 
@@ -39,12 +41,12 @@ def to_json(
         "vocab": asdict(vocab),
         "tokenizer": dict(tokenizer) if tokenizer else None,
     }
-    if config.model.backbone == "transformers":
+    if config.model.network == "transformers":
         return with_part(config, own, dtype)
     return {
         "architectures": ["MDLM" if published else "Unmask"],
         "model_type": "mdlm" if published else "unmask",
-        **{key: settings[key] for key in SHAPE},
+        **{key: settings[key] for key in SHAPE if key in settings},
         "model_length": config.data.length,
         "vocab_size": vocab.size,
         **{f"{role}_token_id": getattr(vocab, role) for role in ROLES},
@@ -65,8 +67,8 @@ def to_published(config: Config, vocab: Vocab, dtype: str = "float32") -> dict[s
     drop = {"unmask", "mlp_ratio", "dtype", *(f"{role}_token_id" for role in ROLES)}
     ours = to_json(config, vocab, (), dtype)
     tree = {key: value for key, value in ours.items() if key not in drop} | {"torch_dtype": dtype}
-    if config.model.mlp_ratio != 4:
-        tree["mlp_ratio"] = config.model.mlp_ratio
+    if ours.get("mlp_ratio", 4) != 4:
+        tree["mlp_ratio"] = ours["mlp_ratio"]
     if vocab.size != GPT2.size:
         tree |= {f"{role}_token_id": getattr(vocab, role) for role in ROLES}
     return tree
@@ -83,10 +85,8 @@ def from_json(tree: Mapping[str, Any], where: str | Path = CONFIG, tokenizer: st
         return read_mdlm(tree, where)
     if isinstance(tree.get("model"), Mapping) and "graph" in tree:
         return read_sedd(tree, where)
-    if kind_of(tree) is not None:
-        return read_genomic(tree, where, tokenizer)
-    if is_mosaic(tree):
-        return read_mosaic(tree, where, tokenizer)
+    if (known := format_of(tree)) is not None:
+        return (read_mosaic if known == "mosaicbert" else read_genomic)(tree, where, tokenizer)
     if is_encoder(tree):
         return read_encoder(tree, where, tokenizer)
     kind = tree.get("model_type")
@@ -113,7 +113,7 @@ def _ours(tree: Mapping[str, Any], where: str | Path) -> Described:
         )
     if tokenizer is not None and not (isinstance(tokenizer, Mapping) and {"name", "kind"} <= tokenizer.keys()):
         raise UserError(f"{where} is damaged: its tokenizer has no name and kind")
-    if config.model.backbone == "transformers":
+    if config.model.network == "transformers":
         agree(tree, vocab, where)
     else:
         _agree(tree, to_json(config, vocab, labels), where)
@@ -124,7 +124,7 @@ def _agree(tree: Mapping[str, Any], said: Mapping[str, Any], where: str | Path) 
     """The published keys say what the 'unmask' part says; what a library left out is no contradiction."""
     keys = (*SHAPE, "model_length", "vocab_size", "model_type", *(f"{role}_token_id" for role in ROLES))
     for key in keys:
-        if tree.get(key) is not None and tree[key] != said[key]:
+        if tree.get(key) is not None and key in said and tree[key] != said[key]:
             raise UserError(
                 f"{where} contradicts itself: {key} is {tree[key]!r} there and {said[key]!r} in its 'unmask' part"
             )

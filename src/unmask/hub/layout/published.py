@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from ...config import Config, parse
+from ...networks.foreign.fields import mapping, value
 from ...recipes import owt
 from ...types import UserError, Vocab
-from .terms import ROLES, SHAPE, Described, inside, mapping, read_vocab, usual_vocab, value
+from .terms import ROLES, SHAPE, Described, inside, read_vocab, usual_vocab
 
 NETWORK = {"hidden_size": "hidden_dim", "n_blocks": "n_blocks", "n_heads": "n_heads", "cond_dim": "cond_dim"}
 

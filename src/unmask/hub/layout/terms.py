@@ -42,17 +42,17 @@ class Described:
 
 def is_published(config: Config) -> bool:
     """Whether the published layout has words for this model: MDLM on the paper's diffusion transformer."""
-    return config.model.method == "mdlm" and config.model.backbone == "dit"
+    return config.model.method == "mdlm" and config.model.network == "dit"
 
 
 def is_foreign(described: Described) -> bool:
     """Whether it is the network of others, of which only the tokenizer can tell the vocabulary."""
-    return described.vocab is None and described.config.model.backbone != "dit"
+    return described.vocab is None and described.config.model.network != "dit"
 
 
 def needs_mask(described: Described) -> bool:
     """Whether the tokenizer must have a mask token of its own: the embedding of an encoder has no row for a new one."""
-    return is_foreign(described) and described.config.model.backbone != "mamba"
+    return is_foreign(described) and described.config.model.network != "mamba"
 
 
 def inside(where: str | Path, make: Callable[[], T]) -> T:
@@ -61,25 +61,6 @@ def inside(where: str | Path, make: Callable[[], T]) -> T:
         return make()
     except UserError as error:
         raise UserError(f"{where}: {error}") from None
-
-
-def mapping(tree: Mapping[str, Any], key: str, where: str | Path) -> Mapping[str, Any]:
-    """A part of a config.json that has parts of its own."""
-    if not isinstance(tree.get(key), Mapping):
-        raise UserError(f"{where} is damaged: it has no part {key!r}")
-    return tree[key]
-
-
-def value(tree: Mapping[str, Any], key: str, kind: type, where: str | Path, usual: Any = None) -> Any:
-    """A number or switch of the right kind."""
-    found = tree.get(key, usual)
-    shown = str(found)[:80] if isinstance(found, str) else found
-    if found is None:
-        raise UserError(f"{where} does not say {key}, without which the network cannot be built")
-    fits = isinstance(found, bool) if kind is bool else isinstance(found, int if kind is int else int | float)
-    if not fits or (kind is not bool and isinstance(found, bool)):
-        raise UserError(f"{where} has {key} {shown!r}, which is not {'true or false' if kind is bool else 'a number'}")
-    return found
 
 
 def read_vocab(ids: Mapping[str, Any], where: str | Path) -> Vocab:

@@ -10,7 +10,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from ...config import Config
+from ...config import Config, DiTConfig
 from ...files import read_json
 from ...models import registry
 from ...models.language_model import LanguageModel
@@ -25,6 +25,7 @@ INV_FREQ = "backbone.rotary_emb.inv_freq"  # a buffer of the published network, 
 
 def inv_freq(config: Config) -> Tensor:
     """The rotary frequencies as the published network computes them, bit for bit."""
+    assert isinstance(config.model, DiTConfig)
     dim = config.model.hidden_dim // config.model.n_heads
     return 1.0 / (10_000.0 ** (torch.arange(0, dim, 2).float() / dim))
 
@@ -135,7 +136,7 @@ def tensors_of(model: nn.Module, config: Config, dtype: str = "float32") -> dict
     Those of an encoder of transformers have the names that they have there.
     """
     weights = {name: _cast(name, tensor, dtype) for name, tensor in model.state_dict().items()}
-    if config.model.backbone == "transformers":
+    if config.model.network == "transformers":
         return {name.removeprefix(PREFIX): tensor for name, tensor in weights.items()}
     return weights | ({INV_FREQ: inv_freq(config)} if is_published(config) else {})
 

@@ -21,10 +21,11 @@ from ...evaluation.likelihood import compute_dtype
 from ...lm import LM
 from ...process.keys import check_seed
 from ...progress import progress_bar
+from ...sampling.params import settings_on
 from ...types import UserError
 from ...version import __version__
 from ..resolve import load
-from .generation_requests import SETTINGS, GenerationRequests
+from .generation_requests import GenerationRequests
 from .likelihood_requests import LikelihoodRequests
 
 ROWS = 32  # of a network call, where nobody says
@@ -57,10 +58,10 @@ def settings(**args: Any) -> Settings:
         if not str(size).isdecimal() or int(size) < 1:
             raise UserError(f"batch_size={size} must be a whole number of at least 1, or auto")
         args.setdefault("rows", int(size) if int(size) > 1 else ROWS)
-    names = [f.name for f in fields(Settings) if f.name != "writing"]
+    names, of_writing = [f.name for f in fields(Settings) if f.name != "writing"], settings_on("harness")
     for name in args:
-        if name not in names and name not in SETTINGS:
-            known = [*names, "batch_size", *SETTINGS]
+        if name not in names and name not in of_writing:
+            known = [*names, "batch_size", *of_writing]
             raise UserError(f"model_args: {name} is not known{nearest(name, known)}; it takes {', '.join(known)}")
     if not args.get("pretrained"):
         raise UserError("no model is named; give its folder, for example --model_args pretrained=runs/demo")
@@ -69,7 +70,7 @@ def settings(**args: Any) -> Settings:
         if isinstance(value, bool) or not isinstance(value, int):
             raise UserError(f"model_args: {name}={value} must be a whole number")
     check_seed(args.get("seed", 0))
-    writing = {name: args.pop(name) for name in SETTINGS if name in args}
+    writing = {name: args.pop(name) for name in of_writing if name in args}
     return Settings(**args, writing=writing)
 
 

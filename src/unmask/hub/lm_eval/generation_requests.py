@@ -15,17 +15,12 @@ from ...config import nearest
 from ...data.canvas import Canvas
 from ...data.documents import storable
 from ...lm import LM, Job
-from ...sampling.params import SamplingParams
+from ...sampling.params import SamplingParams, settings_on
 from ...types import UserError
 from .likelihood_requests import start_of_text, tail
 
 LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")  # the first that is there counts
-SETTINGS = (
-    "sampler", "steps", "k", "threshold", "eta", "keep", "corrections", "projection", "scan", "burn", "temperature",
-    "top_k", "top_p", "min_p", "min_length", "label", "guidance",
-)  # fmt: skip
 NOTHING = {"num_beams": 1, "num_return_sequences": 1, "repetition_penalty": 1, "length_penalty": 1, "use_cache": True}
-KNOWN = ("until", "do_sample", *LENGTHS, *SETTINGS)
 Wrote = Callable[[int, str], None]  # (which request, what was written)
 
 
@@ -63,18 +58,22 @@ class GenerationRequests:
 
     def options(self, how: Mapping[str, Any], seed: int) -> SamplingParams:
         """The settings of a request over the usual ones; without do_sample or a temperature, the likeliest tokens."""
+        known = ("until", "do_sample", *LENGTHS, *settings_on("harness"))
         for name, value in how.items():
-            if name not in KNOWN and not (name in NOTHING and value == NOTHING[name]):
-                near = nearest(name, KNOWN)
-                raise UserError(f"gen_kwargs: {name}={value!r} is not known{near}; it takes {', '.join(KNOWN)}")
-        given = {name: how[name] for name in SETTINGS if how.get(name) is not None}
-        settings = {**self.usual, **given}
+            if name not in known and not (name in NOTHING and value == NOTHING[name]):
+                near = nearest(name, known)
+                raise UserError(f"gen_kwargs: {name}={value!r} is not known{near}; it takes {', '.join(known)}")
+        schema = settings_on("harness")
+        settings = {**self.usual, **{name: how[name] for name in schema if how.get(name) is not None}}
         sampled = how.get("do_sample")
         if sampled is False:
             settings["temperature"] = 0.0
         settings.setdefault("temperature", 1.0 if sampled else 0.0)
-        if isinstance(top_k := settings.get("top_k"), int) and top_k <= 0:
-            del settings["top_k"]  # what other libraries write for "all"
+        settings = {
+            name: schema[name].from_json(value)
+            for name, value in settings.items()
+            if not schema[name].switches_off(value)
+        }
         until = how.get("until") or []
         stop = [until] if isinstance(until, str) else list(until)
         eos = self.lm.tokenizer.vocab.eos is not None

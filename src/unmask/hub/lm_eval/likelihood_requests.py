@@ -16,6 +16,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,8 +30,8 @@ from ...evaluation.likelihood import eval_keys, evaluating, need_likelihood
 from ...evaluation.predictions import diffusion, free_positions, token_nll
 from ...evaluation.spans import Passage, lay_out
 from ...lm import LM
-from ...models.autoregressive import AutoRegressive, CachedDenoiser
-from ...models.masked import MaskedDiffusion
+from ...models.language_model import LanguageModel
+from ...models.masked import MaskedDiffusion, as_masked
 from ...process.chunks import in_chunks
 from ...process.keys import Keys
 from ...process.masking import at_tokens
@@ -131,17 +132,18 @@ class LikelihoodRequests:
 
     def _rows(self, passages: Sequence[Passage], greedy: bool) -> Iterator[tuple[Passage, float, bool]]:
         model, painter = self.lm.model, self.lm.painter
-        if isinstance(model, AutoRegressive):
+        if model.exact:
             order = sorted(passages, key=lambda passage: -len(passage.ids))  # rows of a call are of one length, nearly
             for start in range(0, len(order), self.rows):
                 part = order[start : start + self.rows]
                 yield from zip(part, *next_tokens(model, painter, part), strict=True)
             return
-        assert isinstance(model, MaskedDiffusion)
+        net = as_masked(model)
+        assert net is not None
         for passage in passages:
             batch, free = lay_out(painter, [passage], 0, 1)
-            right = greedy and is_greedy(model, batch, free[0], self.rows)
-            yield passage, self._nats(model, passage, batch, free), right
+            right = greedy and is_greedy(net, batch, free[0], self.rows)
+            yield passage, self._nats(net, passage, batch, free), right
 
     def _nats(self, model: MaskedDiffusion, passage: Passage, batch: Batch, free: Tensor) -> float:
         """The bound of one row; `batch` holds nothing else."""
@@ -259,7 +261,7 @@ def is_greedy(model: MaskedDiffusion, batch: Batch, free: Tensor, rows: int) -> 
 
 
 def next_tokens(
-    model: AutoRegressive, painter: PromptBuilder, passages: Sequence[Passage]
+    model: LanguageModel, painter: PromptBuilder, passages: Sequence[Passage]
 ) -> tuple[list[float], list[bool]]:
     """-log p of the asked tokens of each row, and whether each of them is the likeliest next one."""
     batch, _ = lay_out(painter, passages, 0, len(passages))
@@ -268,10 +270,11 @@ def next_tokens(
     most = max(map(len, places))
     columns = torch.stack([torch.cat([row, row[-1:].expand(most - len(row))]) for row in places]).to(x.device)
     counts = torch.arange(most) < torch.tensor([len(row) for row in places])[:, None]  # (B, M): not a repetition
-    hidden = CachedDenoiser(model, len(passages)).hidden(x, torch.zeros(len(x)), queries=columns)
+    net: Any = model.denoiser()
+    hidden = net.hidden(x, torch.zeros(len(x)), queries=columns)
 
     def judge(rows: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        log_x = model.log_x(rows)
+        log_x = net.log_x(rows)
         return -at_tokens(log_x, targets), _likeliest(log_x, model.vocab.mask) == targets
 
     scored = counts.to(x.device)

@@ -113,7 +113,7 @@ class Process:
         if objective.cross_entropy or config.model.method != "mdlm":
             raise UserError("MDLMCollator trains on the bound of MDLM; leave objective.loss and model.method alone")
         law = objective.law or registry.law(config.objective, config.schedule)
-        return cls(registry.schedule(config.schedule), law, config.model.time_conditioning)
+        return cls(registry.schedule(config.schedule), law, getattr(config.model, "time_conditioning", False))
 
 
 class MDLMCollator:

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel, initialization
 from transformers.modeling_outputs import MaskedLMOutput
 
 from ...models import registry
-from ...networks.kernels.attention import Attn
+from ...networks.dit import DiT
 from ...networks.layers import LayerNorm
 from ...types import UserError
 from ..checkpoint import check_names
@@ -61,7 +61,9 @@ class MDLM(PreTrainedModel):
         super().__init__(config)
         described = config.described()
         assert described.vocab is not None, "MDLMConfig always has a mask token"
-        self.backbone = registry.dit(described.config.model, described.vocab, len(described.labels))
+        net = registry.network(described.config.model, described.vocab, len(described.labels))
+        assert isinstance(net, DiT), "the network of the published layout"
+        self.backbone = net
         self.backbone.rotary_emb = Frequencies(inv_freq(described.config))
         self.post_init()
 
@@ -109,10 +111,10 @@ class MDLM(PreTrainedModel):
             raise UserError("give an MDLM model either input_ids or inputs_embeds")
         x = inputs_embeds if input_ids is None else self.backbone.vocab_embed(input_ids)
         assert x is not None
-        attn = Attn(valid=self._valid(attention_mask), positions=position_ids)
         with self._half(x):
             cond = self.backbone.condition(self._sigma(timesteps, x), classes)
-            hidden, _ = self.backbone(inputs=x.float(), cond=cond, attn=attn)
+            valid = self._valid(attention_mask)
+            hidden, _ = self.backbone(embeddings=x.float(), condition=cond, valid=valid, positions=position_ids)
             logits = self.backbone.head(hidden)  # (B, L, V)
         logits[..., self.config.mask_token_id] = float("-inf")  # SUBS: zero mass on [MASK]; the tensor is our own
         loss = None if labels is None else self._loss(logits, labels, weights, attention_mask, num_items_in_batch)

@@ -8,11 +8,16 @@ from pathlib import Path
 
 import numpy as np
 
+from ...evaluation.uncertainty import mean
+from ...plot import Curve, Plot
 from ...types import UserError
 from .. import paper
 from ..bench import Bench
-from ..report import Check, Curve, Figure, Plot, Report, Row, Table
-from ..scales import LONGER
+from ..claims import Claim, Difference
+from ..figures import Figure
+from ..report import Report, Row, Table
+from ..specs import PaperTable
+from ..text_models import LONGER, TEXT
 
 METHODS = {"MDLM": "mdlm", "SEDD": "sedd"}
 MEAN, SPREAD, POINTS = "mean", "standard deviation", "batches"
@@ -28,9 +33,9 @@ def journal(path: Path) -> tuple[np.ndarray, np.ndarray]:
             if "loss" in record:
                 losses[int(record["step"])] = float(record["loss"])
     except OSError as error:
-        raise UserError(f"cannot read the journal {file} ({error.strerror}); train the model anew") from None
+        raise UserError(f"cannot read the journal {file} ({error.strerror}); train the model again") from None
     except (ValueError, TypeError, KeyError):
-        raise UserError(f"the journal {file} is damaged; remove the folder {path} to train the model anew") from None
+        raise UserError(f"the journal {file} is damaged; remove the folder {path} to train the model again") from None
     steps = np.array(sorted(losses))
     return steps, np.array([losses[step] for step in steps.tolist()])
 
@@ -56,15 +61,16 @@ def spread(strayed: np.ndarray) -> Figure:
     return Figure(deviation, error / (2 * deviation) if deviation else 0.0)
 
 
-def wider(claim: str, narrow: np.ndarray, wide: np.ndarray, sigmas: float = 2.0) -> Check:
-    """Whether the second strays further than the first, batch by batch: both trainings saw the same ones."""
-    gap, n = wide**2 - narrow**2, len(narrow)
-    variance = Figure(float(gap.sum() / (n - 2)), float(gap.std(ddof=1) * math.sqrt(n) / (n - 2)))
-    assert variance.error is not None
-    shown = f"standard deviation {spread(wide)} against {spread(narrow)}; variance {variance} larger, paired by batch"
-    if not abs(variance.value) > sigmas * variance.error:
-        return Check(claim, None, f"{shown}: within {sigmas:g} errors, not decided")
-    return Check(claim, variance.value > 0, shown)
+def wider(wide: np.ndarray, narrow: np.ndarray) -> Difference:
+    """By how much the first strays further than the second, batch by batch: both trainings saw the same ones."""
+    gap, n = mean((wide**2 - narrow**2).tolist()), len(narrow)
+    freedom = n / (n - 2)
+    variance = Figure(gap.value * freedom, (gap.stderr or 0.0) * freedom)
+    words = f"standard deviation {spread(wide)} against {spread(narrow)}; variance {variance} larger, paired by batch"
+    return Difference(variance.value, variance.error, words, counted="")
+
+
+CLAIM = Claim("SEDD's training loss has the larger variance", "SEDD", "MDLM", measure=wider)
 
 
 def variance_curve(bench: Bench) -> Report:
@@ -72,8 +78,8 @@ def variance_curve(bench: Bench) -> Report:
     bench.need(list(METHODS.values()))
     longer = all(bench.finished(name + LONGER) for name in METHODS.values())  # then the same trainings, continued
     end = LONGER if longer else ""
-    found = {method: journal(bench.path(name + end)) for method, name in METHODS.items()}
-    late = {method: strays(*curve) for method, curve in found.items()}
+    logged = {method: journal(bench.path(name + end)) for method, name in METHODS.items()}
+    late = {method: strays(*curve) for method, curve in logged.items()}
     for name in METHODS.values():
         bench.lm(name + end)  # so that the report says what was trained
     rows = [
@@ -81,8 +87,7 @@ def variance_curve(bench: Bench) -> Report:
         for method, (y, off) in late.items()
     ]
     printed, config = paper.TRAIN_NLL, bench.config("mdlm")
-    curves = [Curve(method, x.astype(float).tolist(), y.tolist()) for method, (x, y) in found.items()]
-    claim = "SEDD's training loss has the larger variance"
+    curves = [Curve(method, x.astype(float).tolist(), y.tolist()) for method, (x, y) in logged.items()]
     return bench.report(
         "variance-curve",
         printed.label,
@@ -95,7 +100,7 @@ def variance_curve(bench: Bench) -> Report:
             )
         ],
         plots=[Plot("train-nll", "Loss of single batches, not smoothed", printed.x_label, printed.y_label, curves)],
-        checks=[wider(claim, late["MDLM"][1], late["SEDD"][1])],
+        checks=[CLAIM.check({method: off for method, (_, off) in late.items()})],
         protocol={
             "journal": f"the loss of one batch of {config.train.batch_size} rows, every {config.train.log_every} steps",
             "trend": "a straight line through the second half",
@@ -110,4 +115,4 @@ def _mean(losses: np.ndarray, strayed: np.ndarray) -> Figure:
     return Figure(float(losses.mean()), spread(strayed).value / math.sqrt(len(losses)))
 
 
-__all__ = ["variance_curve"]
+VARIANCE_CURVE = PaperTable("variance-curve", variance_curve, TEXT, "owt")

@@ -4,123 +4,125 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from statistics import mean, stdev
 
 from ...data import tasks
 from ...evaluation.likelihood import baselines
+from ...evaluation.uncertainty import deviation, mean
 from ...training.adapt import summary
+from ...training.finetune import TaskResult
 from ...types import UserError
 from .. import paper
 from ..bench import Bench
-from ..berts import BERTS, CAUSAL, PLAIN, TUNED, BertBench
-from ..report import Cell, Check, Figure, Report, Row, Table
-from .perplexity import LOWER, compared
+from ..bert_models import BERT, BERTS, CAUSAL, FIVE, PLAIN, TUNED, GlueSizes, glue_classifiers, glue_sizes, scored_rows
+from ..claims import Claim, Difference, paired_by_seed
+from ..figures import Figure
+from ..report import Cell, Report, Row, Table
+from ..specs import PaperTable
+from .perplexity import LOWER
 
-FIVE = ("glue/sst2", "glue/cola", "glue/stsb", "glue/mrpc", "glue/rte")  # complete in the project's own data
-Values = Mapping[str, Sequence[float]]  # number of the table -> x 100, one a seed
+AVERAGE = "mean of these"
+Values = Mapping[str, Sequence[float]]  # number of the table -> x 100, one per seed
+BOUND_CLAIMS = (
+    Claim("MDLM fine-tuning lowers the bound of BERT", "BERT + MDLM-FT", "BERT"),
+    Claim("AR is better than BERT by the bound of MDLM", "AR", "BERT"),
+    Claim("AR is better than BERT + MDLM-FT", "AR", "BERT + MDLM-FT"),
+)
 
 
 def bert(bench: Bench) -> Report:
     """Perplexities of the three models, then GLUE for each."""
-    assert isinstance(bench, BertBench)
     known = available(FIVE, bench.local)
     bench.need(list(BERTS.values()))
-    limit = bench.scored_rows
+    limit, sizes = scored_rows(bench.scale), glue_sizes(bench.scale)
     scored = {row: bench.score(name, limit=limit) for row, name in BERTS.items()}
     simple = baselines(bench.rows("train"), bench.rows(), bench.data.tokenizer.vocab.size)
     printed = paper.BERT_PPL
     rows = [Row("unigram model", {}, {paper.PPL: Figure(math.exp(simple["unigram"]))}, "of the training text, add-one")]
-    rows += [Row(row, printed.rows[row], {paper.PPL: own.perplexity}) for row, own in scored.items()]
-    before, after, causal = (scored[row] for row in ("BERT", "BERT + MDLM-FT", "AR"))
-    checks = [
-        compared("MDLM fine-tuning lowers the bound of BERT", after, before),
-        compared("AR is better than BERT by the bound of MDLM", causal, before),
-        compared("AR is better than BERT + MDLM-FT", causal, after),
-    ]
-    values = {row: learned(bench, name, known) for row, name in BERTS.items()}
+    rows += [Row(row, printed.rows[row], {paper.PPL: model.perplexity}) for row, model in scored.items()]
+    values = {row: learned(bench, name, known, sizes) for row, name in BERTS.items()}
     return bench.report(
         "bert",
         f"{printed.label}; {paper.GLUE.label}",
         [Table(printed.title, printed.label, printed.columns, rows), glue_table(values, paper.GLUE.rows)],
-        checks=[*checks, *glue_checks(values)],
+        checks=[claim.check(scored) for claim in BOUND_CLAIMS] + [claim.check(values) for claim in GLUE_CLAIMS],
         protocol={
             "test_rows": min(len(bench.rows()), limit or len(bench.rows())),
             "±": "perplexity: standard error over draws, AR is exact",
-            **task_protocol(bench),
+            **task_protocol(sizes),
         },
         notes=[*printed.remarks, *paper.GLUE.remarks, f"{LOWER}."],
     )
 
 
 def glue(bench: Bench) -> Report:
-    """GLUE for the three models: all tasks whose files are there."""
-    assert isinstance(bench, BertBench)
+    """GLUE for the three models: all tasks whose files are at hand."""
+    sizes = glue_sizes(bench.scale)
     known = available([task.name for task in tasks.glue()], bench.local)
     bench.need([CAUSAL, PLAIN, TUNED])
-    values = {row: learned(bench, name, known) for row, name in BERTS.items()}
+    values = {row: learned(bench, name, known, sizes) for row, name in BERTS.items()}
     absent = [task.title for task in tasks.glue() if task.name not in known]
     notes = [f"not here, so not in the table: {', '.join(absent)}."] if absent else []
     return bench.report(
         "glue",
         paper.GLUE.label,
         [glue_table(values, paper.GLUE.rows)],
-        checks=glue_checks(values),
-        protocol=task_protocol(bench),
+        checks=[claim.check(values) for claim in GLUE_CLAIMS],
+        protocol=task_protocol(sizes),
         notes=[*notes, *paper.GLUE.remarks],
     )
 
 
 def available(names: Sequence[str], local: str | None) -> list[str]:
-    """The tasks whose training and dev files are there; none at all is an error, before anything is trained."""
-    found, first = [], ""
+    """The tasks whose training and dev files are at hand; none at all is an error, before anything is trained."""
+    complete, first = [], ""
     for name in names:
         task = tasks.task(name)
         try:
             for split in ("train", *task.evaluations):
                 tasks.load(task, split, local)
-        except tasks.MissingTaskData as error:  # a file that is there and damaged is no reason to go on without it
+        except tasks.MissingTaskData as error:  # a file that exists and is damaged is no reason to continue without it
             first = first or str(error)
             continue
-        found.append(name)
-    if not found:
+        complete.append(name)
+    if not complete:
         raise UserError(f"no task of GLUE is here: {first}")
-    return found
+    return complete
 
 
-def learned(bench: BertBench, name: str, known: Sequence[str]) -> dict[str, list[float]]:
+def learned(bench: Bench, name: str, known: Sequence[str], sizes: GlueSizes) -> dict[str, list[float]]:
     """The numbers of all tasks for a model, after the last epoch as run_glue reports them."""
-    return {key: own for task in known for key, own in numbers(bench.classifiers(name, task), task).items()}
+    values: dict[str, list[float]] = {}
+    for task in known:
+        values |= numbers(glue_classifiers(bench, name, task, sizes), task)
+    return values
 
 
-def numbers(results: Sequence[object], name: str) -> dict[str, list[float]]:
+def numbers(results: Sequence[TaskResult], name: str) -> dict[str, list[float]]:
     """By the name of the table's column: the metric x 100 of every seed."""
     task = tasks.task(name)
-    found = summary(results, task.metric)  # type: ignore[arg-type]
-    return {tasks.number(task, split): [100 * value for value in own["values"]] for split, own in found.items()}
+    by_split = summary(results, task.metric)
+    return {tasks.number(task, split): [100 * value for value in entry["values"]] for split, entry in by_split.items()}
 
 
 def over_seeds(values: Sequence[float]) -> Figure:
     """Mean and the standard deviation over seeds."""
-    return Figure(mean(values), stdev(values) if len(values) > 1 else None)
+    return Figure(mean(values).value, deviation(values))
 
 
 def glue_table(
     values: Mapping[str, Values], printed: Mapping[str, Mapping[str, Figure | str]], title: str = ""
 ) -> Table:
     """Models by tasks; the average is of the columns here, which is the paper's where all nine are."""
-    columns = [column for column in paper.GLUE.columns if any(column in own for own in values.values())]
+    columns = [column for column in paper.GLUE.columns if any(column in numbers for numbers in values.values())]
     rows = []
-    for row, own in values.items():
-        cells: dict[str, Cell] = {column: over_seeds(own[column]) for column in columns if column in own}
-        cells[AVERAGE] = over_seeds(averages(own))
+    for row, numbers in values.items():
+        cells: dict[str, Cell] = {column: over_seeds(numbers[column]) for column in columns if column in numbers}
+        cells[AVERAGE] = over_seeds(averages(numbers))
         theirs = {column: printed[row][column] for column in columns} if row in printed else {}
         if row in printed:
-            theirs[AVERAGE] = Figure(mean(_value(printed[row][column]) for column in columns), decimals=2)
+            theirs[AVERAGE] = Figure(mean([_value(printed[row][column]) for column in columns]).value, decimals=2)
         rows.append(Row(row, theirs, cells))
     return Table(title or paper.GLUE.title, paper.GLUE.label, [*columns, AVERAGE], rows)
-
-
-AVERAGE = "mean of these"
 
 
 def _value(figure: Figure | str) -> float:
@@ -129,53 +131,33 @@ def _value(figure: Figure | str) -> float:
 
 
 def averages(values: Values) -> list[float]:
-    """The mean over tasks, one a seed; of all nine it is the paper's."""
-    return [mean(each) for each in zip(*values.values(), strict=True)]
+    """The mean over tasks, one per seed; of all nine it is the paper's."""
+    return [mean(each).value for each in zip(*values.values(), strict=True)]
 
 
-def gap(better: Values, worse: Values) -> Figure:
-    """The difference of the means over tasks, paired by seed, with its standard error."""
-    each = [a - b for a, b in zip(averages(better), averages(worse), strict=True)]
-    return Figure(mean(each), stdev(each) / math.sqrt(len(each)) if len(each) > 1 else None)
+def higher_mean(left: Values, right: Values) -> Difference:
+    """The difference of the means over tasks, paired by seed."""
+    each = [a - b for a, b in zip(averages(left), averages(right), strict=True)]
+    return paired_by_seed(Figure(*mean(each)))
 
 
-def glue_checks(values: Mapping[str, Values]) -> list[Check]:
-    """The paper's claims on GLUE."""
-    kept = gap(values["BERT + MDLM-FT"], values["BERT"])
-    best = gap(values["BERT"], values["AR"])
-    return [
-        sided("BERT is better than AR on GLUE", best),
-        sided("MDLM fine-tuning does not lower the mean of GLUE", kept, at_least=True),
-    ]
+GLUE_CLAIMS = (
+    Claim("BERT is better than AR on GLUE", "BERT", "AR", measure=higher_mean),
+    Claim("MDLM fine-tuning does not lower the mean of GLUE", "BERT + MDLM-FT", "BERT", "no worse", higher_mean),
+)
 
 
-MARGIN = 1.0  # points of GLUE that "no loss" may hide
-
-
-def sided(claim: str, difference: Figure, sigmas: float = 2.0, at_least: bool = False) -> Check:
-    """Whether a difference is above 0 by more than so many errors.
-
-    `at_least`: whether it is not surely below 0, and surely not by MARGIN.
-    """
-    shown = f"difference of the means {difference}, paired by seed"
-    if difference.error is None:
-        return Check(claim, None, f"{shown}: one seed has no error")
-    low, high = (difference.value + side * sigmas * difference.error for side in (-1, 1))
-    if at_least and high >= 0 and low > -MARGIN:
-        return Check(claim, True, f"{shown}: less than {MARGIN:g} below 0 by {sigmas:g} errors")
-    if low <= 0 <= high:
-        return Check(claim, None, f"{shown}: within {sigmas:g} errors, not decided")
-    return Check(claim, difference.value > 0, shown)
-
-
-def task_protocol(bench: BertBench) -> dict[str, str]:
+def task_protocol(sizes: GlueSizes) -> dict[str, str]:
     """How the numbers of GLUE came about."""
-    own = bench.task_sizes
     return {
-        "GLUE": f"dev sets, {own.epochs:g} epochs, lr {own.lr:g} with linear decay, batch 16, at most 128 tokens, "
+        "GLUE": f"dev sets, {sizes.epochs:g} epochs, lr {sizes.lr:g} with linear decay, batch 16, at most 128 tokens, "
         "metric after the last epoch; ± is the standard deviation over seeds; x 100",
-        "training examples": "all" if own.rows is None else f"at most {own.rows} of a task, evenly spaced",
-        "seeds": f"{own.seeds} classifiers a task and model",
+        "training examples": "all" if sizes.rows is None else f"at most {sizes.rows} of a task, evenly spaced",
+        "seeds": f"{sizes.seeds} classifiers a task and model",
         "pooling": "first token, dense and tanh; of the causal model the last token",
         "MRPC": "where the official dev ids are missing, every 10th row of the training file is dev",
     }
+
+
+BERT_TABLE = PaperTable("bert", bert, BERT, "c4", local=True)
+GLUE = PaperTable("glue", glue, BERT, "c4", local=True)

@@ -3,7 +3,7 @@ import { fit, hasGap, makeEditor } from "./editor.js";
 import { fillShell, save, traceOf } from "./export.js";
 import { whole, withGap } from "./rewriting.js";
 import { readScore, showScore } from "./score.js";
-import { fromHash, Side, toHash, USUAL } from "./settings.js";
+import { beginnings, fromHash, learn, Side, toHash } from "./settings.js";
 import { Run, Stage } from "./stage.js";
 import { getJson, getText, postEvents, postJson, useKey } from "./stream.js";
 
@@ -248,7 +248,7 @@ function follow(hash) {
   const { a, b, rest, empty } = fromHash(hash);
   if (empty) return;
   const name = Object.hasOwn(FIELD, rest.mode ?? "") ? rest.mode : "write";
-  const usual = { ...USUAL, model: models[0]?.id, length: "", seed: "0", n: "1" }; // nothing of what stood here before
+  const usual = { ...beginnings(), model: models[0]?.id, length: "", seed: "0", n: "1" }; // nothing of what stood here before
   sides[0].set({ ...usual, ...a });
   sides[1].set({ ...usual, ...b });
   $("compare").checked = rest.compare === "1";
@@ -296,7 +296,7 @@ function examples() {
       if (one.prompt !== undefined) { $("prompt").value = one.prompt; $("suffix").value = ""; }
       if (one.gaps !== undefined) $("gaps").value = one.gaps;
       if (one.scored !== undefined) $("scored").value = one.scored;
-      sides[0].set({ ...USUAL, ...one.set });
+      sides[0].set({ ...beginnings(), ...one.set });
       sides[0].fit();
       if (one.b) sides[1].set({ ...sides[0].values(), ...one.b });
       $("compare").checked = Boolean(one.b);
@@ -365,6 +365,7 @@ async function begin() {
   } catch (error) {
     return fail(error);
   }
+  learn(models);
   sides = ["A", "B"].map((name) => new Side(name, models, (field) => { if (field === "model") { offerBases(); about(); examples(); } }));
   $("sides").replaceChildren(...sides.map((side) => side.box));
   if (matchMedia("(max-width: 34rem)").matches) $("settings").open = false;

@@ -1,30 +1,36 @@
 // The controls of one side (A, or B when two are compared), and the link that holds them.
 
-const HIDDEN = new Set(["order"]); // needs an order, which is for the API
-const FIELDS = [ // name, label, kind, usual value, attributes
-  ["model", "Model", "select", "", {}],
-  ["sampler", "Sampler", "select", "", {}],
-  ["length", "Length", "number", "", { min: 1, step: 1 }],
-  ["steps", "Steps", "number", "32", { min: 1, step: 1 }],
-  ["temperature", "Temperature", "number", "1", { min: 0, max: 10, step: 0.05 }],
-  ["top_p", "Top-p", "number", "1", { min: 0, max: 1, step: 0.01 }],
-  ["seed", "Seed", "number", "0", { min: 0, step: 1 }],
-  ["n", "Samples", "number", "1", { min: 1, max: 16, step: 1 }],
-];
-const MORE = [
-  ["top_k", "Top-k", "number", "", { min: 1, step: 1, placeholder: "all" }],
-  ["min_p", "Min-p", "number", "", { min: 0, max: 1, step: 0.01, placeholder: "0" }],
-  ["k", "Tokens a step", "number", "", { min: 1, step: 1, placeholder: "auto" }],
-  ["threshold", "Threshold", "number", "", { min: 0, step: 0.01, placeholder: "none" }],
-  ["eta", "Remasking η", "number", "", { min: 0, max: 1, step: 0.01, placeholder: "auto" }],
-  ["stride", "Window stride", "number", "", { min: 1, step: 1, placeholder: "none" }],
-  ["label", "Label", "select", "", {}],
-  ["guidance", "Guidance", "number", "", { min: 0, max: 100, step: 0.1, placeholder: "1" }],
-];
-const ALL = [...FIELDS, ...MORE];
-const WHOLE = new Set(["length", "steps", "seed", "n", "top_k", "k", "stride"]);
-const TEXT = new Set(["model", "sampler", "label"]);
+const FRONT = ["sampler", "length", "steps", "temperature", "top_p", "seed"]; // always in sight, in this order
+const BEGIN = { steps: "32", temperature: "1", top_p: "1", seed: "0", n: "1" }; // what these begin with
+const STEP = { temperature: 0.05, guidance: 0.1 }; // of the arrow keys
+const SAID = new Set(["steps", "seed", "n"]); // sent also where they are what they began with
 const SHARED = new Set(["n"]); // both sides have as many samples
+const TEXT = new Set(["select", "flag"]);
+let ALL = []; // { name, title, kind (select, number or flag), whole, begin, more, attributes }
+
+// The controls that the models of a server need: the settings of each say their kind, limits and help.
+export function learn(models) {
+  const settings = new Map(models.flatMap((model) => model.unmask?.settings ?? []).map((one) => [one.name, one]));
+  const control = (name) => {
+    const { title = name, kind = "whole", min, max, help, default_words: usual } = settings.get(name) ?? {};
+    if (["choice", "label", "sampler"].includes(kind)) return { name, title, kind: "select", attributes: { title: help ?? "" } };
+    if (kind === "flag") return { name, title, kind, attributes: { title: help } };
+    const whole = kind === "whole", attributes = { step: whole ? 1 : STEP[name] ?? 0.01 };
+    if (min !== null && min !== undefined && name !== "seed") attributes.min = min;
+    if (max !== null && max !== undefined && name !== "seed" && name !== "steps") attributes.max = max;
+    if (help) Object.assign(attributes, { title: help, placeholder: /^[\d.]+$/.test(usual ?? "") ? usual : "auto" });
+    return { name, title, kind: "number", whole, attributes };
+  };
+  const front = [{ name: "model", title: "Model", kind: "select", attributes: {} }, ...FRONT.map(control),
+    { name: "n", title: "Samples", kind: "number", whole: true, attributes: { min: 1, max: 16, step: 1 } }];
+  Object.assign(front.find(({ name }) => name === "length"), { title: "Length", attributes: { min: 1, step: 1 } });
+  Object.assign(front.find(({ name }) => name === "seed").attributes, { min: 0 });
+  const more = [...settings.keys()].filter((name) => !FRONT.includes(name)).map(control);
+  ALL = [...front, ...more.map((one) => ({ ...one, more: true }))].map((one) => ({ begin: BEGIN[one.name] ?? "", ...one }));
+}
+
+// What the examples begin with.
+export const beginnings = () => Object.fromEntries(ALL.filter(({ name }) => !["model", "length", "seed", "n"].includes(name)).map(({ name, begin }) => [name, begin]));
 
 export class Side {
   constructor(name, models, changed) {
@@ -36,16 +42,17 @@ export class Side {
     this.more = make("details", "more", make("summary", "", "More settings"));
     const rest = make("div", "side");
     this.more.append(rest);
-    for (const [field, label, kind, usual, attributes] of ALL) {
-      const input = document.createElement(kind === "select" ? "select" : "input");
+    for (const { name: field, title, kind, whole, begin, attributes, more } of ALL) {
+      const input = document.createElement(TEXT.has(kind) ? "select" : "input");
       input.id = `${name.toLowerCase()}-${field}`;
-      if (kind !== "select") { input.type = kind; input.value = usual; input.inputMode = WHOLE.has(field) ? "numeric" : "decimal"; }
+      if (kind === "number") { input.type = kind; input.value = begin; input.inputMode = whole ? "numeric" : "decimal"; }
+      if (kind === "flag") input.append(new Option("no", ""), new Option("yes", "true"));
       for (const [key, value] of Object.entries(attributes)) input.setAttribute(key, value);
       this.inputs[field] = input;
       input.addEventListener("change", () => { if (field === "model") this.adapt(); else this.enable(); if (field === "stride") this.fit(); changed(field); });
-      const box = make("label", `field field-${field}`, make("span", "", label), input);
+      const box = make("label", `field field-${field}`, make("span", "", title), input);
       if (SHARED.has(field) && name !== "A") box.hidden = true;
-      (MORE.some(([more]) => more === field) ? rest : this.box).append(box);
+      (more ? rest : this.box).append(box);
     }
     this.box.append(this.more);
     for (const model of models) this.inputs.model.append(new Option(model.id, model.id));
@@ -56,15 +63,20 @@ export class Side {
   get facts() { return this.model?.unmask ?? {}; }
   get dna() { return this.facts.kind === "dna"; }
 
+  // The settings of this model, by name.
+  get settings() { return new Map((this.facts.settings ?? []).map((one) => [one.name, one])); }
+
   // What this model can do.
   adapt() {
-    const { samplers = [], usual_sampler: usual, length, labels = [], max_steps: steps } = this.facts, box = this.inputs.sampler;
-    const kept = box.value, names = samplers.filter((name) => !HIDDEN.has(name));
-    box.replaceChildren(new Option(usual ? `auto (${usual})` : "auto", ""), ...names.map((name) => new Option(name, name)));
-    box.value = names.includes(kept) ? kept : "";
-    const label = this.inputs.label, named = label.value;
-    label.replaceChildren(new Option("none", ""), ...labels.map((name) => new Option(name, name)));
-    label.value = labels.includes(named) ? named : "";
+    const { samplers = [], usual_sampler: usual, length, max_steps: steps } = this.facts;
+    const lists = { sampler: [usual ? `auto (${usual})` : "auto", samplers] };
+    for (const { name, kind, choices, default_words: words } of this.settings.values())
+      if (["choice", "label"].includes(kind)) lists[name] = [kind === "label" ? "none" : words ? `auto (${words})` : "auto", choices];
+    for (const [field, [first, names]] of Object.entries(lists)) {
+      const box = this.inputs[field], kept = box.value;
+      box.replaceChildren(new Option(first, ""), ...names.map((name) => new Option(name, name)));
+      box.value = names.includes(kept) ? kept : "";
+    }
     this.inputs.length.placeholder = length ?? "";
     if (steps) this.inputs.steps.max = steps;
     this.enable();
@@ -79,18 +91,20 @@ export class Side {
 
   // What goes together: fields that sampler and model have no use for are not shown, and one may rule out another.
   enable() {
-    const { inputs, facts } = this, { length, max_length: most, labels = [] } = facts;
+    const { inputs, facts, settings } = this, { length, max_length: most } = facts;
     const takes = facts.takes?.[inputs.sampler.value || facts.usual_sampler] ?? ["steps"];
-    const useful = { k: takes.includes("k"), threshold: takes.includes("threshold"), eta: takes.includes("eta"),
-      label: labels.length > 0, guidance: labels.length > 0, stride: !facts.any_length && most > length };
-    for (const [field, there] of Object.entries(useful)) {
-      inputs[field].disabled = !there;
-      inputs[field].parentElement.hidden = !there;
+    const ofSamplers = new Set(Object.values(facts.takes ?? {}).flat());
+    for (const { name, more } of ALL) {
+      const there = !more || (settings.has(name) && (!ofSamplers.has(name) || takes.includes(name)));
+      inputs[name].disabled = !there;
+      if (more) inputs[name].parentElement.hidden = !there;
     }
-    const given = (field) => !inputs[field].disabled && inputs[field].value !== "";
-    if (given("k")) inputs.threshold.disabled = true;
-    if (!given("label")) inputs.guidance.disabled = true;
-    inputs.steps.disabled = !takes.includes("steps") || given("k") || given("threshold");
+    const windows = inputs.stride && !facts.any_length && most > length;
+    if (inputs.stride) { inputs.stride.disabled = !windows; inputs.stride.parentElement.hidden = !windows; }
+    inputs.steps.disabled = !takes.includes("steps");
+    const given = (field) => inputs[field] && !inputs[field].disabled && inputs[field].value !== "";
+    for (const { name, instead } of settings.values()) if (given(name)) for (const other of instead) if (inputs[other]) inputs[other].disabled = true;
+    if (inputs.guidance && !given("label")) inputs.guidance.disabled = true;
     const longest = facts.any_length || given("stride") || !length ? most ?? length : Math.min(length, most ?? length);
     if (longest) inputs.length.max = longest;
   }
@@ -98,11 +112,11 @@ export class Side {
   // What goes to the server: only what was said.
   request() {
     const body = {};
-    for (const [field, , , usual] of ALL) {
-      const { value, disabled } = this.inputs[field];
+    for (const { name, kind, begin } of ALL) {
+      const { value, disabled } = this.inputs[name];
       if (value === "" || disabled) continue;
-      if (TEXT.has(field)) body[field] = value;
-      else if (["steps", "seed", "n"].includes(field) || value !== usual) body[field] = Number(value);
+      if (TEXT.has(kind)) body[name] = kind === "flag" ? true : value;
+      else if (SAID.has(name) || value !== begin) body[name] = Number(value);
     }
     return body;
   }
@@ -113,9 +127,9 @@ export class Side {
     if (!steps.disabled) parts.push(`${steps.value} steps`);
     if (temperature.value !== "1") parts.push(`temperature ${temperature.value}`);
     if (p.value !== "1" && p.value !== "") parts.push(`top-p ${p.value}`);
-    for (const [field, label] of MORE) {
-      const { value, disabled } = this.inputs[field];
-      if (value !== "" && !disabled) parts.push(`${label.toLowerCase()} ${value}`);
+    for (const { name, title, more } of ALL) {
+      const { value, disabled } = this.inputs[name];
+      if (more && value !== "" && !disabled) parts.push(`${title.toLowerCase()} ${value}`);
     }
     parts.push(`seed ${seed.value}`);
     return parts.filter(Boolean).join(" · ");
@@ -125,45 +139,43 @@ export class Side {
   // Steps are for the arrow keys only: a temperature of 0.72 is as good as any.
   valid(mode) {
     const unused = { fill: (field) => field === "length", score: (field) => field !== "model" }[mode] ?? (() => false);
-    const wrong = ALL.map(([field]) => field).find((field) => {
-      const input = this.inputs[field], { validity } = input;
-      const bad = !input.disabled && !input.closest("[hidden]") && !unused(field) && !validity.valid && (WHOLE.has(field) || !validity.stepMismatch);
+    const wrong = ALL.find(({ name, whole }) => {
+      const input = this.inputs[name], { validity } = input;
+      const bad = !input.disabled && !input.closest("[hidden]") && !unused(name) && !validity.valid && (whole || !validity.stepMismatch);
       input.parentElement.classList.toggle("wrong", bad);
       return bad;
     });
     if (!wrong) return true;
-    const input = this.inputs[wrong];
+    const input = this.inputs[wrong.name];
     for (let box = input.closest("details"); box; box = box.parentElement.closest("details")) box.open = true;
     input.reportValidity();
     return false;
   }
 
-  values() { return Object.fromEntries(ALL.map(([field]) => [field, this.inputs[field].value])); }
+  values() { return Object.fromEntries(ALL.map(({ name }) => [name, this.inputs[name].value])); }
 
   // Only values that the control can hold: a link is text from anywhere.
   set(values) {
     if (values.model && this.models.some((model) => model.id === values.model)) { this.inputs.model.value = values.model; this.adapt(); }
-    for (const [field, , kind] of ALL) {
+    for (const { name: field, kind } of ALL) {
       const value = values[field];
       if (value === undefined || field === "model") continue;
       if (kind === "number" && value !== "" && !Number.isFinite(Number(value))) continue;
-      if (kind === "select" && ![...this.inputs[field].options].some((option) => option.value === value)) continue;
+      if (TEXT.has(kind) && ![...this.inputs[field].options].some((option) => option.value === value)) continue;
       this.inputs[field].value = value;
     }
-    if (MORE.some(([field]) => this.inputs[field].value !== "")) this.more.open = true;
+    if (ALL.some(({ name, more }) => more && this.inputs[name].value !== "")) this.more.open = true;
     this.enable();
   }
 }
 
-// What the examples begin with.
-export const USUAL = Object.fromEntries(ALL.filter(([field]) => !["model", "length", "seed", "n"].includes(field)).map(([field, , , usual]) => [field, usual]));
-
 // #mode=fill&text=...&steps=32&seed=3&b.steps=128
 export function toHash(page) {
   const link = new URLSearchParams();
+  const first = beginnings();
   link.set("mode", page.mode);
   for (const [name, value] of Object.entries(page.texts)) if (value) link.set(name, value);
-  for (const [field, value] of Object.entries(page.a)) if (value !== "" || USUAL[field]) link.set(field, value);
+  for (const [field, value] of Object.entries(page.a)) if (value !== "" || first[field]) link.set(field, value);
   if (page.b) for (const [field, value] of Object.entries(page.b)) if (value !== page.a[field]) link.set(`b.${field}`, value);
   if (page.b) link.set("compare", "1");
   if (page.view !== "order") link.set("view", page.view);
@@ -172,7 +184,7 @@ export function toHash(page) {
 
 export function fromHash(hash) {
   const link = new URLSearchParams(hash.slice(1)), a = {}, b = {}, rest = {};
-  const known = new Set(ALL.map(([field]) => field));
+  const known = new Set(ALL.map(({ name }) => name));
   for (const [name, value] of link) {
     if (known.has(name)) a[name] = value;
     else if (name.startsWith("b.") && known.has(name.slice(2))) b[name.slice(2)] = value;

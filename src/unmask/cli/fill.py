@@ -11,33 +11,29 @@ from typing import Annotated, Any
 import typer
 
 from ..errors import UserError
-from .shared import Device, Model, Weights, Which, err_console
+from .shared import Device, Model, Weights, Which, With, err_console, load_lm, read_settings
 
 PROMPT = "fill> "
 
 
 def fill(
+    ctx: typer.Context,
     model: Model,
     n: Annotated[int, typer.Option("-n", help="Samples of each text.", min=1, max=64)] = 1,
-    steps: Annotated[int | None, typer.Option(help="T, the number of denoising steps.")] = None,
-    sampler: Annotated[str | None, typer.Option(help="As in unmask sample.")] = None,
-    temperature: Annotated[float, typer.Option(help="0 takes the most likely token.")] = 1.0,
-    top_p: Annotated[float | None, typer.Option(help="Only the most likely tokens that hold this much.")] = None,
-    seed: Annotated[int, typer.Option(help="Sample i has seed + i.")] = 0,
+    more: With = None,
     as_lines: Annotated[bool, typer.Option("--jsonl", help="One JSON line a sample.")] = False,
     which: Which = "last",
     weights: Weights = "ema",
     device: Device = "auto",
+    **settings: Any,
 ) -> None:
     """Type a text with gaps, see it filled, again and again. Lines from a pipe work too; :help lists the commands."""
-    from .commands import load_lm
     from .fill_loop import FillLoop
 
-    given = {"steps": steps, "sampler": sampler, "top_p": top_p}
-    how = {name: value for name, value in given.items() if value is not None}
+    how = read_settings(ctx, more)
     lm = load_lm(model, which, weights, device)
     live = err_console if err_console.is_terminal else None
-    loop = FillLoop(lm, model, {"seed": seed, "temperature": temperature, **how}, n, live)
+    loop = FillLoop(lm, model, how, n, live)
     loop.check()
     typed = sys.stdin.isatty()
     if typed:

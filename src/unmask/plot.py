@@ -1,7 +1,8 @@
-"""Line plots as SVG, with nothing but the standard library.
+"""Plots as SVG, with nothing but the standard library: lines with error bars, and clouds of points with a diagonal.
 
-A plot brings its own white card, so it reads the same on a white page and on GitHub's dark one. Equal input gives equal
-bytes. Every curve has a colour (Okabe and Ito's, for all kinds of eyes) and a shape of its own.
+Not matplotlib: equal input gives equal bytes (reports are kept in git and compared), and a report needs no extra.
+A plot brings its own white card, so it reads the same on a white page and on GitHub's dark one. Every curve has a
+colour (Okabe and Ito's, for all kinds of eyes) and a shape of its own.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from html import escape
 
-WIDTH, HEIGHT = 720, 420
+WIDTH, HEIGHT, SQUARE = 720, 420, 640  # SQUARE is the width of a picture whose two axes are the same
 LEFT, RIGHT, BOTTOM = 74, 24, 56  # margins of the plane; the one at the top grows with the legend
 ROW = 20  # height of a line of the legend
 LETTER = 6.9  # width of a letter of 12 pixels, generous
@@ -27,6 +28,9 @@ DASHES = ("", ' stroke-dasharray="7 4"', ' stroke-dasharray="2 4"')
 MOST_MARKED = 60  # points: a longer curve is a line only
 LARGEST = 1e100  # what is beyond has diverged, and the arithmetic of an axis would overflow
 NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
+
+Runs = list[list[tuple[float, float, float]]]  # pieces of a curve: points (x, y, error)
 
 
 @dataclass(frozen=True)
@@ -130,10 +134,10 @@ def label(value: float, axis: list[float]) -> str:
     return f"{round(value, 9):.10g}"
 
 
-def _runs(plot: Plot, curve: Curve) -> list[list[tuple[float, float, float]]]:
+def _runs(plot: Plot, curve: Curve) -> Runs:
     """The points (x, y, error) that can be drawn, in pieces between those that cannot."""
     errors = curve.error or [0.0] * len(curve.x)
-    runs: list[list[tuple[float, float, float]]] = [[]]
+    runs: Runs = [[]]
     for x, y, error in zip(curve.x, curve.y, errors, strict=True):
         if _drawable(x, plot.log_x) and _drawable(y, plot.log_y):
             runs[-1].append((x, y, error if 0 < error < LARGEST / 2 else 0.0))
@@ -146,35 +150,45 @@ def _drawable(value: float, log: bool) -> bool:
     return (1 / LARGEST if log else -LARGEST / 2) < value < LARGEST / 2  # false for NaN
 
 
-def svg(plot: Plot) -> str:
-    """The whole picture."""
+def svg(plot: Plot, scatter: bool = False) -> str:
+    """The whole picture; `scatter`: points that no line joins, on a square with two equal axes and their diagonal."""
     curves = [(i, curve, runs) for i, curve in enumerate(plot.curves) if (runs := _runs(plot, curve))]
-    legend, rows = _legend([(i, curve.name) for i, curve, _ in curves])
+    width = SQUARE if scatter else WIDTH
+    legend, rows = _legend([(i, curve.name) for i, curve, _ in curves], width, scatter)
     said = left_out(plot)
     top = 44 + ROW * rows
     bottom = HEIGHT - BOTTOM + ROW * max(0, rows - 2)  # a long legend makes the picture higher, not the plane lower
+    if scatter:
+        bottom = top + width - RIGHT - LEFT
     height = bottom + BOTTOM + 15 * len(said) + 4 * bool(said)
     notes = [
         _text(LEFT, bottom + BOTTOM + 4 + 15 * i, _short(f"left out: {line}", 105), 'class="note"')
         for i, line in enumerate(said)
     ]
     head = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}" viewBox="0 0 {WIDTH} {height}"'
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}"'
         ' role="img" font-family="system-ui, \'Segoe UI\', Helvetica, Arial, sans-serif" font-size="12">',
         f"<title>{_safe(plot.title)}</title>",
         "<style>text{fill:#24292f} .note{fill:#6a737d;font-size:11px} .tick{fill:#57606a}</style>",
-        f'<rect x="0.5" y="0.5" width="{WIDTH - 1}" height="{height - 1}" rx="6" fill="#ffffff" stroke="#d0d7de"/>',
+        f'<rect x="0.5" y="0.5" width="{width - 1}" height="{height - 1}" rx="6" fill="#ffffff" stroke="#d0d7de"/>',
         _text(LEFT, 27, _short(plot.title, 76), 'font-size="15" font-weight="600"'),
     ]
     if not curves:
-        middle = _text(WIDTH / 2, (top + bottom) / 2, "nothing to draw", 'class="note" text-anchor="middle"')
+        middle = _text(width / 2, (top + bottom) / 2, "nothing to draw", 'class="note" text-anchor="middle"')
         return "\n".join([*head, middle, *notes, "</svg>\n"])
     points = [point for _, _, runs in curves for run in runs for point in run]
     reach = [v for _, y, error in points for v in (y - error, y, y + error) if v > 0 or not plot.log_y]
     xs = [x for x, _, _ in points]
-    across = Axis(ticks(min(xs), max(xs), plot.log_x), plot.log_x, LEFT, WIDTH - RIGHT)
+    if scatter:
+        xs = reach = [*xs, *reach]
+    across = Axis(ticks(min(xs), max(xs), plot.log_x), plot.log_x, LEFT, width - RIGHT)
     up = Axis(ticks(min(reach), max(reach), plot.log_y), plot.log_y, bottom, top)
-    drawn = [_curve(i, curve, runs, across, up) for i, curve, runs in curves]
+    if scatter:
+        cross = f"M{LEFT} {_n(up.start)}L{_n(across.end)} {_n(up.end)}"
+        drawn = [f'<path class="diagonal" d="{cross}" stroke="#57606a" stroke-dasharray="5 4"/>']
+        drawn += [_cloud(i, curve, runs, across, up) for i, curve, runs in curves]
+    else:
+        drawn = [_curve(i, curve, runs, across, up) for i, curve, runs in curves]
     return "\n".join([*head, *legend, *_frame(plot, across, up), *drawn, *notes, "</svg>\n"])
 
 
@@ -182,7 +196,7 @@ def _frame(plot: Plot, across: Axis, up: Axis) -> list[str]:
     lines = []
     for value in up.ticks:
         y = _n(up(value))
-        lines.append(f'<path d="M{LEFT} {y}H{WIDTH - RIGHT}" stroke="#e4e8ec"/>')
+        lines.append(f'<path d="M{LEFT} {y}H{_n(across.end)}" stroke="#e4e8ec"/>')
         lines.append(_text(LEFT - 8, up(value) + 4, label(value, up.ticks), 'class="tick" text-anchor="end"'))
     for value in across.ticks:
         x = _n(across(value))
@@ -190,14 +204,24 @@ def _frame(plot: Plot, across: Axis, up: Axis) -> list[str]:
         lines.append(
             _text(across(value), up.start + 18, label(value, across.ticks), 'class="tick" text-anchor="middle"')
         )
-    lines.append(f'<path d="M{LEFT} {_n(up.end)}V{_n(up.start)}H{WIDTH - RIGHT}" fill="none" stroke="#57606a"/>')
-    lines.append(_text((LEFT + WIDTH - RIGHT) / 2, up.start + 40, _short(plot.x_label, 85), 'text-anchor="middle"'))
+    lines.append(f'<path d="M{LEFT} {_n(up.end)}V{_n(up.start)}H{_n(across.end)}" fill="none" stroke="#57606a"/>')
+    lines.append(
+        _text((across.start + across.end) / 2, up.start + 40, _short(plot.x_label, 85), 'text-anchor="middle"')
+    )
     middle = (up.start + up.end) / 2
     turn = f'text-anchor="middle" transform="rotate(-90 20 {_n(middle)})"'
     return [*lines, _text(20, middle, _short(plot.y_label, 44), turn)]
 
 
-def _curve(i: int, curve: Curve, runs: list[list[tuple[float, float, float]]], across: Axis, up: Axis) -> str:
+def _cloud(i: int, curve: Curve, runs: Runs, across: Axis, up: Axis) -> str:
+    """One group with one path of round ends: a small file also with 65,536 points."""
+    dots = "".join(f"M{_n(across(x))} {_n(up(y))}h0" for run in runs for x, y, _ in run)
+    style = f'fill="none" stroke="{COLOURS[i % len(COLOURS)]}" stroke-width="3.2" stroke-linecap="round"'
+    title = f"<title>{_safe(curve.name)}</title>"
+    return f'<g class="curve">{title}<path d="{dots}" {style} stroke-opacity="0.45"/></g>'
+
+
+def _curve(i: int, curve: Curve, runs: Runs, across: Axis, up: Axis) -> str:
     """One group: error bars, line, points; its title is what a browser shows under the pointer."""
     colour = COLOURS[i % len(COLOURS)]
     parts = [f'<g class="curve" stroke="{colour}" fill="{colour}"><title>{_safe(curve.name)}</title>']
@@ -216,18 +240,19 @@ def _curve(i: int, curve: Curve, runs: list[list[tuple[float, float, float]]], a
     return "\n".join([*parts, "</g>"])
 
 
-def _legend(names: list[tuple[int, str]]) -> tuple[list[str], int]:
+def _legend(names: list[tuple[int, str]], right: int, scatter: bool) -> tuple[list[str], int]:
     """Names above the plane, from left to right, and the number of lines they take."""
     parts, x, row = [], float(LEFT), 0
     for i, name in names:
         shown = _short(name, 80)
         width = 34 + LETTER * len(shown) + 14
-        if x > LEFT and x + width > WIDTH - RIGHT + 14:
+        if x > LEFT and x + width > right - RIGHT + 14:
             x, row = float(LEFT), row + 1
         y = 47 + ROW * row
         colour, dash = COLOURS[i % len(COLOURS)], DASHES[i // len(COLOURS) % len(DASHES)]
         mark = SHAPES[i % len(SHAPES)].format(x=_n(x + 13), y=y)
-        line = f'<path d="M{_n(x)} {y}h26" fill="none" stroke-width="1.8"{dash}/>'
+        line = "" if scatter else f'<path d="M{_n(x)} {y}h26" fill="none" stroke-width="1.8"{dash}/>'
+        mark = f'<circle cx="{_n(x + 13)}" cy="{y}" r="3.2"/>' if scatter else mark
         parts.append(f'<g stroke="{colour}" fill="{colour}">{line}{mark}</g>{_text(x + 33, y + 4, shown)}')
         x += width
     return parts, row + 1 if names else 0

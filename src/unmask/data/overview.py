@@ -1,7 +1,4 @@
-"""What `unmask data` does: list the named data sets, show how text becomes rows, fill the cache.
-
-Everything returns plain data; `lines_of_*` turn it into what a terminal shows.
-"""
+"""Data sets at a glance: the named ones, how text becomes rows, what the cache holds. Everything is plain data."""
 
 from __future__ import annotations
 
@@ -11,15 +8,14 @@ from typing import Any
 import numpy as np
 
 from ..config import DataConfig, parse
-from ..data.corpora import Corpus, open_corpus
-from ..data.genome.genome_corpus import GenomePrepared, prepare_genome
-from ..data.pack import Prepared, cached, prepare, preview
-from ..data.records import CORPORA, Record, find
 from ..errors import UserError
 from ..types import Progress
+from .corpora import Corpus, open_corpus
+from .genome.genome_corpus import GenomePrepared, prepare_genome
+from .pack import Prepared, cached, prepare, preview
+from .records import CORPORA, Record, find
 
 COUNTED = 64 << 20  # bytes: larger sources are shown without counts, unless these are in the cache
-SHOWN = 400  # characters of a text that a terminal shows
 SETTINGS = ("tokenizer", "length", "layout", "eos_between", "block_ends", "attend_pads")
 
 
@@ -168,80 +164,3 @@ def _text(prepared: Prepared, raw: str, text: str) -> dict[str, Any]:
 
 def _row(prepared: Prepared, row: np.ndarray, scored: np.ndarray) -> dict[str, Any]:
     return {"ids": row.tolist(), "tokens": prepared.tokenizer.pieces(row), "counted": int(scored.sum())}
-
-
-# ---- for a terminal
-
-
-def lines_of_list(found: Sequence[dict[str, Any]]) -> list[str]:
-    """A table, a set a line."""
-    head = ("name", "splits", "tokenizer", "length", "layout", "detokenizer", "what")
-    body = [
-        (
-            one["name"],
-            _splits(one),
-            one["tokenizer"],
-            str(one["length"]),
-            one["layout"],
-            one["detokenizer"],
-            one["about"] if one["readable"] else f"{one['about']} (not read yet)",
-        )
-        for one in found
-    ]
-    widths = [max(len(row[i]) for row in [head, *body]) for i in range(len(head) - 1)]
-    return ["  ".join([*(c.ljust(w) for c, w in zip(row, widths, strict=False)), row[-1]]) for row in [head, *body]]
-
-
-def _splits(one: dict[str, Any]) -> str:
-    return " ".join(f"{split}={one['plays'][split]}" if split in one["plays"] else split for split in one["splits"])
-
-
-def lines_of_show(found: dict[str, Any]) -> list[str]:
-    """Texts, tokens and rows; line breaks are escaped, tokens have | between them."""
-    lines = [f"{found['source']}: {found['about']}", _settings_line(found), ""]
-    for number, text in enumerate(found["texts"], 1):
-        lines.append(f"text {number} of {found['split']}")
-        lines.append(f"  raw          {_short(text['raw'])}")
-        if text["detokenized"] is not None:
-            lines.append(f"  detokenized  {_short(text['detokenized'])}")
-        lines.append(f"  {len(text['ids'])} tokens".ljust(15) + _short("|".join(text["tokens"])))
-    lines.append("")
-    for number, row in enumerate(found["rows"], 1):
-        lines.append(f"row {number}: {len(row['ids'])} tokens, {row['counted']} of them count")
-        lines.append(f"  {_short('|'.join(row['tokens']), both_ends=True)}")
-    return [*lines, "", *_counts_lines(found)]
-
-
-def _counts_lines(found: dict[str, Any]) -> list[str]:
-    if found["counts"] is None:
-        return [f"not counted yet: unmask data prepare {found['source']}"]
-    return [count_line(found["split"], found["counts"])]
-
-
-def lines_of_prepare(found: dict[str, Any]) -> list[str]:
-    """Counts of every split and the folder."""
-    counted = [count_line(split, own) for split, own in found["counts"].items()]
-    return [f"{found['source']}: {found['about']}", _settings_line(found), *counted, found["folder"]]
-
-
-def count_line(split: str, own: dict[str, Any]) -> str:
-    """The counts of a split in one line."""
-    if "problem" in own:
-        return f"{split}: {own['documents']:,} documents, {own['tokens']:,} tokens, no rows: {own['problem']}"
-    return (
-        f"{split}: {own['documents']:,} documents, {own['tokens']:,} tokens, {own['rows']:,} rows, "
-        f"{own['bytes_per_token']:.2f} bytes/token, {own['dropped_tokens']:,} tokens in no row"
-    )
-
-
-def _settings_line(found: dict[str, Any]) -> str:
-    return ", ".join(f"{name}={found[name]}" for name in ("detokenizer", *SETTINGS, "vocabulary"))
-
-
-def _short(text: str, both_ends: bool = False) -> str:
-    shown = text.replace("\n", "\\n")
-    if len(shown) <= SHOWN:
-        return shown
-    if both_ends:
-        return f"{shown[: SHOWN // 2]} ... {shown[-SHOWN // 2 :]}"
-    return f"{shown[:SHOWN]} ..."

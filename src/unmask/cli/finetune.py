@@ -1,4 +1,4 @@
-"""`unmask train` and `unmask finetune`."""
+"""`unmask finetune`: a model goes on learning a text, or learns a task."""
 
 from __future__ import annotations
 
@@ -9,63 +9,10 @@ from typing import Annotated, Any
 import typer
 
 from ..errors import UserError
-from .shared import Json, Model, Overrides, Weights, Which, figures_line, is_main, out_console, print_json
+from .shared import Json, Model, Overrides, Weights, Which, figures_line, is_main, out_console, print_json, run_tree
 
 
-def train(
-    recipe: Annotated[
-        str,
-        typer.Argument(
-            help="A recipe (demo, tiny, lm1b, owt, text8, mosaicbert, mosaicbert-causal, dna-tiny, dna-caduceus, "
-            "dna-mdlm, dna-mamba, dna-hyena) or a YAML file."
-        ),
-    ],
-    overrides: Overrides = None,
-    out: Annotated[str | None, typer.Option(help="Folder of the run; a run in it is continued.")] = None,
-    print_config: Annotated[bool, typer.Option("--print-config", help="Show the settings and stop.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
-    as_json: Json = False,
-) -> None:
-    """Train a model, or continue a run."""
-    from ..recipes import recipe as get_recipe
-
-    config = get_recipe(recipe).override(overrides or [])
-    if print_config:
-        sys.stdout.write(config.to_yaml())
-        return
-    from .commands import train_model
-
-    result = train_model(config, out or f"runs/{Path(recipe).stem}", quiet=quiet)
-    if not is_main():
-        return
-    valid = result.valid.as_dict() if result.valid else None
-    if as_json:
-        print_json(_tree(result, valid=valid))
-    elif result.finished:
-        early = " (stopped early)" if result.stopped_early else ""
-        out_console.print(f"trained {result.step} steps{early} into {result.out}", markup=False)
-        if valid:
-            out_console.print(figures_line(valid), markup=False)
-        judged = "" if valid else " --generative"
-        out_console.print(f"next: unmask sample {result.out} -n 4    unmask eval {result.out}{judged}", markup=False)
-    if not result.finished:
-        raise typer.Exit(130)
-
-
-def _tree(result: Any, **figures: Any) -> dict[str, Any]:
-    """How a run of a language model ended, and its figures."""
-    return {
-        "out": str(result.out),
-        "step": result.step,
-        "finished": result.finished,
-        "stopped_early": result.stopped_early,
-        **figures,
-        "seconds": result.seconds,
-        "tokens_per_second": result.tokens_per_second,
-    }
-
-
-def finetune_command(
+def finetune(
     model: Model,
     task: Annotated[str, typer.Argument(help="mdlm, sedd, d3pm, plaid, mlm, ar, or a task as glue/sst2 or gue/tf_0.")],
     overrides: Overrides = None,
@@ -177,7 +124,7 @@ def _print_adapted(done: Any, as_json: bool) -> None:
     if is_main():
         after = result.valid.as_dict() if result.valid else None
         if as_json:
-            print_json(_tree(result, before=done.before, after=after))
+            print_json(run_tree(result, before=done.before, after=after))
         elif result.finished:
             early = " (stopped early)" if result.stopped_early else ""
             out_console.print(f"fine-tuned {result.step} steps{early} into {result.out}", markup=False)

@@ -4,13 +4,34 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import replace
-from typing import Annotated, Any
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ..errors import UserError
-from .shared import Device, Json, Model, Weights, Which, With, err_console, integers, print_json, settings
+from .shared import (
+    Device,
+    Json,
+    Model,
+    Weights,
+    Which,
+    With,
+    check_writable,
+    err_console,
+    load_lm,
+    print_json,
+    read_settings,
+    used_weights,
+)
+
+if TYPE_CHECKING:
+    from ..data.canvas import Canvas
+    from ..lm import LM
+    from ..sampling import SamplingParams
+    from ..types import Sample
 
 
 def sample(
@@ -18,11 +39,6 @@ def sample(
     model: Model,
     n: Annotated[int, typer.Option("-n", help="How many.")] = 1,
     length: Annotated[int | None, typer.Option(help="Tokens (default: the model's length).")] = None,
-    steps: Annotated[
-        int | None,
-        typer.Option(help="T, the number of denoising steps (default: 128; gibbs: 500; simplex: 1000; gaussian: 256)."),
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Sample i has seed + i.")] = 0,
     prompt: Annotated[str | None, typer.Option(help="Text that every sample begins with.")] = None,
     suffix: Annotated[str | None, typer.Option(help="Text that every sample ends with.")] = None,
     infill: Annotated[
@@ -31,37 +47,7 @@ def sample(
     template: Annotated[
         str | None, typer.Option(help="JSON lines with a text, prompt or suffix each (- reads standard input).")
     ] = None,
-    stride: Annotated[
-        int | None, typer.Option(help="Any length: windows of the model's length that move by this many tokens.")
-    ] = None,
-    sampler: Annotated[
-        str | None,
-        typer.Option(
-            help="plan, ancestral, analytic, euler, first-hitting, left-to-right, order, confidence, entropy, margin, "
-            "remask-cap, remask-rescale, remask-loop, corrector, gibbs, simplex or gaussian "
-            "(default: what fits the model)."
-        ),
-    ] = None,
-    k: Annotated[int | None, typer.Option("-k", help="Tokens a step, for orders.")] = None,
-    threshold: Annotated[
-        float | None, typer.Option(help="Write all that is at least this sure (entropy: at most this unsure).")
-    ] = None,
-    order: Annotated[str | None, typer.Option(help="For --sampler order: masked tokens from 0, as 2,0,1.")] = None,
-    eta: Annotated[float | None, typer.Option(help="Strength of remasking and correction.")] = None,
-    window: Annotated[str | None, typer.Option(help="Times between which remasking is on, as 0.55,0.05.")] = None,
-    keep: Annotated[float | None, typer.Option(help="remask-loop: share that stays written.")] = None,
-    corrections: Annotated[int | None, typer.Option(help="Corrector steps after each step.")] = None,
     more: With = None,
-    temperature: Annotated[float, typer.Option(help="0 takes the most likely token.")] = 1.0,
-    top_k: Annotated[int | None, typer.Option(help="Only the k most likely tokens.")] = None,
-    top_p: Annotated[float | None, typer.Option(help="Only the most likely tokens that hold this much.")] = None,
-    min_p: Annotated[float | None, typer.Option(help="Only tokens at least this likely, relative to the best.")] = None,
-    ban: Annotated[list[str] | None, typer.Option(help="A token that is never written (may be repeated).")] = None,
-    min_length: Annotated[int, typer.Option(help="No end of text within the first tokens written.")] = 0,
-    stop: Annotated[list[str] | None, typer.Option(help="End the text before this string (may be repeated).")] = None,
-    stop_at_eos: Annotated[bool, typer.Option("--stop-at-eos", help="End the text at an end-of-text token.")] = False,
-    label: Annotated[str | None, typer.Option(help="Label of a model that was trained with labels.")] = None,
-    guidance: Annotated[float, typer.Option(help="Classifier-free guidance towards the label; 1 is none.")] = 1.0,
     batch_size: Annotated[int, typer.Option(help="Sequences a network call.")] = 16,
     both_strands: Annotated[
         bool,
@@ -77,6 +63,7 @@ def sample(
     as_lines: Annotated[
         bool, typer.Option("--jsonl", help="One JSON line a sample, with step and probability of every token.")
     ] = False,
+    **settings: Any,
 ) -> None:
     """Write text: from nothing, after a prompt, before a suffix, into gaps; of any length, in any order."""
     if infill is not None and (prompt is not None or suffix is not None):
@@ -88,32 +75,8 @@ def sample(
     if as_json and as_lines:
         raise UserError("give either --json (one document) or --jsonl (a line a sample)")
     from ..sampling.params import SamplingParams
-    from .commands import SampleRequest, load_lm, sample_protocol, write_samples
 
-    options = SamplingParams(
-        seed=seed,
-        sampler=sampler,
-        steps=steps,
-        k=k,
-        threshold=threshold,
-        order=integers(order),
-        eta=eta,
-        window=_pair(window),
-        keep=keep,
-        corrections=corrections,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        min_p=min_p,
-        ban=[_word(word) for word in ban or []],
-        min_length=min_length,
-        label=label,
-        guidance=guidance,
-        stride=stride,
-        stop=stop or [],
-        stop_at_eos=stop_at_eos,
-    )
-    options = replace(options, **settings(more, ctx.params))
+    options = SamplingParams(**read_settings(ctx, more))
     lm = load_lm(model, which, weights, device)
     if fasta is not None or both_strands:
         lm = _dna(lm, fasta, both_strands)
@@ -155,7 +118,6 @@ def sample(
 def _dna(lm: Any, fasta: str | None, both_strands: bool) -> Any:
     """The model as asked, if it is one of bases."""
     from ..dna.strands import conjoined, need_dna
-    from .commands import check_writable
 
     if fasta is not None:
         need_dna(lm, "--fasta")
@@ -200,16 +162,91 @@ def _template(
         raise typer.Exit(2)
 
 
-def _pair(text: str | None) -> tuple[float, float] | None:
-    if text is None:
-        return None
-    try:
-        on, off = (float(part) for part in text.split(","))
-    except ValueError:
-        raise UserError(f"--window {text} must be two times with a comma between, for example 0.55,0.05") from None
-    return on, off
+@dataclass(frozen=True)
+class SampleRequest:
+    """What is to be written: samples, a prompt, gaps, or the lines of a template file."""
+
+    n: int = 1
+    length: int | None = None
+    prompt: str | None = None
+    suffix: str | None = None
+    infill: str | None = None
+
+    def canvas(self, lm: LM, options: SamplingParams) -> Canvas:
+        """The canvas of all n samples."""
+        if self.n < 1:
+            raise UserError(f"-n {self.n} must be at least 1")
+        windowed = options.stride is not None
+        if self.infill is not None:
+            if self.length is not None:
+                raise UserError("--length does not go with --infill; the text and its gaps say how long it is")
+            return lm.gap_canvas(self.infill, windowed=windowed)
+        return lm.prompt_canvas(self.prompt or "", self.length, self.suffix or "", windowed)
 
 
-def _word(text: str) -> str | int:
-    """A token by its text, or by its number as #17."""
-    return int(text[1:]) if text.startswith("#") and text[1:].isdecimal() else text
+def write_samples(
+    lm: LM,
+    request: SampleRequest,
+    options: SamplingParams,
+    *,
+    batch_size: int = 16,
+    watch: bool = False,
+    html: str | None = None,
+    stream: Callable[[str], object] | None = None,
+    protocol: dict[str, Any],
+) -> tuple[list[Sample], dict[str, Any]]:
+    """Samples and the protocol they were drawn by; watched, streamed, or kept as an HTML replay."""
+    from ..lm import Job, TextStream
+    from ..process.keys import check_seed
+    from ..progress import progress_bar
+    from ..sampling.trace import Trace
+    from ..serve.replay import write_html
+    from .terminal import Watcher
+
+    if html is not None:
+        check_writable(html)
+    options = options.settle(lm.model)
+    canvas = request.canvas(lm, options)
+    protocol |= {"length": len(canvas.ids), **options.describe(), "seed": options.seed, "batch_size": batch_size}
+    jobs = [Job(canvas, replace(options, seed=check_seed(options.seed + i))) for i in range(request.n)]
+    canvases = [canvas.ids] * request.n
+    trace = Trace(lm.tokenizer, canvases, protocol) if html is not None else None
+    done: dict[int, Sample] = {}
+    with ExitStack() as stack:
+        watcher = stack.enter_context(Watcher(lm.tokenizer, canvases)) if watch else None
+        quiet = watch or stream is not None
+        progress = stack.enter_context(progress_bar("writing", quiet=quiet))
+        pieces = TextStream(lm.painter, canvas, options.stop)
+        left = [int((canvas.ids == lm.tokenizer.vocab.mask).sum())] * request.n
+        total = sum(left)
+        for state, sample in lm.run(jobs, batch_size=batch_size, tops=5 if trace else 0):
+            for take in (watcher, trace):
+                if take is not None:
+                    take(state)
+            if sample is not None:
+                done[state.row] = sample
+            if stream is not None:
+                stream(pieces(state, sample))
+            left[state.row] = 0 if state.done else int((state.canvas == lm.tokenizer.vocab.mask).sum())
+            progress(total - sum(left), total)
+    samples = [done[i] for i in range(request.n)]
+    if trace is not None and html is not None:
+        trace.finish(samples)
+        write_html(trace, html)
+    return samples, protocol
+
+
+def sample_protocol(lm: LM, path: str, which: str, weights: str) -> dict[str, Any]:
+    """Where samples come from."""
+    import torch
+
+    from ..evaluation.likelihood import compute_dtype
+
+    return {
+        "model": path,
+        "checkpoint": which,
+        "weights": used_weights(lm, weights),
+        "dtype": compute_dtype(lm.model),
+        "device": str(lm.model.device),
+        "torch": torch.__version__,
+    }

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from ..errors import UserError
-from .shared import Device, Weights, Which, err_console
+from .shared import Device, Weights, Which, err_console, load_lm
 
 LOCAL = ("127.0.0.1", "localhost", "::1")
 
@@ -62,7 +62,6 @@ def serve(
         raise UserError(
             "unmask serve needs starlette, uvicorn and prometheus_client: pip install 'unmask[serve]'"
         ) from None
-    from .commands import load_lm
 
     limits = Limits(
         batch=batch_size,

@@ -1,0 +1,147 @@
+"""`unmask data`: list the named data sets, show how text becomes rows, fill the cache."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import typer
+
+from .shared import Json, print_json, print_lines
+
+SHOWN = 400  # characters of a text that a terminal shows
+
+app = typer.Typer(help="Data sets: list, show, prepare.", no_args_is_help=True)
+DataOverrides = Annotated[list[str] | None, typer.Argument(help="Settings as data.key=value, as data.length=64.")]
+Source = Annotated[str, typer.Argument(help="A named data set, a file, a folder or a Hub data set.")]
+ZeroShot = Annotated[
+    bool, typer.Option("--zero-shot", help="The paper's zero-shot settings (gpt2 tokens, no EOS between documents).")
+]
+
+
+@app.command("list")
+def data_list(as_json: Json = False) -> None:
+    """The named data sets, with the paper's conventions for each."""
+    from ..data.overview import list_sets
+
+    found = list_sets()
+    _print_data(found, lines_of_list(found), as_json)
+
+
+@app.command("show")
+def data_show(
+    source: Source,
+    overrides: DataOverrides = None,
+    split: Annotated[str | None, typer.Option(help="train, valid or test (default: the first that is there).")] = None,
+    n: Annotated[int, typer.Option("-n", help="How many texts and rows.")] = 3,
+    zero_shot: ZeroShot = False,
+    as_json: Json = False,
+) -> None:
+    """How text becomes rows: raw, detokenized, in tokens, as it enters the network; and counts."""
+    from ..data.overview import settings_for, show
+    from ..progress import progress_bar
+
+    with progress_bar("tokenizing") as progress:
+        found = show(settings_for(source, overrides or [], zero_shot), split, n, progress)
+    _print_data(found, lines_of_show(found), as_json)
+
+
+@app.command("prepare")
+def data_prepare(
+    source: Source,
+    overrides: DataOverrides = None,
+    split: Annotated[list[str] | None, typer.Option(help="Only this split (may be repeated).")] = None,
+    zero_shot: ZeroShot = False,
+    as_json: Json = False,
+) -> None:
+    """Tokenize a data set into the cache; prints its folder and counts."""
+    from ..data.overview import prepare_set, settings_for
+    from ..progress import progress_bar
+
+    with progress_bar("tokenizing") as progress:
+        found = prepare_set(settings_for(source, overrides or [], zero_shot), split, progress)
+    _print_data(found, lines_of_prepare(found), as_json)
+
+
+def _print_data(found: Any, lines: list[str], as_json: bool) -> None:
+    if as_json:
+        print_json(found)
+        return
+    print_lines(lines)
+
+
+def lines_of_list(found: Sequence[dict[str, Any]]) -> list[str]:
+    """A table, a set a line."""
+    from ..text_tables import terminal_table
+
+    head = ("name", "splits", "tokenizer", "length", "layout", "detokenizer", "what")
+    body = [
+        (
+            one["name"],
+            _splits(one),
+            one["tokenizer"],
+            str(one["length"]),
+            one["layout"],
+            one["detokenizer"],
+            one["about"] if one["readable"] else f"{one['about']} (not read yet)",
+        )
+        for one in found
+    ]
+    return terminal_table([head, *body], words=range(len(head)))
+
+
+def _splits(one: dict[str, Any]) -> str:
+    return " ".join(f"{split}={one['plays'][split]}" if split in one["plays"] else split for split in one["splits"])
+
+
+def lines_of_show(found: dict[str, Any]) -> list[str]:
+    """Texts, tokens and rows; line breaks are escaped, tokens have | between them."""
+    lines = [f"{found['source']}: {found['about']}", _settings_line(found), ""]
+    for number, text in enumerate(found["texts"], 1):
+        lines.append(f"text {number} of {found['split']}")
+        lines.append(f"  raw          {_short(text['raw'])}")
+        if text["detokenized"] is not None:
+            lines.append(f"  detokenized  {_short(text['detokenized'])}")
+        lines.append(f"  {len(text['ids'])} tokens".ljust(15) + _short("|".join(text["tokens"])))
+    lines.append("")
+    for number, row in enumerate(found["rows"], 1):
+        lines.append(f"row {number}: {len(row['ids'])} tokens, {row['counted']} of them count")
+        lines.append(f"  {_short('|'.join(row['tokens']), both_ends=True)}")
+    return [*lines, "", *_counts_lines(found)]
+
+
+def _counts_lines(found: dict[str, Any]) -> list[str]:
+    if found["counts"] is None:
+        return [f"not counted yet: unmask data prepare {found['source']}"]
+    return [count_line(found["split"], found["counts"])]
+
+
+def lines_of_prepare(found: dict[str, Any]) -> list[str]:
+    """Counts of every split and the folder."""
+    counted = [count_line(split, own) for split, own in found["counts"].items()]
+    return [f"{found['source']}: {found['about']}", _settings_line(found), *counted, found["folder"]]
+
+
+def count_line(split: str, own: dict[str, Any]) -> str:
+    """The counts of a split in one line."""
+    if "problem" in own:
+        return f"{split}: {own['documents']:,} documents, {own['tokens']:,} tokens, no rows: {own['problem']}"
+    return (
+        f"{split}: {own['documents']:,} documents, {own['tokens']:,} tokens, {own['rows']:,} rows, "
+        f"{own['bytes_per_token']:.2f} bytes/token, {own['dropped_tokens']:,} tokens in no row"
+    )
+
+
+def _settings_line(found: dict[str, Any]) -> str:
+    from ..data.overview import SETTINGS
+
+    return ", ".join(f"{name}={found[name]}" for name in ("detokenizer", *SETTINGS, "vocabulary"))
+
+
+def _short(text: str, both_ends: bool = False) -> str:
+    shown = text.replace("\n", "\\n")
+    if len(shown) <= SHOWN:
+        return shown
+    if both_ends:
+        return f"{shown[: SHOWN // 2]} ... {shown[-SHOWN // 2 :]}"
+    return f"{shown[:SHOWN]} ..."

@@ -1,0 +1,291 @@
+"""`unmask eval`: perplexity on a set or a suite, or figures of samples."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ..errors import UserError, choose
+from .shared import (
+    Device,
+    Json,
+    Model,
+    Weights,
+    Which,
+    With,
+    figures_line,
+    is_main,
+    out_console,
+    print_json,
+    print_lines,
+    protocol_lines,
+    read_settings,
+    refuse,
+    used_weights,
+)
+
+if TYPE_CHECKING:
+    from ..config import Config, DataConfig
+    from ..evaluation.likelihood import Estimator
+    from ..evaluation.suites import SuiteResult
+    from ..types import Likelihood
+
+JUDGING = ("scorer", "reference", "n", "length", "mauve", "more")
+
+
+def _judging() -> list[str]:
+    """Options that belong to --generative; steps and seed mean something else without it."""
+    from ..sampling.params import settings_on
+
+    return [*JUDGING, *(name for name in settings_on("cli") if name not in ("steps", "seed"))]
+
+
+def _suite(ctx: typer.Context, model: str, name: str, sets: str | None) -> None:
+    """All sets of a suite in one table."""
+    from ..evaluation.suites import table_lines
+
+    refuse(ctx, _judging(), "needs --generative")
+    refuse(ctx, ("data", "split", "bound", "steps", "schedule", "label_column"), "does not go with --suite")
+    wanted = ("local", "draws", "batch_size", "rows", "seed", "which", "weights", "device", "estimator")
+    chosen = None if sets is None else [word.strip() for word in sets.split(",") if word.strip()]
+    results = evaluate_members(model, name=name, sets=chosen, **{key: ctx.params[key] for key in wanted})
+    if not is_main():
+        return
+    if ctx.params["as_json"]:
+        print_json({"suite": name, "model": model, "sets": [one.as_dict() for one in results]})
+        return
+    print_lines(table_lines(results))
+
+
+def evaluate(
+    ctx: typer.Context,
+    model: Model,
+    data: Annotated[
+        str | None, typer.Option(help="Data set: a name, a file or a folder (default: the model's).")
+    ] = None,
+    split: Annotated[str, typer.Option(help="train, valid, test, or all (the whole of a file).")] = "valid",
+    bound: Annotated[str | None, typer.Option(help="continuous or discrete (default: the model's).")] = None,
+    steps: Annotated[int | None, typer.Option(help="T of the discrete bound, or of the samples.")] = None,
+    draws: Annotated[int, typer.Option(help="Independent Monte Carlo draws; 2 or more give an error bar.")] = 4,
+    estimator: Annotated[str, typer.Option(help="times (as in the paper) or strata (less noise).")] = "times",
+    schedule: Annotated[str | None, typer.Option(help="Noise schedule (default: the model's).")] = None,
+    batch_size: Annotated[int, typer.Option(help="Rows a network call; it does not change the result.")] = 32,
+    rows: Annotated[int | None, typer.Option(help="At most this many rows, evenly spaced.")] = None,
+    label_column: Annotated[
+        str | None, typer.Option(help="Column of the labels, or none (default: as in training).")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Seed of times and masks, or of the samples.")] = 0,
+    which: Which = "last",
+    weights: Weights = "ema",
+    device: Device = "auto",
+    as_json: Json = False,
+    suite: Annotated[
+        str | None, typer.Option(help="zero-shot: the paper's seven sets in one table, each as it conventionally is.")
+    ] = None,
+    sets: Annotated[str | None, typer.Option(help="Only these sets of the suite, as ptb,lambada.")] = None,
+    local: Annotated[
+        str | None, typer.Option(help="Where named data sets lie on disk (default: UNMASK_DATA, else the Hub).")
+    ] = None,
+    generative: Annotated[
+        bool, typer.Option("--generative", help="Judge samples instead; the options below belong to it.")
+    ] = False,
+    scorer: Annotated[
+        str | None, typer.Option(help="Judge: hf:MODEL, llama2c:FOLDER, arpa:FILE, trigram:pocketsphinx, unmask:RUN.")
+    ] = None,
+    reference: Annotated[str, typer.Option(help="Real text beside: train, valid, test, a file, or none.")] = "valid",
+    n: Annotated[int, typer.Option("-n", help="Samples.")] = 64,
+    length: Annotated[int | None, typer.Option(help="Tokens a sample (default: the model's length).")] = None,
+    more: With = None,
+    mauve: Annotated[bool, typer.Option("--mauve", help="MAUVE too, on the scorer's hidden states.")] = False,
+    **settings: Any,
+) -> None:
+    """Perplexity (an upper bound) of a model on a data set; with --generative, figures of its samples."""
+    if suite is not None and not generative:
+        _suite(ctx, model, suite, sets)
+        return
+    refuse(ctx, ("sets",), "needs --suite")
+    if generative:
+        likelihoods = ("data", "split", "bound", "draws", "estimator", "schedule", "label_column", "suite", "local")
+        refuse(ctx, likelihoods, "does not go with --generative")
+    else:
+        refuse(ctx, _judging(), "needs --generative")
+    if generative:
+        from ..evaluation.generative import judge_model
+        from ..evaluation.judge import protocol_lines as judged_lines
+        from ..evaluation.judge import table
+
+        report = judge_model(
+            model,
+            scorer=scorer,
+            n=n,
+            length=length,
+            reference=reference,
+            rows=rows,
+            with_mauve=mauve,
+            which=which,
+            weights=weights,
+            device=device,
+            batch_size=batch_size,
+            **read_settings(ctx, more),
+        )
+        if as_json:
+            print_json(report.as_dict())
+            return
+        out_console.print(table(report.columns()), markup=False)
+        print_lines(judged_lines({**report.protocol, **report.samples.protocol}))
+        return
+    likelihood: Likelihood = evaluate_model(
+        model,
+        data=data,
+        split=split,
+        bound=bound,
+        steps=steps,
+        draws=draws,
+        schedule=schedule,
+        batch_size=batch_size,
+        rows=rows,
+        seed=seed,
+        which=which,
+        weights=weights,
+        device=device,
+        estimator=estimator,
+        label_column=label_column,
+        local=local,
+    )
+    if not is_main():
+        return
+    figures = likelihood.as_dict()
+    if as_json:
+        print_json(figures)
+        return
+    print_lines([figures_line(figures), *protocol_lines(figures["protocol"])])
+
+
+def evaluate_model(
+    path: str,
+    *,
+    data: str | None,
+    split: str,
+    bound: str | None,
+    steps: int | None,
+    draws: int,
+    schedule: str | None,
+    batch_size: int,
+    rows: int | None,
+    seed: int,
+    which: str,
+    weights: str,
+    device: str,
+    estimator: str = "times",
+    label_column: str | None = None,
+    local: str | None = None,
+) -> Likelihood:
+    """The bound of a saved model on a data set."""
+    from ..data.pack import prepare
+    from ..distributed import world as join_world
+    from ..evaluation.likelihood import evaluate as evaluate_rows
+    from ..hub.resolve import load
+    from ..models import registry
+    from ..progress import progress_bar
+
+    chosen = _estimator(estimator)
+    with join_world(device) as world:
+        lm = load(path, which=which, weights=weights, device=str(world.device))
+        config = _with_law(lm.config, bound, steps, schedule)
+        spec, own = _data(config.data, data, split, label_column, local)
+        model = lm.model
+        if (bound, steps, schedule) != (None, None, None):  # a model that has none of these says so
+            model = model.under(registry.schedule(config.schedule), registry.law(config.objective, config.schedule))
+        with world.first(), progress_bar("tokenizing", quiet=not world.main) as progress:
+            prepared = prepare(spec, lm.tokenizer, splits=(own,), progress=progress, labels=lm.labels or None)
+            if split == "all" and prepared.corpus.division is None:
+                raise UserError(f"{spec.source} has splits of its own; name one: {', '.join(prepared.corpus.splits)}")
+            split_rows = prepared.split(own)
+        with progress_bar("evaluating", quiet=not world.main) as progress:
+            return evaluate_rows(
+                model,
+                split_rows,
+                draws=draws,
+                batch_size=batch_size,
+                seed=seed,
+                limit=rows,
+                world=world,
+                attend_pads=config.data.attend_pads,
+                estimator=chosen,
+                progress=progress,
+                protocol={"model": path, "checkpoint": which, "weights": used_weights(lm, weights), "split": split},
+            )
+
+
+def evaluate_members(
+    path: str,
+    *,
+    name: str,
+    sets: list[str] | None,
+    which: str,
+    weights: str,
+    device: str,
+    estimator: str = "times",
+    **how: Any,
+) -> list[SuiteResult]:
+    """The bound of a saved model on every set of a suite; `how` as in `evaluate_suite`."""
+    from ..distributed import world as join_world
+    from ..evaluation.suites import evaluate_suite, suite
+    from ..hub.resolve import load
+
+    chosen, members = _estimator(estimator), suite(name, sets)
+    with join_world(device) as world:
+        lm = load(path, which=which, weights=weights, device=str(world.device))
+        return evaluate_suite(
+            lm,
+            members,
+            world=world,
+            estimator=chosen,
+            **how,
+            protocol={"model": path, "checkpoint": which, "weights": used_weights(lm, weights), "suite": name},
+        )
+
+
+def _estimator(name: str) -> Estimator:
+    from ..evaluation import ESTIMATORS
+
+    return ESTIMATORS[choose(name, ESTIMATORS, "estimator")]
+
+
+def _data(
+    spec: DataConfig, source: str | None, split: str, label: str | None = None, local: str | None = None
+) -> tuple[DataConfig, str]:
+    """The data that were asked for, and the name of the split; `all` is a file or folder without any splitting."""
+    if label is not None and label != "none" and spec.label is None:
+        raise UserError(f"--label-column {label} needs a model that was trained with labels")
+    if source is not None and not source.strip():
+        raise UserError("--data is empty; give a name, a file or a folder")
+    changes: dict[str, Any] = {}
+    if source is not None:
+        changes = {"source": source, "subset": None, "detokenizer": "auto", "local": None}
+        changes |= {} if source == spec.source else {"intervals": None}
+    if local is not None:
+        if not local.strip():
+            raise UserError("--local is empty; give the folder of the data set, or leave it out")
+        changes["local"] = local
+    if label is not None:
+        changes["label"] = None if label == "none" else label
+    if split == "all":
+        changes |= {"valid_fraction": 0.0, "test_fraction": 0.0}
+    return spec.model_copy(update=changes), "train" if split == "all" else split
+
+
+def _with_law(config: Config, bound: str | None, steps: int | None, schedule: str | None) -> Config:
+    """The config under the bound and schedule that were asked for."""
+    changes = [f"schedule.name={schedule}"] if schedule else []
+    if steps is not None and bound is None:
+        bound = "discrete"
+    if bound is not None:
+        if bound == "continuous" and steps is not None:
+            raise UserError("--steps belongs to --bound discrete")
+        if bound == "discrete" and steps is None and (steps := config.objective.steps) is None:
+            raise UserError("--bound discrete needs its number of steps; give one, for example --steps 1000")
+        changes += [f"objective.bound={bound}", f"objective.steps={'null' if steps is None else steps}"]
+        changes += ["objective.proposal=null"] if bound == "discrete" else []
+    return config.override(changes)

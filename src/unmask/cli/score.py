@@ -1,0 +1,154 @@
+"""`unmask score`: how likely texts are, or spans of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ..errors import UserError
+from .shared import Device, Json, Model, Weights, Which, load_lm, print_json, print_lines, protocol_lines, read_settings
+
+if TYPE_CHECKING:
+    from ..lm import LM
+    from ..types import Likelihood
+
+
+def plan_settings() -> list[str]:
+    """The settings of samplers whose order has a likelihood."""
+    from ..sampling import SAMPLERS, FirstHitting, RevealPlan
+
+    scored = [
+        entry for entry in SAMPLERS.values() if entry.make.deterministic or entry.make in (RevealPlan, FirstHitting)
+    ]
+    return list(dict.fromkeys(name for entry in scored for name in entry.takes))
+
+
+def score(
+    ctx: typer.Context,
+    model: Model,
+    texts: Annotated[list[str] | None, typer.Argument(help="Texts to score.")] = None,
+    file: Annotated[str | None, typer.Option(help="A text a line; .jsonl: objects with text and span.")] = None,
+    method: Annotated[
+        str | None, typer.Option(help="strata (default), bound, pll, exact, orders or plan (default with --plan).")
+    ] = None,
+    span: Annotated[
+        list[str] | None, typer.Option(help="Score only characters 4:7, given the rest (may be repeated).")
+    ] = None,
+    marks: Annotated[bool, typer.Option("--marked", help="Score only what stands in [[...]], given the rest.")] = False,
+    draws: Annotated[int | None, typer.Option(help="Independent draws; 2 or more give an error bar.")] = None,
+    calls: Annotated[int | None, typer.Option(help="strata: network calls of one draw.")] = None,
+    orders: Annotated[int | None, typer.Option(help="orders: how many random orders.")] = None,
+    plan: Annotated[
+        str | None,
+        typer.Option(help="left-to-right, order, confidence, entropy, margin; random: first-hitting, plan (T steps)."),
+    ] = None,
+    label: Annotated[str | None, typer.Option(help="Label of a model that was trained with labels.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of masks and orders.")] = 0,
+    batch_size: Annotated[int, typer.Option(help="Rows a network call; it does not change the result.")] = 32,
+    which: Which = "last",
+    weights: Weights = "ema",
+    device: Device = "auto",
+    as_json: Json = False,
+    **settings: Any,
+) -> None:
+    """How likely are these texts, or spans of them? Bounds, exact laws and pseudo-likelihood."""
+    from ..evaluation import score_lines, token_lines
+
+    of_plan = {name: value for name, value in read_settings(ctx).items() if name in settings}
+    own, found = score_texts(
+        load_lm(model, which, weights, device),
+        ScoreInput(texts or [], file, span, marks),
+        method=method,
+        plan=plan,
+        plan_settings=of_plan,
+        label=label,
+        draws=draws,
+        calls=calls,
+        orders=orders,
+        seed=seed,
+        batch_size=batch_size,
+    )
+    protocol = {"model": model, "checkpoint": which, **found.protocol}
+    if as_json:
+        each = [
+            {"text": text, **one.as_dict(), "nats": one.nats, "pieces": one.pieces, "token_nats": one.token_nats}
+            for text, one in zip(own, found.texts, strict=True)
+        ]
+        for one in each:
+            del one["protocol"]
+        print_json({**found.as_dict(), "nats": found.nats, "protocol": protocol, "texts": each})
+        return
+    lines = score_lines(found, own)
+    if len(own) == 1 and (tokens := token_lines(found.texts[0])):
+        lines += ["", *tokens]
+    print_lines([*lines, "", *protocol_lines(protocol)])
+
+
+@dataclass(frozen=True)
+class ScoreInput:
+    """What is to be scored: texts as given or from a file, whole, or a span of each."""
+
+    given: list[str]
+    file: str | None = None
+    spans: list[str] | None = None  # "4:7", of one given text
+    marked: bool = False  # [[...]] encloses what is scored
+
+    def read(self) -> tuple[list[str], list[Any]]:
+        """(texts, the span of each or None)."""
+        from ..evaluation import marked, read_texts
+
+        if bool(self.given) == (self.file is not None):
+            raise UserError('give either texts or --file, for example: unmask score MODEL "The cat sat."')
+        if self.spans and (len(self.given) != 1 or self.marked):
+            raise UserError("--span is for one text and without --marked; several texts are marked as [[...]]")
+        pairs: list[tuple[str, Any]] = [(text, None) for text in self.given]
+        if self.file is not None:
+            pairs = list(read_texts(self.file))
+        if self.marked:
+            pairs = [marked(text) for text, _ in pairs]
+        if self.spans:
+            pairs = [(self.given[0], [_offsets(span) for span in self.spans])]
+        texts, spans = zip(*pairs, strict=True)
+        return list(texts), list(spans)
+
+
+def _offsets(text: str) -> tuple[int, int]:
+    start, _, end = text.partition(":")
+    if not (start.isdecimal() and end.isdecimal()):
+        raise UserError(f"--span {text} must be the first character and the one after the last, for example 4:7")
+    return int(start), int(end)
+
+
+def score_texts(
+    lm: LM,
+    texts: ScoreInput,
+    *,
+    method: str | None = None,
+    plan: str | None = None,
+    plan_settings: dict[str, Any],
+    label: str | None = None,
+    **how: Any,
+) -> tuple[list[str], Likelihood]:
+    """The texts and their likelihood; a plan without a method means the likelihood of that plan."""
+    from ..evaluation import default_method
+    from ..evaluation import score as score_rows
+    from ..progress import progress_bar
+    from ..sampling import SamplingParams, make_sampler
+
+    given = {name: value for name, value in plan_settings.items() if value is not None}
+    if plan is None and method == "orders" and given:
+        plan = "plan"  # T-step sampling; without steps it is one token at a time
+    if plan is None and given:
+        raise UserError(f"--{next(iter(given))} is a setting of a plan; name one with --plan")
+    order = None if plan is None else make_sampler(plan, **given)
+    if method is None:
+        method = default_method(lm.model) if order is None else "plan" if order.deterministic else "orders"
+    own, spans = texts.read()
+    named = SamplingParams(label=label).label_id(lm.labels)
+    with progress_bar("scoring") as progress:
+        found = score_rows(
+            lm.model, lm.painter, own, method=method, span=spans, plan=order, label=named, progress=progress, **how
+        )
+    return own, found

@@ -1,0 +1,122 @@
+"""`unmask variants`: the effect of variants of a genome."""
+
+from __future__ import annotations
+
+import json
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from typing import IO, Annotated, Any
+
+import typer
+
+from ..errors import UserError
+from ..jsonable import finite
+from .shared import (
+    BothStrands,
+    Device,
+    Json,
+    Model,
+    Weights,
+    Which,
+    check_writable,
+    err_console,
+    load_lm,
+    read_genome,
+    used_weights,
+)
+
+NAMED = 5  # skipped lines that are named on standard error; all of them are in the table
+
+
+def variants(
+    model: Model,
+    vcf: Annotated[str, typer.Option(help="The variants, .vcf or .vcf.gz.")],
+    genome: Annotated[str, typer.Option(help="FASTA file (.gz too) that the variants are of.")],
+    out: Annotated[str | None, typer.Option(help="Write the table to this file (default: standard output).")] = None,
+    window: Annotated[int | None, typer.Option(help="Bases around a variant (default: the model's length).")] = None,
+    method: Annotated[
+        str, typer.Option(help="bound (any variant), pll, or masked (substitutions; one look each).")
+    ] = "bound",
+    draws: Annotated[int, typer.Option(help="Paired draws of the bound; more make the error smaller.")] = 8,
+    both_strands: BothStrands = False,
+    batch_size: Annotated[int, typer.Option(help="Windows a network call.")] = 32,
+    seed: Annotated[int, typer.Option(help="Seed of times and masks.")] = 0,
+    which: Which = "last",
+    weights: Weights = "ema",
+    device: Device = "auto",
+    as_json: Json = False,
+) -> None:
+    """Score variants: log p(alternative) - log p(reference) of each; below 0 the model expects the reference."""
+    from ..dna.variants import VariantRequest, score_variants
+    from ..dna.vcf import survey
+    from ..progress import progress_bar
+
+    if out is not None:
+        check_writable(out)
+    request = VariantRequest(window, method, draws, batch_size, both_strands, seed)
+    found = survey(vcf)
+    lm = load_lm(model, which, weights, device)
+    request.check(lm)
+    own = read_genome(genome, lm.config.data)
+    if found.unsorted is not None:
+        said = f"{vcf} is not sorted (line {found.unsorted}); scores come in its order"
+        err_console.print(said, markup=False)
+    protocol = {"model": model, "weights": used_weights(lm, weights), **request.protocol(lm), "vcf": vcf}
+    with ExitStack() as stack:
+        progress = stack.enter_context(progress_bar("scoring"))
+        table = _Table(stack, out, protocol, as_json)
+        for effect in score_variants(lm, vcf, own, request, progress, found.alleles):
+            table.add(effect)
+        table.end()
+    skipped = table.total - table.scored
+    if not table.scored:
+        raise UserError(f"none of the {table.total} alleles of {vcf} could be scored; line {table.first}")
+    err_console.print(f"scored {table.scored:,} alleles, skipped {skipped:,}", markup=False)
+    if out is not None:
+        err_console.print(f"table: {out}", markup=False)
+
+
+class _Table:
+    """Takes effects as they come: lines to a file or to standard output, or parts of one JSON document."""
+
+    def __init__(self, stack: ExitStack, out: str | None, protocol: dict[str, Any], as_json: bool) -> None:
+        from ..dna.variants import HEADER
+        from ..files import replacing
+
+        self.scored = self.total = 0
+        self.first = ""  # what was wrong with the first line that was skipped
+        self.as_json, self.protocol = as_json, protocol
+        self.file: IO[str] | None = None
+        if out is not None:
+            self.file = stack.enter_context(stack.enter_context(replacing(Path(out))).open("w", encoding="utf-8"))
+        elif not as_json:
+            self.file = sys.stdout
+        if self.file is not None:
+            self.file.write(HEADER + "\n")
+        if as_json:
+            sys.stdout.write('{"variants": [')
+
+    def add(self, effect: Any) -> None:
+        """One more."""
+        if self.as_json:
+            sys.stdout.write(
+                ("," if self.total else "") + "\n " + json.dumps(finite(effect.as_dict()), allow_nan=False)
+            )
+        if self.file is not None:
+            self.file.write(effect.row() + "\n")
+        self.total += 1
+        self.scored += effect.score is not None
+        if effect.reason is not None:
+            skipped = self.total - self.scored
+            said = f"{effect.line}: {effect.reason}"
+            self.first = self.first or said
+            if skipped <= NAMED:
+                err_console.print(f"skipped line {said}", markup=False)
+            elif skipped == NAMED + 1:
+                err_console.print("skipped more lines, which the table names", markup=False)
+
+    def end(self) -> None:
+        """The rest of the document."""
+        if self.as_json:
+            sys.stdout.write('],\n "protocol": ' + json.dumps(finite(self.protocol), allow_nan=False) + "}\n")

@@ -1,0 +1,119 @@
+"""HyenaDNA as others publish it: what its config.json says, and the names of its tensors.
+
+What of these is fixed or there twice must be what it has to be, and is left out.
+
+The port to transformers adds 0.05 to the decay of its filters, the training code nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...errors import UserError
+from ..hyena import BANDS, deltas, positions
+from .fields import mapping, only, value
+from .state_space import our_tensors as without_copies
+
+PORT_SHIFT = 0.05  # of HyenaDNA in transformers
+
+
+def settings(tree: Mapping[str, Any], where: str | Path) -> dict[str, Any]:
+    """HyenaDNA: of transformers with all settings side by side, or of the training code with those of its `layer`."""
+    port = tree.get("model_type") == "hyenadna"
+    layer = tree if port else mapping(tree, "layer", where)
+    names = ("hyena_order", "max_seq_len", "use_bias") if port else ("order", "l_max", "bias")
+    only(
+        {"emb_dim": 3} | dict(layer),
+        {  # 3 is what both take where nothing is said
+            "emb_dim": (5,),
+            names[0]: (2,),
+            "num_inner_mlps": (2,),
+            "short_filter_order": (3,),
+            "local_order": (3,),
+            names[2]: (True,),
+            "modulate": (True,),
+            "normalized": (False,),
+            "bidirectional": (False,),
+            "num_heads": (1,),
+            "num_blocks": (1,),
+            "inner_factor": (1,),
+            "outer_mixing": (False,),
+            "post_order_ffn": (False,),
+            "activation": ("id",),
+        },
+        where,
+        "" if port else "layer.",
+    )
+    only(tree, {"layer_norm_epsilon": (1e-5,), "attn_layer_idx": ([], None), "max_position_embeddings": (0,)}, where)
+    dim = value(tree, "d_model", int, where)
+    inner = value(tree, "d_inner", int, where, 4 * dim)
+    if inner < 1 or dim < 1 or inner % dim:
+        raise UserError(f"{where} has d_inner {inner}, which is no multiple of its d_model")
+    longest = value(layer, names[1], int, where)
+    return {
+        "hidden_dim": dim,
+        "n_blocks": value(tree, "n_layer", int, where),
+        "mlp_ratio": inner // dim,
+        "dropout": value(tree, "embed_dropout", float, where, 0.1),
+        "filter_length": longest,
+        "filter_dim": value(layer, "filter_order", int, where, 64),
+        "filter_shift": PORT_SHIFT if port else value(layer, "shift", float, where, 0.0),
+    }
+
+
+def our_tensors(settings: Any, tensors: Mapping[str, Tensor], where: str | Path) -> dict[str, Tensor]:
+    """The tensors of a file under our names, each of them once."""
+    return published(without_copies(settings, tensors, where), settings.filter_length, str(where))
+
+
+def published(tensors: Mapping[str, Tensor], longest: int, where: str) -> dict[str, Tensor]:
+    """The tensors of a published file under the names that they have in a language model, each of them once.
+
+    What is fixed or there twice is left out, if it is what it has to be; `longest` is the length of the filters.
+    """
+    named = {_our_name(name): tensor for name, tensor in tensors.items()}
+    found = {}
+    for name, tensor in named.items():
+        owner, _, leaf = name.rpartition(".")
+        if leaf in ("z", "t", "deltas") and ".filter_fn." in name:
+            right = _is_fixed(leaf, tensor, longest)
+            what = f"that of filters for {longest} columns"
+        elif leaf == "freq" and not owner.endswith(".1"):
+            right = _is_same(tensor, named.get(f"{owner.rpartition('.')[0]}.1.freq"))
+            what = "the tensor of the first sines"
+        elif name.endswith("lm_head.weight"):
+            right = _is_same(tensor, named.get("backbone.embeddings.word_embeddings.weight"))
+            what = "the embedding, to which the head is tied"
+        else:
+            found[name] = tensor
+            continue
+        if not right:
+            raise UserError(f"{where} does not fit this model: {name} is not {what}")
+    return found
+
+
+def _our_name(name: str) -> str:
+    """From "backbone." on, and without the ".layer" that files of checkpointed networks have."""
+    _, inside, rest = name.rpartition("backbone.")
+    return inside + rest.replace(".mixer.layer.", ".mixer.").replace(".mlp.layer.", ".mlp.")
+
+
+def _is_same(tensor: Tensor, other: Tensor | None) -> bool:
+    return other is not None and torch.equal(tensor, other)
+
+
+def _is_fixed(leaf: str, table: Tensor, longest: int) -> bool:
+    """Whether a fixed table is ours, up to rounding. Ours is made only if the file has as many numbers."""
+    if leaf == "deltas":
+        wanted = deltas(table.numel(), table)
+    elif table.numel() == longest * (1 + 2 * BANDS if leaf == "z" else 1):
+        wanted = positions(longest, table)[0 if leaf == "z" else 1]
+    else:
+        return False
+    near = 1e-4 if table.dtype == torch.float32 else 1e-2
+    return torch.allclose(table.to(wanted.dtype).reshape(wanted.shape), wanted, near, near)

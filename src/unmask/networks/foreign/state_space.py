@@ -1,0 +1,153 @@
+"""Caduceus and Mamba as others publish them: what their config.json says, and the names of their tensors.
+
+A setting that our network has no word for is an error that names its key. Whatever is there twice (tied weights) or is
+fixed (complements) must be what it has to be, and is left out.
+
+The published "ps" Caduceus has fused_add_norm: true, and so exchanges the strands before every layer.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...data.genome.bases import COMPLEMENT, VOCAB
+from ...errors import UserError
+from .fields import Allowed, only, value
+
+SIZES = {"d_state": "state_dim", "d_conv": "conv_width", "expand": "expand"}  # of ssm_cfg
+NO_MATTER = {"dt_min", "dt_max", "dt_init", "dt_scale", "dt_init_floor", "use_fast_path"}  # a fresh network, and speed
+BEFORE = re.compile(r"^(model\.)?(caduceus\.|hyena\.)?(?=backbone\.|lm_head\.)")
+EMBEDDINGS = "backbone.embeddings."
+
+
+def caduceus(tree: Mapping[str, Any], where: str | Path) -> dict[str, Any]:
+    """The settings of a Caduceus."""
+    only(
+        tree,
+        {"bidirectional": (True,), "bidirectional_strategy": ("add", None), "bidirectional_weight_tie": (True,)},
+        where,
+    )
+    both = value(tree, "rcps", bool, where, False)
+    fused = value(tree, "fused_add_norm", bool, where, True)
+    if both:
+        _check_complements(tree.get("complement_map"), where)
+    return {"strands": "ps" if both else "ph", "swap_strands": both and fused, **_state_space(tree, where)}
+
+
+def mamba(tree: Mapping[str, Any], where: str | Path) -> dict[str, Any]:
+    """The settings of a Mamba, of transformers or of mamba_ssm."""
+    return _ported_mamba(tree, where) if "hidden_size" in tree else _state_space(tree, where)
+
+
+def _state_space(tree: Mapping[str, Any], where: str | Path) -> dict[str, Any]:
+    """The sizes of a Mamba, in the words of mamba_ssm and Caduceus."""
+    dim = value(tree, "d_model", int, where)
+    only(
+        tree,
+        {
+            "rms_norm": (True,),
+            "norm_epsilon": (1e-5,),
+            "tie_word_embeddings": (True,),
+            "tie_embeddings": (True,),
+            "d_intermediate": (0,),
+            "attn_layer_idx": ([], None),
+        },
+        where,
+    )
+    own = tree.get("ssm_cfg") or {}
+    if not isinstance(own, Mapping):
+        raise UserError(f"{where} is damaged: its ssm_cfg is {str(own)[:80]!r}")
+    fixed: Allowed = {
+        "layer": ("Mamba1",),
+        "dt_rank": ("auto", math.ceil(dim / 16)),
+        "conv_bias": (True,),
+        "bias": (False,),
+    }
+    only(own, fixed, where, "ssm_cfg.")
+    if unknown := sorted(own.keys() - SIZES.keys() - fixed.keys() - NO_MATTER):
+        raise UserError(f"{where} has ssm_cfg.{str(unknown[0])[:80]}, which unmask does not know")
+    sizes = {ours: value(own, theirs, int, where) for theirs, ours in SIZES.items() if theirs in own}
+    return {"hidden_dim": dim, "n_blocks": value(tree, "n_layer", int, where), "dropout": 0.0, **sizes}
+
+
+def _check_complements(found: Any, where: str | Path) -> None:
+    """The complement of every id, as config.json has it: text to id."""
+    wanted = {str(token): int(other) for token, other in enumerate(COMPLEMENT)}
+    own = {str(token): other for token, other in found.items()} if isinstance(found, Mapping) else None
+    if own is None or not own.items() <= wanted.items() or len(own) < VOCAB.size:
+        raise UserError(f"{where} has another complement_map than A and T, C and G (ids 7 and 10, 8 and 9)")
+
+
+def _ported_mamba(tree: Mapping[str, Any], where: str | Path) -> dict[str, Any]:
+    """The sizes of a Mamba, in the words of transformers."""
+    names = {"hidden_dim": "hidden_size", "n_blocks": "num_hidden_layers"}
+    more = {"state_dim": "state_size", "conv_width": "conv_kernel", "expand": "expand"}
+    network = {ours: value(tree, theirs, int, where) for ours, theirs in names.items()}
+    network |= {ours: value(tree, theirs, int, where) for ours, theirs in more.items() if theirs in tree}
+    dim = network["hidden_dim"]
+    only(
+        tree,
+        {
+            "use_bias": (False,),
+            "use_conv_bias": (True,),
+            "hidden_act": ("silu",),
+            "layer_norm_epsilon": (1e-5,),
+            "tie_word_embeddings": (True,),
+            "time_step_rank": ("auto", math.ceil(dim / 16)),
+            "intermediate_size": (network.get("expand", 2) * dim,),
+        },
+        where,
+    )
+    return network | {"dropout": 0.0}
+
+
+def our_tensors(settings: Any, tensors: Mapping[str, Tensor], where: str | Path) -> dict[str, Tensor]:
+    """The tensors of a file under our names, each of them once."""
+    if getattr(settings, "strands", "ph") == "ph" and (odd := sorted(n for n in tensors if ".submodule." in n)):
+        raise UserError(f"{where} does not fit this model: {odd[0]} is of a network with rcps, which its config denies")
+    renamed = {_our_name(name): tensor for name, tensor in tensors.items()}
+    if len(renamed) < len(tensors):
+        twice = next(name for name in tensors if _our_name(name) != name and _our_name(name) in tensors)
+        raise UserError(f"{where} does not fit this model: it has {_our_name(twice)} twice, once as {twice}")
+    return _without_copies(renamed, where)
+
+
+def _our_name(name: str) -> str:
+    """Without the first prefixes, and without those of the wrappers for two strands."""
+    name = BEFORE.sub("", name).replace(".submodule.", ".").replace("lm_head.lm_head.", "lm_head.")
+    name = name.replace(".word_embeddings.embedding.", ".word_embeddings.")
+    return re.sub(r"^backbone\.embedding\.", EMBEDDINGS, name)  # as state-spaces wrote it first
+
+
+def embedding_of(names: Mapping[str, Tensor]) -> str:
+    """The name of the embedding."""
+    return next((name for name in (f"{EMBEDDINGS}word_embeddings.weight", f"{EMBEDDINGS}weight") if name in names), "")
+
+
+def _without_copies(found: Mapping[str, Tensor], where: str | Path) -> dict[str, Tensor]:
+    """Without tied weights and complements, if they are what they have to be."""
+    kept = dict(found)
+    for name, tensor in found.items():
+        wanted, what = None, ""
+        if name == "lm_head.weight":
+            what = embedding_of(found) or "an embedding"
+            wanted = found.get(what)
+        elif re.search(r"\.mamba_rev\.(in|out)_proj\.", name):
+            what = name.replace(".mamba_rev.", ".mamba_fwd.")
+            wanted = found.get(what)
+        elif name.endswith(".complement_map"):
+            wanted, what = torch.from_numpy(COMPLEMENT[: tensor.numel()]), "that of A and T, C and G"
+        else:
+            continue
+        if wanted is None or wanted.shape != tensor.shape or not torch.equal(wanted, tensor):
+            tied = "" if name.endswith(".complement_map") else ", to which it is tied"
+            raise UserError(f"{where} does not fit this model: {name} is not {what}{tied}")
+        del kept[name]
+    return kept

@@ -1,0 +1,84 @@
+"""What a table of the paper declares: its models as typed settings, what each starts from, the options it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from ..config import Config, parse
+from .scales import Scale
+
+if TYPE_CHECKING:
+    from .bench import Bench
+    from .report import Report
+
+Changes = Mapping[str, Any]  # of a config: {"seed": 1, "train": {"steps": 100}}
+
+
+def changed(config: Config, *changes: Changes) -> Config:
+    """A validated copy of a config; later changes win."""
+    tree = config.model_dump(mode="json")
+    for part in changes:
+        for section, value in part.items():
+            tree[section] = {**tree[section], **value} if isinstance(value, Mapping) else value
+    return parse(tree)
+
+
+@dataclass(frozen=True)
+class Finetuning:
+    """Settings that follow from the model it starts from: the paper's fine-tuning of a kind (`unmask finetune`)."""
+
+    kind: str
+    changes: Changes
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """A model of a bench: its settings, and what it starts from (names of other models of the bench)."""
+
+    config: Config | Finetuning | None  # None: nothing is trained, it is loaded from `path`
+    start: str | None = None  # its training begins with the weights of this model
+    continues: str | None = None  # its training is that of this model, continued
+    command: tuple[str, ...] = ()  # words of `unmask train` (or of `unmask finetune START`) at the paper's scale
+    path: str = ""
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What the settings of models depend on."""
+
+    scale: Scale
+    source: str
+    seed: int = 0
+    local: str | None = None  # where named data sets lie on disk
+    encoder: str | None = None  # a model from elsewhere
+
+
+@dataclass(frozen=True)
+class Family:
+    """Models that tables share; all of a family lie in one folder under their names."""
+
+    models: Callable[[Setup], dict[str, ModelSpec]]
+    base: str  # the model whose settings of data and network stand for all
+    texts: tuple[str, ...]  # what the paper's scale can be trained on
+    noun: str = "texts"
+    genome: bool = False  # trained on a FASTA file, which has no default
+
+    def including(self, models: Callable[[Setup], dict[str, ModelSpec]]) -> Family:
+        """The family with more models, for a table that needs some of its own."""
+        shared = self.models
+        return replace(self, models=lambda setup: shared(setup) | models(setup))
+
+
+@dataclass(frozen=True)
+class PaperTable:
+    """A table of the paper: its models, and the function that measures and reports."""
+
+    name: str
+    report: Callable[[Bench], Report]
+    family: Family
+    text: str  # of the paper
+    local: bool = False  # takes --local: it reads sets or tasks besides its text
+    in_domain: bool = False  # takes --in-domain
+    encoder: bool = False  # needs --model

@@ -1,0 +1,75 @@
+"""The record of what is to be written, and the record of what one network call wrote of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ..process.keys import Keys
+from ..types import Ending, State, Vocab
+from .choice import Choice
+from .rules import Rules
+
+if TYPE_CHECKING:
+    from .sampler import Sampler
+
+NOTHING = torch.empty(0, dtype=torch.int64)
+PLAIN = Choice()
+StopCondition = Callable[[State], Ending | None]  # where the text of a state ends, or None while it goes on
+
+
+@dataclass(frozen=True, eq=False)
+class Request:
+    """A canvas and how it is to be written. Where it comes from a text, also that text and its settings."""
+
+    row: int  # its name in the states
+    canvas: Tensor  # (L,) int64
+    sampler: Sampler
+    key: Keys
+    choice: Choice = PLAIN
+    rules: Rules | None = None
+    label: int | None = None
+    guidance: float = 1.0  # how far to go from the distribution without a label towards (and beyond) the one with it
+    tops: int = 0  # alternatives to report for each written position
+    target: Tensor | None = None  # replay: write these tokens instead of drawing any
+    free: Tensor | None = None  # (L,) bool: may be written; None: where the canvas holds [MASK]
+    stop: StopCondition | None = None
+    prompt: Any = None  # the `Canvas` it was made from: requests that share the object begin with the same tokens
+    params: Any = None  # the `SamplingParams` it was made from
+
+    def writable(self, vocab: Vocab) -> Tensor:
+        """(L,) bool: the positions that may be written."""
+        return self.canvas == vocab.mask if self.free is None else self.free
+
+
+@dataclass(frozen=True)
+class Written:
+    """Tokens for positions of a canvas: (n,) positions, tokens, log-probabilities, and (n, m) alternatives."""
+
+    positions: Tensor
+    tokens: Tensor
+    log_probs: Tensor
+    tops: Tensor
+    top_probs: Tensor
+
+    def part(self, start: int, stop: int) -> Written:
+        """Some of the rows."""
+        rows = slice(start, stop)
+        return Written(
+            self.positions[rows], self.tokens[rows], self.log_probs[rows], self.tops[rows], self.top_probs[rows]
+        )
+
+    def best(self, m: int) -> tuple[Tensor, Tensor] | None:
+        """The m best alternatives of each row: a neighbour in the batch may have asked for more, or for none."""
+        return (self.tops[:, :m], self.top_probs[:, :m]) if m else None
+
+
+def read_off(log_x: Tensor, positions: Tensor, tokens: Tensor, m: int) -> Written:
+    """What was written, with the probabilities that rows of log x̂ (n, V) give it and their m best tokens."""
+    log_probs = log_x.gather(-1, tokens.to(log_x.device)[:, None]).squeeze(-1).double().cpu()
+    best = log_x.topk(min(m, log_x.shape[-1] - 1), dim=-1)
+    return Written(positions, tokens.cpu(), log_probs, best.indices.cpu(), best.values.exp().cpu())

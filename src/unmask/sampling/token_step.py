@@ -1,0 +1,226 @@
+"""One network call for trajectories over tokens, and the head on the rows that they ask for.
+
+Each sequence is at its own time and has its own length. The head runs a chunk of rows at a time: no (B, L, V) tensor is
+ever made. Guidance, rules, replay and the draw of the tokens are here, once for all samplers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import fields, replace
+
+import torch
+from torch import Tensor
+
+from .choice import NEVER, Choice
+from .request import NOTHING, Written, read_off
+from .sampler import Slot, TokenDenoiser, Trajectory, stack
+
+Segments = list[tuple[int, Tensor]]  # sequences by their number, with positions of each
+TOKENS_AT_ONCE = 2048  # that go through the network together on a CPU
+PADDING = 128  # tokens of padding that go along with them: more than that costs more than another call
+LOGITS_AT_ONCE = 2**25  # float32 logits held at a time (128 MiB)
+
+
+def advance_tokens(model: TokenDenoiser, trajectories: Sequence[Trajectory]) -> list[Written | None]:
+    """One network call for all: tokens for what each has due."""
+    candidates = [trajectory.candidates() for trajectory in trajectories]
+    wanted = [c if len(c) else trajectory.due() for c, trajectory in zip(candidates, trajectories, strict=True)]
+    rows = _HeadRows(model, trajectories, wanted)
+    for trajectory, scores in zip(trajectories, rows.scores(candidates), strict=True):
+        if scores is not None:
+            trajectory.choose(scores)
+    return list(rows.written([trajectory.due() for trajectory in trajectories]))
+
+
+class _HeadRows:
+    """The hidden states of one call, and the head on any rows of them, in chunks."""
+
+    def __init__(self, model: TokenDenoiser, trajectories: Sequence[Trajectory], wanted: Sequence[Tensor]) -> None:
+        self.model, self.active = model, trajectories
+        requests = [trajectory.request for trajectory in trajectories]
+        guided = [i for i, request in enumerate(requests) if request.guidance != 1]
+        self.twin = torch.full((len(trajectories),), -1)  # the row without a label, for those that are guided
+        self.twin[guided] = torch.arange(len(trajectories), len(trajectories) + len(guided))
+        every = [*trajectories, *(trajectories[i] for i in guided)]
+        z, present = stack([trajectory.canvas for trajectory in every], model.vocab)
+        t = torch.tensor([trajectory.t for trajectory in every], dtype=torch.float64)
+        label = None
+        if any(request.label is not None for request in requests):
+            label = torch.full((len(every),), -1)
+            for i, request in enumerate(requests):
+                label[i] = -1 if request.label is None else request.label
+            label = label.to(model.device)
+        queries = torch.nn.utils.rnn.pad_sequence([*wanted, *(wanted[i] for i in guided)], batch_first=True)
+        if not queries.shape[1]:  # a textbook step after the last reveal: one column, as no network takes none
+            queries = queries.new_zeros(len(every), 1)
+        self.column = torch.zeros(len(trajectories), z.shape[1], dtype=torch.int64)  # of a position in `hidden`
+        for i, positions in enumerate(wanted):
+            self.column[i, positions] = torch.arange(len(positions))
+        counts = [len(positions) for positions in wanted]
+        counts += [counts[i] for i in guided]
+        slots = [trajectory.in_slot() for trajectory in every] if model.cached else None
+        self.hidden = _hidden(model, z, t, present, label, queries, counts, slots)
+        self.at_once = max(1, LOGITS_AT_ONCE // model.vocab.size)
+
+    def _chunks(self, wanted: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor, Segments]]:
+        """Positions of all sequences, a chunk at a time: whose each is, the positions, and the same by sequence."""
+        which = torch.repeat_interleave(torch.arange(len(wanted)), torch.tensor([len(p) for p in wanted]))
+        if not len(which):
+            return
+        chunks = zip(which.split(self.at_once), torch.cat(list(wanted)).split(self.at_once), strict=True)
+        for part, positions in chunks:
+            numbers, counts = part.unique_consecutive(return_counts=True)
+            yield part, positions, list(zip(numbers.tolist(), positions.split(counts.tolist()), strict=True))
+
+    def scores(self, candidates: Sequence[Tensor]) -> list[Tensor | None]:
+        """What each trajectory makes of its candidates."""
+        parts: list[list[Tensor]] = [[] for _ in candidates]
+        for which, positions, segments in self._chunks(candidates):
+            shaped = self._ruled(self._log_x(which, positions), segments, scoring=True)
+            for (i, _), rows in zip(segments, shaped.split([len(p) for _, p in segments]), strict=True):
+                parts[i].append(self.active[i].score(rows).cpu())
+        return [torch.cat(scores) if scores else None for scores in parts]
+
+    def written(self, due: Sequence[Tensor]) -> list[Written]:
+        """A token for every position that is due."""
+        m = min(max(trajectory.request.tops for trajectory in self.active), self.model.vocab.size - 1)
+        empty = torch.empty(0, m)
+        parts = [Written(NOTHING, NOTHING, torch.empty(0, dtype=torch.float64), empty.long(), empty)]
+        parts += [self._write(*chunk, m) for chunk in self._chunks(due)]
+        whole = Written(*(torch.cat([getattr(part, f.name) for part in parts]) for f in fields(Written)))
+        counts = [len(positions) for positions in due]
+        ends = torch.tensor(counts).cumsum(0).tolist()
+        return [whole.part(end - count, end) for count, end in zip(counts, ends, strict=True)]
+
+    def _write(self, which: Tensor, positions: Tensor, segments: Segments, m: int) -> Written:
+        """Tokens for one chunk of rows, which may belong to several sequences."""
+        log_x = self._log_x(which, positions)
+        log_x[:, self.model.vocab.mask] = NEVER  # never written, whatever mass the network gives it
+        if not self.model.normalised:
+            log_x = torch.log_softmax(log_x, -1)  # of a token that is written now
+        log_x = self._law(log_x, segments)
+        shaped = self._ruled(log_x, segments)
+        tokens, positions_of = torch.empty(len(which), dtype=torch.int64), dict(segments)
+        for choice, members in self._by_choice(segments).items():
+            chosen = torch.isin(which, torch.tensor(members))
+            uniform = torch.cat([self.active[i].uniform(positions_of[i]) for i in members])
+            rows = shaped if chosen.all() else shaped[chosen.to(shaped.device)]
+            tokens[chosen] = choice.tokens(rows, uniform).cpu()
+        replayed = torch.zeros(len(which), dtype=torch.bool)
+        for i, p in segments:
+            target = self.active[i].request.target
+            if target is not None:
+                tokens[which == i] = target[self.active[i].place(p)]
+                replayed |= which == i
+        law = log_x
+        if replayed.any():  # the likelihood of a replay is that of the text under its rules
+            law = torch.where(replayed.to(log_x.device)[:, None], shaped, log_x)
+        written = read_off(log_x, positions, tokens, m)
+        if law is log_x:
+            return written
+        return replace(written, log_probs=law.gather(-1, tokens.to(law.device)[:, None]).squeeze(-1).double().cpu())
+
+    def _law(self, log_x: Tensor, segments: Segments) -> Tensor:
+        """What tokens are drawn from: the trajectory may make something else of x̂."""
+        if all(type(self.active[i]).law is Trajectory.law for i, _ in segments):
+            return log_x
+        rows = log_x.split([len(positions) for _, positions in segments])
+        return torch.cat([self.active[i].law(part, p) for part, (i, p) in zip(rows, segments, strict=True)])
+
+    def _by_choice(self, segments: Segments) -> dict[Choice, list[int]]:
+        """Sequences that draw their tokens the same way (a replay draws none)."""
+        groups: dict[Choice, list[int]] = {}
+        for i, _ in segments:
+            request = self.active[i].request
+            if request.target is None:
+                groups.setdefault(self.active[i].choice(request.choice), []).append(i)
+        return groups
+
+    def _log_x(self, which: Tensor, positions: Tensor) -> Tensor:
+        """Log x̂ (N, V) of positions of sequences, guided where that was asked for."""
+        device = self.hidden.device
+        columns = self.column[which, positions].to(device)
+        log_x = self.model.log_x(self.hidden[which.to(device), columns])
+        twin = self.twin[which]
+        guided = torch.nonzero(twin >= 0).squeeze(-1)
+        if not len(guided):
+            return log_x
+        plain = self.model.log_x(self.hidden[twin[guided].to(device), columns[guided.to(device)]])
+        scale = torch.tensor([self.active[int(i)].request.guidance for i in which[guided]], device=device)[:, None]
+        labelled = log_x[guided.to(device)]
+        mixed = torch.where(torch.isneginf(labelled), labelled, plain + scale * (labelled - plain))
+        log_x = log_x.clone()
+        log_x[guided.to(device)] = torch.log_softmax(mixed, -1)
+        return log_x
+
+    def _ruled(self, log_x: Tensor, segments: Segments, scoring: bool = False) -> Tensor:
+        """The same rows under the rules of their sequences; rows are in the order of the segments."""
+        if all(trajectory.request.rules is None for trajectory in self.active):
+            return log_x
+        out, start = [], 0
+        for i, positions in segments:
+            trajectory, rules = self.active[i], self.active[i].request.rules
+            rows = log_x[start : start + len(positions)]
+            start += len(positions)
+            if rules is not None and (trajectory.ruled or not scoring):
+                rows = rules(rows, trajectory.place(positions), trajectory.whole(), self.model.vocab)
+            out.append(rows)
+        return torch.cat(out)
+
+
+def _hidden(
+    model: TokenDenoiser,
+    z: Tensor,
+    t: Tensor,
+    present: Tensor | None,
+    label: Tensor | None,
+    queries: Tensor,
+    counts: Sequence[int],
+    slots: Sequence[Slot] | None,
+) -> Tensor:
+    """One network call; on a CPU a few rows at a time, so that what is between two layers stays in its caches.
+
+    There rows of like lengths go together, each part as wide as its longest row: padding costs as much as text.
+    """
+
+    def ask(rows: list[int], z: Tensor, t: Tensor, present: Tensor | None, label: Tensor | None, q: Tensor) -> Tensor:
+        more = {} if slots is None else {"slots": [slots[i] for i in rows]}
+        return model.hidden(z, t, present, label, q, **more)
+
+    device, everyone = model.device, list(range(len(z)))
+    if device.type != "cpu":
+        return ask(everyone, z.to(device), t, present, label, queries.to(device))
+    lengths = torch.full((len(z),), z.shape[1]) if present is None else present.sum(1)
+    order = torch.arange(len(z)) if present is None else lengths.argsort(stable=True)
+    hidden: Tensor | None = None
+    for rows in _parts(order.tolist(), lengths.tolist()):
+        width, columns = int(lengths[rows].max()), max(1, *(counts[i] for i in rows))
+        exists = None if present is None or (lengths[rows] == width).all() else present[:, :width]
+        if len(rows) == len(z):  # no copy, and no other order than without padding
+            return ask(everyone, z[:, :width], t, exists, label, queries[:, :columns])
+        part = torch.tensor(rows)
+        exists = None if exists is None else exists[part]
+        said = ask(
+            rows, z[part, :width], t[part], exists, None if label is None else label[part], queries[part, :columns]
+        )
+        if hidden is None:
+            hidden = said.new_zeros(len(z), queries.shape[1], said.shape[-1])
+        hidden[part, :columns] = said
+    assert hidden is not None
+    return hidden
+
+
+def _parts(order: Sequence[int], lengths: Sequence[int]) -> Iterator[list[int]]:
+    """Rows in this order, from the shortest on: a part has at most `TOKENS_AT_ONCE` tokens and `PADDING` of padding."""
+    rows: list[int] = []
+    padding = 0
+    for row in order:
+        more = len(rows) * (lengths[row] - lengths[rows[-1]]) if rows else 0
+        if rows and (padding + more > PADDING or (len(rows) + 1) * lengths[row] > TOKENS_AT_ONCE):
+            yield rows
+            rows, padding, more = [], 0, 0
+        rows.append(row)
+        padding += more
+    if rows:
+        yield rows
