@@ -47,7 +47,7 @@ def by_hand(name: str, text: str, first: int) -> float:
     """-log p of the bytes of a short text from `first` on, one forward pass a byte."""
     lm = load(name)
     ids = lm.encode(text)
-    before = [] if lm.painter.block_ends is None else [lm.painter.block_ends[0]]
+    before = [] if lm.prompt_builder.block_ends is None else [lm.prompt_builder.block_ends[0]]
     total = 0.0
     with torch.no_grad():
         for i in range(first, len(ids)):

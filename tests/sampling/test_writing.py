@@ -248,7 +248,7 @@ def test_min_length_counts_the_tokens_that_are_written(least: int) -> None:
 
 
 def test_words_are_single_tokens() -> None:
-    painters = {kind: make(kind).painter for kind in ("bytes", "chars", "bpe", "wordpiece")}
+    painters = {kind: make(kind).prompt_builder for kind in ("bytes", "chars", "bpe", "wordpiece")}
     assert tokens_of("a", painters["bytes"]) == [97] and tokens_of(5, painters["bytes"]) == [5]
     bpe = painters["bpe"].tokenizer
     assert tokens_of("the", painters["bpe"]) == sorted(bpe.encode("the") + bpe.encode(" the"))
