@@ -311,7 +311,7 @@ def test_complements_are_those_of_dna(tmp_path):
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"rms_norm": False}, "has rms_norm false, and unmask reads such a network with true only"),
+        ({"rms_norm": False}, "has rms_norm false, but unmask reads such networks only with true"),
         ({"bidirectional": False}, "bidirectional false"),
         ({"bidirectional_strategy": "ew_multiply"}, 'bidirectional_strategy "ew_multiply", .* with "add" or null only'),
         ({"bidirectional_weight_tie": False}, "bidirectional_weight_tie false"),
@@ -356,7 +356,7 @@ def rows_of(tensors: dict[str, Tensor], rows: int) -> dict[str, Tensor]:
         (lambda t: t | {f"{FIRST}D": torch.zeros(3)}, r"mamba_fwd.D has shape \(3,\), the model wants \(36,\)$"),
         (lambda t: t | {f"{FIRST}D": torch.zeros(INNER, dtype=torch.int64)}, "mamba_fwd.D holds torch.int64"),
         (lambda t: t | {f"{FIRST[9:]}D": t[f"{FIRST}D"].clone()}, "mamba_fwd.D twice, once as caduceus"),
-        (lambda t: caduceus_tensors(ps=True), "is of a network with rcps, which its config denies"),
+        (lambda t: caduceus_tensors(ps=True), "needs a network with rcps, but its config has none"),
         (lambda t: rows_of(t, 14), r"word_embeddings.weight has shape \(14, 18\), the model wants \(16, 18\)$"),
     ],
 )
@@ -688,7 +688,7 @@ def test_hyena_of_the_hub(there: FakeHub):
         ({"num_inner_mlps": 1}, "num_inner_mlps 1"),
         ({"short_filter_order": 5}, "short_filter_order 5"),
         ({"use_bias": False}, "use_bias false"),
-        ({"d_inner": 20}, "d_inner 20, which is no multiple of its d_model"),
+        ({"d_inner": 20}, "d_inner 20, which is not a multiple of its d_model"),
         ({"max_seq_len": None}, "does not say max_seq_len"),
         ({"max_seq_len": 30}, "pos_emb.* is not that of filters for 30 columns"),
         ({"vocab_size": 50257}, "vocab_size 50257"),

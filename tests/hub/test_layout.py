@@ -346,7 +346,7 @@ WRONG = {
     "a mask that is a text": ({"mask_token_id": "[MASK]"}, "has the mask token '\\[MASK\\]', which is not a number"),
     "unmask of the future": ({"unmask": {"format": 2}}, "'unmask' part of format 2, and this version reads 1"),
     "unmask that is none": ({"unmask": 7}, "'unmask' part of format 7"),
-    "unmask without settings": ({"unmask": {"format": 1}}, "it has no part 'config'"),
+    "unmask without settings": ({"unmask": {"format": 1}}, "it has no section 'config'"),
 }  # fmt: skip
 
 

@@ -347,7 +347,7 @@ def test_neither_filters_nor_rules_change_when_a_position_is_written(name):
 
 @pytest.mark.parametrize("name", TIMELESS)
 def test_a_plan_without_a_clock_is_refused_by_a_network_that_is_told_the_time(name):
-    with pytest.raises(UserError, match="has no time to tell the network"):
+    with pytest.raises(UserError, match="has no clock"):
         finish(model_of(timed=True), [[MASK] * 3], plan_for(name, [MASK] * 3), keys_of(1))
 
 

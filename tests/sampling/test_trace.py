@@ -215,7 +215,7 @@ def test_every_kind_of_damage_is_one_sentence():
         (lambda d: d["sequences"][0]["events"][1]["changes"][0].__setitem__(0, 3), "event 2 of sequence 1"),
         (lambda d: d["sequences"][0]["events"][1]["changes"][0].__setitem__(2, 1.5), "event 2 of sequence 1"),
         (lambda d: d["sequences"][0]["events"][0].update(length=2), "does not grow"),
-        (lambda d: d["sequences"][0]["events"][1].update(calls=0), "no count that grows"),
+        (lambda d: d["sequences"][0]["events"][1].update(calls=0), "not a growing count"),
         (lambda d: d["sequences"][0].update(given=[[0, 2]]), '"given" of sequence 1'),
         (lambda d: d["sequences"][0].update(given=[[1, 0]]), '"given" of sequence 1'),
     ],
