@@ -129,7 +129,7 @@ MISTAKES: dict[str, tuple[Callable[[], list[str]], str]] = {
     "nearly a sampler": (lambda: sample("--sampler", "remaskcap"), "did you mean 'remask-cap'"),
     "steps without a use": (lambda: sample("--sampler", "first-hitting", "--steps", "4"), "does not take steps"),
     "tokens a step": (lambda: sample("--sampler", "left-to-right", "-k", "0"), "k=0"),
-    "threshold without a use": (lambda: sample("--threshold", "0.5"), "does not take threshold; it belongs to confidence"),
+    "threshold without a use": (lambda: sample("--threshold", "0.5"), "not take threshold; it belongs to confidence"),
     "threshold": (lambda: sample("--sampler", "margin", "--threshold", "2"), "threshold=2"),
     "too many steps": (lambda: sample("--steps", "99999999999"), "steps=99999999999 must be at most 10,000,000"),
     "order without numbers": (lambda: sample("--sampler", "order", "--order", "1,b"), "--order 1,b"),

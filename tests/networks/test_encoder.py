@@ -265,7 +265,7 @@ def test_a_network_that_cannot_be_cut_is_found_out():
 
     net.probe("it")
     net.model.__class__ = PastTheBase
-    with pytest.raises(UserError, match="it is a PastTheBase, whose logits are not a function of its last hidden states"):
+    with pytest.raises(UserError, match="is a PastTheBase, whose logits are not a function of its last hidden states"):
         net.probe("it")
 
 
