@@ -66,7 +66,7 @@ WITH_MODEL: list[tuple[dict[str, Any], str]] = [  # n samples after "ab" with 40
     ({"sampler": "remask-cap", "keep": 0.5}, "does not take keep"),
     ({"sampler": "remask-loop", "window": (0.1, 0.9)}, r"window \(0.1, 0.9\)"),
     ({"steps": 5, "sampler": "left-to-right"}, "'left-to-right' does not take steps"),
-    ({"k": 2}, "use for k.*left"),
+    ({"k": 2}, "not take k.*left"),
     ({"eta": 0.1}, "'plan' does not take eta; it belongs to remask-cap"),
     ({"order": [0]}, "does not take order"),
     ({"sampler": "first-hitting", "steps": 4}, "does not take steps"),

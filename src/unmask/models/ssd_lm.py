@@ -87,7 +87,7 @@ class SimplexDiffusion(LanguageModel):
 
     def nats(self, batch: Batch, keys: Keys) -> TokenNats:
         """Raise, as there is no likelihood."""
-        raise UserError("an SSD-LM model has no likelihood; evaluate its samples with unmask eval --generative")
+        raise UserError("an SSD-LM model has no likelihood; judge its samples with unmask eval --generative")
 
     def loss(self, batch: Batch, keys: Keys) -> tuple[Tensor, Tensor]:
         """Unweighted cross-entropy of the scored tokens in one block per row, each at one time."""
