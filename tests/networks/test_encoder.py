@@ -229,7 +229,7 @@ WRONG = {
     "a decoder": ({"is_decoder": True}, "is a decoder"),
     "both": ({"model_type": "bart"}, "decoder; unmask reads encoders"),
     "quantised": ({"quantization_config": {"quant_method": "gptq"}}, "is quantised"),
-    "a bad number": ({"hidden_size": "wide"}, "not described well"),
+    "a bad number": ({"hidden_size": "wide"}, "not described correctly"),
     "heads that do not divide": ({"num_attention_heads": 3}, "cannot be built"),
 }
 
