@@ -30,11 +30,11 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from .errors import UserError
-from .errors import nearest as nearest  # many import it from where it was
+from .errors import nearest as nearest  # imported from here elsewhere
 
 log = logging.getLogger(__name__)
 NETWORK_KEY = "model.network"
-Seed = Annotated[int, Field(ge=-(2**63), lt=2**63)]  # what names a random stream
+Seed = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 
 
 class Section(BaseModel):
@@ -44,28 +44,28 @@ class Section(BaseModel):
 
 
 class DataConfig(Section):
-    """Which text, which tokens, how they become rows."""
+    """The text, its tokens, and how they become rows."""
 
     source: str = Field("python-docs", min_length=1)  # a name, a file, a folder, or a data set on the Hub
     subset: str | None = None  # configuration of a Hub data set
     local: str | None = Field(None, min_length=1)  # a named data set on disk; else $UNMASK_DATA, else the Hub
     field: str = "text"  # column of .jsonl, .parquet and Hub data sets
-    detokenizer: str = Field("auto", min_length=1)  # rules that join words again; auto: the named data set's own
+    detokenizer: str = Field("auto", min_length=1)  # rules that undo word splitting; auto: those of the named data set
     label: str | None = Field(None, min_length=1)  # column with the label of each document; pad only
     document: Literal["auto", "line", "paragraph", "file"] = "auto"  # what one document of a .txt file is
     tokenizer: str = Field("bpe", min_length=1)  # bytes, chars, bpe, dna, a tokenizer.json, or a Hub name
     vocab_size: PositiveInt = 4096  # of a bpe that is trained here
     length: int = Field(128, ge=2)
-    layout: Literal["wrap", "pad"] = "wrap"  # concatenate and cut, or one document a row
+    layout: Literal["wrap", "pad"] = "wrap"  # concatenate and cut, or one document per row
     eos_between: bool = True  # wrap: an end-of-text token after every document
     block_ends: bool = False  # first and last token of every row are BOS and EOS (the paper's OWT and LM1B)
-    attend_pads: bool = False  # pad: the paper lets attention see padding and noises it; we do not by default
-    valid_fraction: float = Field(0.05, ge=0, lt=1)  # where the source has no split of its own
+    attend_pads: bool = False  # pad: let attention see padding, and mask it like text, as the paper does
+    valid_fraction: float = Field(0.05, ge=0, lt=1)  # where the source has no such split
     test_fraction: float = Field(0.05, ge=0, lt=1)
     split_seed: Seed = 0
     intervals: str | None = Field(None, min_length=1)  # dna: a BED file of regions; its fourth column names the split
     soft_mask: Literal["keep", "mask"] = "keep"  # dna: lower-case bases are bases, or are read as N
-    reverse_complement: bool = False  # dna: each row of a training step is of the other strand with chance 1/2
+    reverse_complement: bool = False  # dna: each training row is read from the other strand with probability 1/2
     cache: str | None = None  # default: $UNMASK_CACHE, else ~/.cache/unmask
 
     @model_validator(mode="after")
@@ -73,16 +73,16 @@ class DataConfig(Section):
         if self.valid_fraction + self.test_fraction >= 1:
             raise ValueError("valid_fraction + test_fraction leave nothing to train on; make them smaller")
         if self.block_ends and self.length < 3:
-            raise ValueError("block_ends takes two tokens of every row; give data.length of at least 3")
+            raise ValueError("block_ends uses two tokens of every row; set data.length to at least 3")
         if self.label is not None and self.layout == "wrap":
             raise ValueError("label needs rows that are one document each; set data.layout=pad")
         if self.label is not None and self.label == self.field:
-            raise ValueError(f"label={self.label} is the column of the text; set data.label to that of the labels")
+            raise ValueError(f"label={self.label} is the column of the text; set data.label to another column")
         if self.tokenizer != "dna":
-            usual = {"intervals": None, "soft_mask": "keep", "reverse_complement": False}
-            for name, value in usual.items():
+            defaults = {"intervals": None, "soft_mask": "keep", "reverse_complement": False}
+            for name, value in defaults.items():
                 if getattr(self, name) != value:
-                    raise ValueError(f"{name} is for bases; set data.tokenizer=dna, or leave it out")
+                    raise ValueError(f"{name} is for DNA only; set data.tokenizer=dna, or leave it out")
         return self
 
 
@@ -107,9 +107,9 @@ def _method(name: str) -> str:
 
 
 class ModelConfig(Section):
-    """The method and the network. Each network has settings of its own: a subclass, which ModelConfig(network=...) is.
+    """The method and the network. The settings of each network are a subclass, which ModelConfig(network=...) returns.
 
-    Adding one: a subclass (here, or beside the network) with `implementation`, and a line in NETWORKS.
+    To add a network, write a subclass (here, or beside the network) with `implementation`, and add it to NETWORKS.
     """
 
     implementation: ClassVar[str] = ""  # module:class of the network, imported when it is built
@@ -123,7 +123,7 @@ class ModelConfig(Section):
         def __init__(self, **settings: Any) -> None: ...
 
     def __new__(cls, **settings: Any) -> Self:
-        """Of the class that the network has."""
+        """An instance of the subclass for the network."""
         kind: Any = settings_of(settings) if cls is ModelConfig else cls
         return super().__new__(kind)
 
@@ -135,7 +135,7 @@ class ModelConfig(Section):
     @model_validator(mode="before")
     @classmethod
     def _fields_of(cls, tree: Any) -> Any:
-        """Settings of another network are an error, unless it is an old config: that had all settings of all."""
+        """Settings of another network are an error, except in old configs, which had the settings of all networks."""
         if not isinstance(tree, Mapping):
             return tree
         kept = {key: value for key, value in tree.items() if key != "backbone"} | {"network": cls.name()}
@@ -144,14 +144,14 @@ class ModelConfig(Section):
             having = " and ".join(owners(foreign[0]))
             raise ValueError(f"{foreign[0]} is a setting of {having}, not of model.network={cls.name()}; leave it out")
         if "time_conditioning" in foreign and kept["time_conditioning"]:
-            raise ValueError(f"the {cls.name()} network is told no time; set model.time_conditioning=false")
+            raise ValueError(f"the {cls.name()} network does not take a time; set model.time_conditioning=false")
         if "backbone" in tree:
             note("model.backbone is now model.network, which has only the settings of that network")
         return {key: value for key, value in kept.items() if key not in foreign}
 
     @classmethod
     def name(cls) -> str:
-        """What `network` is."""
+        """The name of the network."""
         return str(cls.model_fields["network"].default)
 
 
@@ -212,12 +212,12 @@ class EncoderConfig(ModelConfig):
 
 
 class MambaConfig(ModelConfig):
-    """A state space that looks to the left."""
+    """A state-space model that looks to the left."""
 
     implementation: ClassVar[str] = "unmask.networks.mamba:Mamba"
     network: Literal["mamba"] = "mamba"
-    dropout: float = Field(0.0, ge=0, lt=1)  # it has none: 0 is all that it takes
-    state_dim: PositiveInt = 16  # numbers that a channel remembers
+    dropout: float = Field(0.0, ge=0, lt=1)  # only 0: it has no dropout
+    state_dim: PositiveInt = 16  # size of the state of a channel
     conv_width: PositiveInt = 4  # columns that the short convolution sees
     expand: PositiveInt = 2  # inner channels for each hidden one
 
@@ -256,7 +256,7 @@ NETWORKS: dict[str, type[ModelConfig]] = {
 
 
 def settings_of(tree: Mapping[str, Any]) -> type[ModelConfig]:
-    """The settings class of the network that a section `model` names; backbone is its old name."""
+    """The settings class of the network named in a `model` section; backbone is the old key."""
     name = tree.get("backbone", tree.get("network", "dit"))
     if name not in NETWORKS:
         close = nearest(str(name), NETWORKS)
@@ -271,7 +271,7 @@ def owners(key: str) -> list[str]:
 
 @functools.cache
 def note(text: str) -> None:
-    """Say something in the log, once."""
+    """Log a message once."""
     log.info(text)
 
 
@@ -299,8 +299,8 @@ class ObjectiveConfig(Section):
     loss: Literal["bound", "cross-entropy", "mlm"] = "bound"  # or the masked tokens' plain mean, or BERT's objective
     mask_rate: float | None = Field(None, gt=0, lt=1)  # mlm: share of tokens to be guessed; 0.15 (BERT) if not given
     clip: tuple[float, float] | None = None  # train on mask rates between these two only
-    times: Literal["strata", "independent"] = "strata"  # one row a stratum of time, or each row for itself
-    start_token: bool = True  # ar: rows begin with a symbol of their own, so that their first token is scored too
+    times: Literal["strata", "independent"] = "strata"  # one row per stratum of time, or independent times
+    start_token: bool = True  # ar: rows begin with a start symbol, so that their first token is scored too
 
     @model_validator(mode="after")
     def _steps(self) -> ObjectiveConfig:
@@ -311,9 +311,9 @@ class ObjectiveConfig(Section):
         if self.mask_rate is not None and self.loss != "mlm":
             raise ValueError("mask_rate belongs to objective.loss=mlm; diffusion draws a rate for every row")
         if self.loss == "mlm" and self.clip is not None:
-            raise ValueError("clip is a range of mask rates, and objective.loss=mlm has one rate; set mask_rate")
+            raise ValueError("clip is a range of mask rates, but objective.loss=mlm has a single rate; set mask_rate")
         if (self.bound == "discrete") != (self.steps is not None):
-            raise ValueError("objective.steps belongs to objective.bound=discrete, and that bound needs it")
+            raise ValueError("objective.steps is required by objective.bound=discrete, and belongs to it only")
         return self
 
 
@@ -329,11 +329,11 @@ class SimplexConfig(Section):
 class PlaidConfig(Section):
     """Gaussian diffusion over embeddings (model.method=plaid)."""
 
-    embed_dim: PositiveInt = 16  # numbers of a token
+    embed_dim: PositiveInt = 16  # size of the embedding of a token
     gamma_0: float = -3.0  # log noise-to-signal ratio at t = 0 before training ...
     gamma_1: float = 6.0  # ... and at t = 1
     self_condition: float = Field(0.25, ge=0, le=1)  # share of the rows that see a first guess, in training
-    reconstruct: float = Field(0.125, gt=0, lt=1)  # share of the rows that are looked at at t = 0
+    reconstruct: float = Field(0.125, gt=0, lt=1)  # share of the rows that are evaluated at t = 0
     bias_warmup: NonNegativeInt = 5000  # steps until the exact posterior of the noise counts fully
     lr_factor: PositiveFloat = 7.0  # learning rate of embeddings and noise schedule, in units of train.lr
 
@@ -349,7 +349,7 @@ class TrainConfig(Section):
 
     steps: PositiveInt = 1000
     batch_size: PositiveInt = 64  # global: over all processes and accumulation steps
-    micro_batch_size: PositiveInt | None = None  # rows a process takes through the network at once
+    micro_batch_size: PositiveInt | None = None  # rows that go through the network of a process at once
     lr: PositiveFloat = 3e-4
     warmup: NonNegativeInt = 100
     decay: Literal["constant", "cosine", "linear"] = "constant"
@@ -367,8 +367,8 @@ class TrainConfig(Section):
     log_every: PositiveInt = 10
     checkpoint_every: PositiveInt = 500
     keep_last: PositiveInt = 2
-    patience: PositiveInt | None = None  # stop after so many evaluations in a row without a better one
-    start: str | None = Field(None, min_length=1)  # a model whose weights it begins with: a run, a folder or a Hub id
+    patience: PositiveInt | None = None  # stop after this many evaluations in a row without improvement
+    start: str | None = Field(None, min_length=1)  # a model with the initial weights: a run, a folder or a Hub id
     sinks: list[Literal["tensorboard", "trackio", "wandb"]] = []
 
     @model_validator(mode="after")
@@ -381,16 +381,16 @@ class TrainConfig(Section):
 class TaskConfig(Section):
     """A task with labels, on which a classifier is trained instead of a language model."""
 
-    name: str | None = Field(None, min_length=1)  # as glue/sst2; none: a language model is trained
+    name: str | None = Field(None, min_length=1)  # such as glue/sst2; None: a language model is trained
     local: str | None = Field(None, min_length=1)  # the folder of its files; else $UNMASK_DATA, else the Hub
     length: int = Field(128, ge=4)  # tokens that an example is cut to
-    epochs: PositiveFloat = 3.0  # says what train.steps is
+    epochs: PositiveFloat = 3.0  # sets train.steps
     rows: PositiveInt | None = None  # at most this many training examples, evenly spaced; None = all
-    eval_rows: PositiveInt | None = None  # the same for each split that it is judged on
+    eval_rows: PositiveInt | None = None  # the same for each split that is evaluated
     dropout: float = Field(0.1, ge=0, lt=1)  # before the classifier
     pooling: Literal["first", "mean"] = "first"  # BERT's state of one token with its tanh, or the mean over all tokens
     strands: Literal["one", "augment", "conjoin"] = "one"  # dna: learn from both strands; conjoin: answer from both too
-    split: Literal["official", "random"] = "official"  # dna: as distributed, or cut out of what is at hand
+    split: Literal["official", "random"] = "official"  # dna: as distributed, or drawn from the data at hand
     genome: str | None = Field(None, min_length=1)  # dna: FASTA (or its folder) of tasks that come as intervals
     max_steps: PositiveInt | None = None  # at most this many, whatever task.epochs says
     warmup: float | None = Field(None, ge=0, lt=1)  # share of the steps; None: train.warmup steps
@@ -413,7 +413,7 @@ class SampleConfig(Section):
     every: NonNegativeInt = 0  # training steps between samples; 0 = none
     n: PositiveInt = 2
     length: PositiveInt | None = None  # default: data.length
-    steps: PositiveInt | None = None  # default: the sampler's own
+    steps: PositiveInt | None = None  # default: that of the sampler
 
 
 class Config(Section):
@@ -445,19 +445,19 @@ class Config(Section):
         assignments = list(assignments)
         tree, pairs = self.model_dump(mode="json"), [_pair(assignment) for assignment in assignments]
         for key, text in pairs:
-            if key == NETWORK_KEY:  # what the other network has and this one has not goes with it
+            if key == NETWORK_KEY:  # settings that only the other network has are dropped
                 tree["model"]["network"] = text
                 fields = _settings_of_text(text).model_fields
                 tree["model"] = {name: value for name, value in tree["model"].items() if name in fields}
         for key, text in pairs:
             _assign(tree, key, text)
         if any(assignment.startswith("model.backbone=") for assignment in assignments):
-            tree["model"]["backbone"] = tree["model"]["network"]  # in the old words all settings of all may stand there
+            tree["model"]["backbone"] = tree["model"]["network"]  # the old key allows settings of all networks
         return parse(tree)
 
 
 def parse(tree: Mapping[str, Any]) -> Config:
-    """A validated config from plain data, or one sentence that says what is wrong."""
+    """A validated config from plain data, or an error that says in one sentence what is wrong."""
     try:
         return Config.model_validate(tree)
     except ValidationError as error:
@@ -480,7 +480,7 @@ def load_yaml(path: str | Path) -> Config:
 
 
 def differences(old: Config, new: Config) -> list[tuple[str, Any, Any]]:
-    """(key, old value, new value) of every setting in which two configs differ."""
+    """(key, old value, new value) for every setting in which two configs differ."""
     a, b = old.model_dump(mode="json"), new.model_dump(mode="json")
 
     def value(tree: Any, key: str) -> Any:
@@ -492,7 +492,7 @@ def differences(old: Config, new: Config) -> list[tuple[str, Any, Any]]:
 
 
 def known_keys(model: type[BaseModel] = Config, prefix: str = "", texts: bool = False) -> list[str]:
-    """Every dotted key of the schema, those of all networks among them, or of its free texts only."""
+    """Every dotted key of the schema, those of all networks included; with `texts` only the free-text settings."""
     keys: list[str] = []
     sections: list[type[BaseModel]] = [model, *NETWORKS.values()] if model is ModelConfig else [model]
     for settings in sections:
@@ -506,8 +506,8 @@ def known_keys(model: type[BaseModel] = Config, prefix: str = "", texts: bool = 
 
 
 def _pair(assignment: str) -> tuple[str, str]:
-    """Key and value of `key=value`; the key is a known one."""
-    key, sep, text = assignment.partition("=")  # a value may hold more of them
+    """The key and the value of `key=value`; raises if the key is not known."""
+    key, sep, text = assignment.partition("=")  # the value may contain more of them
     if not sep or not key:
         raise UserError(f"{assignment!r} is not an override; write key=value, for example train.steps=100")
     if key == "model.backbone":
@@ -534,7 +534,7 @@ def _assign(tree: dict[str, Any], key: str, text: str) -> None:
 
 
 def _text(text: str) -> str | None:
-    """The value of a setting that is text: names and paths stay as typed, even if YAML sees a number or a mapping."""
+    """The value of a text setting: names and paths stay as typed, even if YAML would read a number or a mapping."""
     return None if text in ("null", "None") else text
 
 

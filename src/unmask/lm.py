@@ -1,4 +1,4 @@
-"""What a user holds: a model with its tokenizer. Sample, infill, stream, score."""
+"""The main object of the Python API: a model with its tokenizer. Sample, infill, stream, score."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from . import evaluation
 from .config import Config
 from .data.canvas import Canvas, Gap, PromptBuilder, parse_gaps
 from .data.tokenization import Tokenizer
+from .errors import UserError, at_least
 from .evaluation.exact import time_of
 from .evaluation.likelihood import eval_keys, evaluating
 from .evaluation.predictions import diffusion, token_nll
@@ -23,14 +24,14 @@ from .models.language_model import LanguageModel
 from .process.keys import Keys
 from .sampling import Request
 from .sampling.params import SamplingParams, Stop
-from .types import Batch, Ending, Likelihood, Sample, State, Token, UserError
+from .types import Batch, Ending, Likelihood, Sample, State, Token
 
 Watch = Callable[[State], None]
-HALF = "\ufffd"  # how the beginning of a character is decoded whose other bytes are not there yet
+HALF = "\ufffd"  # what an incomplete character (its other bytes are still missing) is decoded to
 
 
 class Job(NamedTuple):
-    """A canvas and its settings: what `LM.request` takes."""
+    """A canvas and its settings, the arguments of `LM.request`."""
 
     canvas: Canvas
     options: SamplingParams
@@ -51,14 +52,14 @@ class LM:
         return self.config.data.length
 
     @functools.cached_property
-    def painter(self) -> PromptBuilder:
+    def prompt_builder(self) -> PromptBuilder:
         """Makes canvases from text, and text from canvases."""
         return PromptBuilder(self.tokenizer, self.config.data, self.model.any_length)
 
     def save_pretrained(self, folder: str | Path, *, dtype: str = "float32", card: str | None = None) -> Path:
-        """Write a folder that travels (`layout`): `unmask.load` and `transformers` read it, and the Hub takes it.
+        """Write a portable folder (`hub.layout`) that `unmask.load`, `transformers` and the Hub can read.
 
-        `dtype` is float32 (nothing is lost), float16 or bfloat16; `card` becomes README.md.
+        `dtype` is float32 (lossless), float16 or bfloat16; `card` becomes README.md.
         """
         from .hub.layout import write_folder
 
@@ -73,19 +74,18 @@ class LM:
     def infill(self, text: str, n: int = 1, **how: Any) -> list[str]:
         """N ways to fill the gaps of a text; `how` as in `write`.
 
-        {{3}} is a gap of three tokens, {{2-6}} one of two to six: the length under which the bound on the given text is
-        lowest.
+        {{3}} is a gap of three tokens, {{2-6}} one of two to six: of these lengths, the one with the lowest bound on
+        the given text.
         """
-        if n < 1:
-            raise UserError(f"n={n} must be at least 1")
+        at_least("n", n)
         canvas = self.gap_canvas(text, windowed=how.get("stride") is not None)
         return [sample.text for sample in self.write([canvas] * n, **how)]
 
     def stream(self, prompt: str = "", *, length: int | None = None, **how: Any) -> Iterator[str]:
-        """One text in pieces, each as soon as nothing in it can change any more; `how` as in `write`."""
+        """One text in pieces, each as soon as it is final; `how` as in `write`."""
         canvas = self.prompt_canvas(prompt, length, windowed=how.get("stride") is not None)
         job = Job(canvas, SamplingParams(**how))
-        pieces = TextStream(self.painter, canvas, job.options.stop)
+        pieces = TextStream(self.prompt_builder, canvas, job.options.stop)
         for state, sample in self.run([job]):
             if piece := pieces(state, sample):
                 yield piece
@@ -99,9 +99,8 @@ class LM:
         suffix: str | None = None,
         **how: Any,
     ) -> list[Sample]:
-        """N samples of `length` tokens between the prompt and the suffix; `how` as in `write`."""
-        if n < 1:
-            raise UserError(f"n={n} must be at least 1")
+        """N samples of `length` tokens, prompt and suffix included; `how` as in `write`."""
+        at_least("n", n)
         windowed = how.get("stride") is not None
         return self.write([self.prompt_canvas(prompt or "", length, suffix or "", windowed)] * n, **how)
 
@@ -116,7 +115,7 @@ class LM:
     ) -> list[Sample]:
         """Fill every canvas; `how` are the fields of `sampling.params.SamplingParams`.
 
-        Sample i has the seed `seed + i`: alone with that seed it comes out the same.
+        Sample i has the seed `seed + i`; sampled alone with that seed, it is the same.
         """
         options = SamplingParams(**how)
         jobs = [Job(canvas, replace(options, seed=options.seed + i)) for i, canvas in enumerate(canvases)]
@@ -131,7 +130,7 @@ class LM:
     def run(
         self, jobs: Sequence[Job | Request], *, batch_size: int = 16, tops: int = 0
     ) -> Iterator[tuple[State, Sample | None]]:
-        """Every state of every job, all through the network together, and the sample where one is finished."""
+        """Every state of every job, batched through the network, with the sample once a job is finished."""
         requests = [
             replace(job, row=row) if isinstance(job, Request) else self.request(*job, row=row, tops=tops)
             for row, job in enumerate(jobs)
@@ -141,26 +140,26 @@ class LM:
                 yield state, self.finished(requests[state.row], state)
 
     def request(self, canvas: Canvas, options: SamplingParams, *, row: int = 0, tops: int = 0) -> Request:
-        """What a batcher is asked for: the settings as objects that this model understands."""
+        """The request to a batcher: settings as the objects that this model needs."""
         params = options.settle(self.model)
         return Request(
             row,
             canvas.ids,
-            params.plan(self.painter),
+            params.plan(self.prompt_builder),
             Keys(params.seed).fork("sample"),
             params.choice,
-            params.control(canvas, self.painter),
+            params.control(canvas, self.prompt_builder),
             params.label_id(self.labels),
             params.guidance,
             tops,
             free=canvas.ids == self.tokenizer.vocab.mask,
-            stop=Stop.of(canvas, params, self.painter),
+            stop=Stop.of(canvas, params, self.prompt_builder),
             prompt=canvas,
             params=params,
         )
 
     def finished(self, request: Request, state: State) -> Sample | None:
-        """The sample, if the state is the last one of its request."""
+        """The sample, if the state is the last of its request; else None."""
         if not state.done:
             return None
         canvas: Canvas = request.prompt
@@ -190,103 +189,105 @@ class LM:
         ]
 
     def check(self, job: Job | Request) -> None:
-        """Raise, before anything is written, what `run` would raise."""
+        """Raise what `run` would raise, before anything is written."""
         request = job if isinstance(job, Request) else self.request(*job)
         self.model.check(request)
         request.sampler.trajectory(request, self.model.denoiser())
 
     def prompt_canvas(self, prompt: str, length: int | None = None, suffix: str = "", windowed: bool = False) -> Canvas:
-        """The prompt, masks, and the suffix: `length` tokens in all, with the BOS of rows that were trained with it."""
-        return self.painter.prompt(prompt, suffix, length, windowed)
+        """Prompt, masks and suffix: `length` tokens in all, with BOS if the model was trained with it."""
+        return self.prompt_builder.prompt(prompt, suffix, length, windowed)
 
     def gap_canvas(self, text: str, *, windowed: bool = False, draws: int = 32) -> Canvas:
         """A text with gaps; the lengths of ranged gaps are those with the lowest bound on the given text.
 
         The bound is that of the given tokens with the gap masked throughout: -log p(given | lengths). The same tokens
-        are scored whatever the lengths, so long gaps are neither preferred nor avoided. Lengths that do not fit into
-        the model's are left out.
+        are scored for all lengths, so long gaps are neither preferred nor avoided. Lengths that do not fit into the
+        model are left out.
         """
         parts = parse_gaps(text)
         if all(part.low == part.high for part in parts if isinstance(part, Gap)):
-            return self.painter.gaps(parts, windowed=windowed)
+            return self.prompt_builder.gaps(parts, windowed=windowed)
         if windowed:
-            raise UserError("the length of a gap is chosen by the bound of a whole row; it does not go with a stride")
-        options = self.painter.candidates(parts)
-        canvases = [self.painter.gaps(parts, lengths) for lengths in options]
-        nats = self._given_nats([canvas.ids for canvas in canvases], draws)
+            raise UserError(
+                "the length of a gap is chosen by the bound of a whole row, which does not work with a stride"
+            )
+        options = self.prompt_builder.candidates(parts)
+        canvases = [self.prompt_builder.gaps(parts, lengths) for lengths in options]
+        nats = self._fixed_nats([canvas.ids for canvas in canvases], draws)
         best = int(np.argmin(nats))
         shown = {"+".join(map(str, lengths)): value for lengths, value in zip(options, nats, strict=True)}
         return replace(canvases[best], nats=shown)
 
-    def _given_nats(self, canvases: Sequence[Tensor], draws: int) -> list[float]:
-        """The bound on -log p of the given tokens of each canvas while its masks stay masks.
+    def _fixed_nats(self, canvases: Sequence[Tensor], draws: int) -> list[float]:
+        """The bound on -log p of the given tokens of each canvas, with its masks left masked.
 
-        With m tokens it is the sum over n = 1 .. m of E[mean nll of n hidden ones]: one token at a time, in random
+        With m tokens it is the sum over n = 1 .. m of E[mean nll of n hidden tokens]: one token at a time, in random
         order. All canvases have the same given tokens, and the same sets of them are hidden in each: on real text the
-        noise of a difference is then twenty times smaller than with masks of their own.
+        noise of a difference is then twenty times smaller than with independent masks.
         """
         net = diffusion(self.model, "ranged gaps")
-        first = 0 if self.painter.block_ends is None else 1  # BOS costs nothing worth comparing
+        first = 0 if self.prompt_builder.block_ends is None else 1  # BOS costs nothing worth comparing
         places = [first + torch.nonzero(ids[first:] != self.tokenizer.vocab.mask).squeeze(-1) for ids in canvases]
         m = len(places[0])
         if not m:
-            raise UserError("a gap of unknown length needs given text beside it; write {{3}} for three tokens")
+            raise UserError("a gap of unknown length needs given text next to it; write {{3}} for three tokens")
         uniform = eval_keys(0).uniform("gaps", range(draws), m + 1)
-        n = 1 + (m * (torch.arange(draws) + uniform[:, 0]) / draws).long().clamp(max=m - 1)  # a stratum a draw
+        n = 1 + (m * (torch.arange(draws) + uniform[:, 0]) / draws).long().clamp(max=m - 1)  # one stratum per draw
         hidden = uniform[:, 1:].argsort(1).argsort(1) < n[:, None]
         weight = hidden / n[:, None].double()
-        weight = weight / weight.sum(0).clamp(min=1e-9)  # each token counts once, whatever the draws hid more often
-        t, look = time_of(net.schedule, n.double() / m), torch.zeros(draws, dtype=torch.int64)
+        weight = weight / weight.sum(0).clamp(min=1e-9)  # each token counts once, however often it was hidden
+        t, zero = time_of(net.schedule, n.double() / m), torch.zeros(draws, dtype=torch.int64)
         nats = []
         with evaluating(self.model):
-            for ids, given in zip(canvases, places, strict=True):
+            for ids, fixed in zip(canvases, places, strict=True):
                 masked = torch.zeros(draws, len(ids), dtype=torch.bool)
-                masked[:, given] = hidden
-                nll = token_nll(net, Batch(ids[None], look[:1], 1), look, masked, masked, t, 32)
-                nats.append(float((nll[:, given] * weight).sum()))
+                masked[:, fixed] = hidden
+                nll = token_nll(net, Batch(ids[None], zero[:1], 1), zero, masked, masked, t, 32)
+                nats.append(float((nll[:, fixed] * weight).sum()))
         return nats
 
     def encode(self, text: str) -> list[int]:
-        """The ids of a text that a user gave."""
-        return self.painter.encode(text)
+        """The ids of a text."""
+        return self.prompt_builder.encode(text)
 
     def text(self, canvas: Canvas, ids: Tensor) -> str:
-        """Given strings as typed, gaps decoded; an end of text inside a gap reads as a line break."""
-        return self.painter.text(canvas, ids)
+        """Given strings as typed, gaps decoded; an end of text inside a gap becomes a line break."""
+        return self.prompt_builder.text(canvas, ids)
 
     @property
     def joins_spaces(self) -> bool:
         """Whether the tokenizer writes a space as the beginning of the next word's token, as GPT-2's does."""
-        return self.painter.joins_spaces
+        return self.prompt_builder.joins_spaces
 
     # -- reading -----------------------------------------------------------------------------------------------------
 
     def score(self, texts: str | Sequence[str], *, label: str | int | None = None, **how: Any) -> Likelihood:
-        """How likely texts are: together, each alone (`.texts`), and each token (`.token_nats`).
+        """The likelihood of texts: together, one by one (`.texts`), and per token (`.token_nats`).
 
-        `how` as in `scoring.score`: a method ("bound" by default), a span, draws, orders, a plan, a seed. A text longer
-        than the model is scored in blocks of its length, each without the others as context. Rows are laid out as in
-        training (block ends, visible padding), but only the text's own tokens count.
+        `how` as in `evaluation.score`: a method ("bound" by default), a span, draws, orders, a sampler (`plan`), a
+        seed. A text longer than the model is scored in blocks of its length, each without the others as context. Rows
+        are laid out as in training (block ends, visible padding), but only the tokens of the text count.
         """
         return evaluation.score(
-            self.model, self.painter, texts, label=SamplingParams(label=label).label_id(self.labels), **how
+            self.model, self.prompt_builder, texts, label=SamplingParams(label=label).label_id(self.labels), **how
         )
 
 
 class TextStream:
-    """One text as it becomes fixed: each call gives what is new, and nothing that was given ever changes."""
+    """One text as it becomes final: each call returns what is new, and what was returned never changes."""
 
-    def __init__(self, painter: PromptBuilder, canvas: Canvas, stop: Sequence[str] = ()) -> None:
-        self.painter, self.canvas, self.shown = painter, canvas, ""
-        self.held = max((len(word) - 1 for word in stop), default=0)  # may be the beginning of a stop string
-        self.late = 4 if painter.tokenizer.kind == "json" else 0  # a decoder from elsewhere may join what it sees late
+    def __init__(self, builder: PromptBuilder, canvas: Canvas, stop: Sequence[str] = ()) -> None:
+        self.builder, self.canvas, self.shown = builder, canvas, ""
+        self.held = max((len(word) - 1 for word in stop), default=0)  # held back: may be the beginning of a stop string
+        self.late = 4 if builder.tokenizer.kind == "json" else 0  # a foreign decoder may join these with later ones
 
     def __call__(self, state: State, sample: Sample | None) -> str:
-        """What a state adds."""
+        """The text that a state adds."""
         if sample is not None:
             text = sample.text
         else:
-            text = self.painter.text(self.canvas, state.canvas, max(0, state.fixed - self.late)).rstrip(HALF)
+            text = self.builder.text(self.canvas, state.canvas, max(0, state.fixed - self.late)).rstrip(HALF)
             text = text[: max(0, len(text) - self.held)]
             if not text.startswith(self.shown):
                 return ""

@@ -120,8 +120,8 @@ def test_what_is_saved_is_the_trace_of_what_was_seen(lm, tmp_path):
     loop.line(f":json {tmp_path / 'fill.json'}", print)
     loop.line(f":html {tmp_path / 'fill.html'}", print)
     trace = Trace.load(tmp_path / "fill.json")
-    assert [course.replay(trace.mask) for course in trace.courses] == [sample.ids for sample in samples]
-    assert [course.text for course in trace.courses] == [sample.text for sample in samples]
+    assert [course.replay(trace.mask) for course in trace.recordings] == [sample.ids for sample in samples]
+    assert [course.text for course in trace.recordings] == [sample.text for sample in samples]
     assert trace.protocol["model"] == "tiny-en" and "unmask-trace/1" in (tmp_path / "fill.html").read_text()
 
 

@@ -47,7 +47,7 @@ def test_given_text_comes_back_byte_for_byte(kind: str, data: st.DataObject, par
     lm = make(kind)
     sizes = [data.draw(SIZES) for _ in parts[1:]]
     template = parts[0] + "".join(spell(size) + part for size, part in zip(sizes, parts[1:], strict=True))
-    tokens = sum(len(lm.encode(lm.painter.before_gap(part))) for part in parts[:-1]) + len(lm.encode(parts[-1]))
+    tokens = sum(len(lm.encode(lm.prompt_builder.before_gap(part))) for part in parts[:-1]) + len(lm.encode(parts[-1]))
     ranged = any(more for _, more in sizes)
     if tokens + sum(low for low, _ in sizes) > 40 or (ranged and not tokens):
         with pytest.raises(UserError, match=r"the 40 |needs given text"):
@@ -102,7 +102,7 @@ def by_hand(lm: LM, parts: list[str], lengths: list[int], ids: list[int]) -> str
 def test_prompts_and_suffixes_stay(kind: str, prompt: str, suffix: str, length: int, seed: int) -> None:
     lm = make(kind)
     how = {"prompt": prompt, "suffix": suffix, "length": length, "seed": seed, "steps": 3}
-    if len(lm.encode(lm.painter.before_gap(prompt))) + len(lm.encode(suffix)) >= length:
+    if len(lm.encode(lm.prompt_builder.before_gap(prompt))) + len(lm.encode(suffix)) >= length:
         with pytest.raises(UserError, match="nothing to write"):
             lm.write_samples(1, **how)
         return
@@ -217,11 +217,11 @@ def test_a_prefix_of_the_canvas_reads_as_a_prefix_of_the_text(kind: str) -> None
     lm = make(kind)
     for sample in lm.write([lm.gap_canvas("The {{9}} café\n{{7}}{{3}}")] * 8, steps=2, temperature=3.0):
         canvas, ids = lm.gap_canvas("The {{9}} café\n{{7}}{{3}}"), torch.tensor(sample.ids)
-        whole = lm.painter.text(canvas, ids)
+        whole = lm.prompt_builder.text(canvas, ids)
         for upto in range(len(ids) + 1):
-            part = lm.painter.text(canvas, ids, upto).rstrip("\ufffd")  # the beginning of a character
+            part = lm.prompt_builder.text(canvas, ids, upto).rstrip("\ufffd")  # the beginning of a character
             assert whole.startswith(part), (upto, part, whole)
-        assert lm.painter.text(canvas, ids, len(ids)) == whole == sample.text
+        assert lm.prompt_builder.text(canvas, ids, len(ids)) == whole == sample.text
 
 
 def test_whether_a_text_ends_in_a_gap() -> None:
@@ -271,14 +271,14 @@ def test_candidates_are_all_lengths_that_fit(sizes: list[tuple[int, int]], given
     want = [list(lengths) for lengths in every if sum(lengths) <= room]
     if len(want) > 256:
         with pytest.raises(UserError, match="more than 256 combinations"):
-            lm.painter.candidates(parts)
+            lm.prompt_builder.candidates(parts)
     elif not want and any(more for _, more in sizes):
         with pytest.raises(UserError, match="longer than the 40 tokens"):
-            lm.painter.candidates(parts)
+            lm.prompt_builder.candidates(parts)
     elif want:
-        found = lm.painter.candidates(parts)
+        found = lm.prompt_builder.candidates(parts)
         assert found == want
-        assert all(len(lm.painter.gaps(parts, lengths).ids) <= 40 for lengths in found)
+        assert all(len(lm.prompt_builder.gaps(parts, lengths).ids) <= 40 for lengths in found)
 
 
 def test_ranges_without_end_are_cut_to_what_fits() -> None:
@@ -307,4 +307,4 @@ def test_lengths_nobody_can_write() -> None:
 def test_real_tokenizers_are_tested_where_they_are_there() -> None:
     for kind in REAL:
         lm = make(kind)
-        assert lm.painter.joins_spaces and lm.painter.drops_spaces == (kind != "gpt2")
+        assert lm.prompt_builder.joins_spaces and lm.prompt_builder.drops_spaces == (kind != "gpt2")

@@ -43,7 +43,7 @@ def test_more_letters_where_they_are_asked_for():
 def test_a_text_model_may_be_held_to_some_tokens_too():
     lm = random_lm(bytes_tokenizer())
     assert set(lm.sample(1, only=["a", "b"])[0]) <= {"a", "b"}
-    assert SamplingParams().control(lm.prompt_canvas("x"), lm.painter) is None  # and else writes what it likes
+    assert SamplingParams().control(lm.prompt_canvas("x"), lm.prompt_builder) is None  # and else writes what it likes
 
 
 def test_flanks_and_gaps():
@@ -135,7 +135,7 @@ def law(lm, canvas, order):
         x = canvas.clone()
         x[gaps] = torch.tensor([IDS[base] for base in bases])
         targets.append(x)
-    control = SamplingParams().control(lm.gap_canvas("A{{1}}"), lm.painter)
+    control = SamplingParams().control(lm.gap_canvas("A{{1}}"), lm.prompt_builder)
     n = len(targets)
     found = replay(lm.model, [canvas] * n, targets, GivenOrder(order), [Keys(0)] * n, 64, control)
     return {

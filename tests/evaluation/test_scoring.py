@@ -503,7 +503,7 @@ def learnt() -> LM:
 
 
 def ask(lm: LM, texts: Any, **how: Any) -> Any:
-    return score(lm.model, lm.painter, texts, **how)
+    return score(lm.model, lm.prompt_builder, texts, **how)
 
 
 @pytest.mark.parametrize("method", METHODS)

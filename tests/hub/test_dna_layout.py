@@ -299,7 +299,7 @@ def test_complements_are_those_of_dna(tmp_path):
     with pytest.raises(UserError, match=r"lm_head.complement_map is not that of A and T, C and G$"):
         unmask.load(caduceus(tmp_path / "a", True, edit=swapped))
     for n, found in enumerate([None, {}, {str(i): i for i in range(16)}, {"7": 10}]):
-        with pytest.raises(UserError, match="another complement_map"):
+        with pytest.raises(UserError, match="a complement_map other"):
             unmask.load(caduceus(tmp_path / str(n), True, complement_map=found))
     small = {str(i): j for i, j in enumerate(COMPLEMENT[:12])}  # before their code pads it
     assert unmask.load(caduceus(tmp_path / "b", True, complement_map=small, vocab_size=12)).config.model.swap_strands
@@ -311,20 +311,20 @@ def test_complements_are_those_of_dna(tmp_path):
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"rms_norm": False}, "has rms_norm false, and unmask reads such a network with true only"),
+        ({"rms_norm": False}, "has rms_norm false, but unmask reads such networks only with true"),
         ({"bidirectional": False}, "bidirectional false"),
-        ({"bidirectional_strategy": "ew_multiply"}, 'bidirectional_strategy "ew_multiply", .* with "add" or null only'),
+        ({"bidirectional_strategy": "ew_multiply"}, 'bidirectional_strategy "ew_multiply", .* only with "add" or null'),
         ({"bidirectional_weight_tie": False}, "bidirectional_weight_tie false"),
         ({"norm_epsilon": 1e-6}, "norm_epsilon 1e-06"),
         ({"tie_word_embeddings": False}, "tie_word_embeddings false"),
         ({"ssm_cfg": {"conv_bias": False}}, "ssm_cfg.conv_bias false"),
         ({"ssm_cfg": {"bias": True}}, "ssm_cfg.bias true"),
-        ({"ssm_cfg": {"dt_rank": 7}}, 'ssm_cfg.dt_rank 7, .* with "auto" or 2 only'),
+        ({"ssm_cfg": {"dt_rank": 7}}, 'ssm_cfg.dt_rank 7, .* only with "auto" or 2'),
         ({"ssm_cfg": {"layer": "Mamba2"}}, 'ssm_cfg.layer "Mamba2"'),
         ({"ssm_cfg": {"headdim": 64}}, "ssm_cfg.headdim, which unmask does not know"),
         ({"ssm_cfg": {"d_state": "16"}}, "has d_state '16', which is not a number"),
         ({"ssm_cfg": [1]}, "is damaged: its ssm_cfg"),
-        ({"d_model": None}, "does not say d_model"),
+        ({"d_model": None}, "does not have d_model"),
         ({"d_model": 0}, "model.hidden_dim"),
         ({"n_layer": True}, "has n_layer True, which is not a number"),
         ({"rcps": "yes"}, "has rcps 'yes', which is not true or false"),
@@ -356,7 +356,7 @@ def rows_of(tensors: dict[str, Tensor], rows: int) -> dict[str, Tensor]:
         (lambda t: t | {f"{FIRST}D": torch.zeros(3)}, r"mamba_fwd.D has shape \(3,\), the model wants \(36,\)$"),
         (lambda t: t | {f"{FIRST}D": torch.zeros(INNER, dtype=torch.int64)}, "mamba_fwd.D holds torch.int64"),
         (lambda t: t | {f"{FIRST[9:]}D": t[f"{FIRST}D"].clone()}, "mamba_fwd.D twice, once as caduceus"),
-        (lambda t: caduceus_tensors(ps=True), "is of a network with rcps, which its config denies"),
+        (lambda t: caduceus_tensors(ps=True), "needs a network with rcps, but its config has none"),
         (lambda t: rows_of(t, 14), r"word_embeddings.weight has shape \(14, 18\), the model wants \(16, 18\)$"),
     ],
 )
@@ -520,7 +520,7 @@ def test_mamba_of_dna_has_the_size_of_the_paper(tmp_path, monkeypatch):
         ({"hidden_act": "gelu"}, 'hidden_act "gelu"'),
         ({"tie_word_embeddings": False}, "tie_word_embeddings false"),
         ({"time_step_rank": 3}, "time_step_rank 3"),
-        ({"intermediate_size": 96}, "intermediate_size 96, .* with 64 only"),
+        ({"intermediate_size": 96}, "intermediate_size 96, .* only with 64"),
         ({"layer_norm_epsilon": 1e-6}, "layer_norm_epsilon 1e-06"),
         ({"vocab_size": 200}, "has 24 tokens with .* and the model 200"),
         ({"vocab_size": 30}, r"embeddings.weight has shape \(26, 32\)"),
@@ -688,8 +688,8 @@ def test_hyena_of_the_hub(there: FakeHub):
         ({"num_inner_mlps": 1}, "num_inner_mlps 1"),
         ({"short_filter_order": 5}, "short_filter_order 5"),
         ({"use_bias": False}, "use_bias false"),
-        ({"d_inner": 20}, "d_inner 20, which is no multiple of its d_model"),
-        ({"max_seq_len": None}, "does not say max_seq_len"),
+        ({"d_inner": 20}, "d_inner 20, which is not a multiple of its d_model"),
+        ({"max_seq_len": None}, "does not have max_seq_len"),
         ({"max_seq_len": 30}, "pos_emb.* is not that of filters for 30 columns"),
         ({"vocab_size": 50257}, "vocab_size 50257"),
     ],

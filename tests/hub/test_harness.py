@@ -313,7 +313,7 @@ WORDS = st.text(alphabet="one twhrfu.é☃[MASK]\n", max_size=12)
 @effort(max_examples=150)
 def test_tokens_are_those_of_the_whole_text(context: str, continuation: str) -> None:
     lm = bpe()
-    before, after = split(lm.painter, context, continuation)
+    before, after = split(lm.prompt_builder, context, continuation)
     assert [*before, *after] == lm.tokenizer.encode(context + continuation)
     read = lm.tokenizer.decode(before).encode("utf-8", "replace")
     assert context.encode().startswith(read.rstrip("\ufffd".encode()))
@@ -327,8 +327,8 @@ def test_tokens_are_those_of_the_whole_text(context: str, continuation: str) -> 
 
 def test_words_keep_their_space() -> None:
     lm = bpe()
-    assert split(lm.painter, "one", " two") == split(lm.painter, "one ", "two")
-    before, after = split(lm.painter, "one two thr", "ee")
+    assert split(lm.prompt_builder, "one", " two") == split(lm.prompt_builder, "one ", "two")
+    before, after = split(lm.prompt_builder, "one two thr", "ee")
     assert lm.tokenizer.decode(after) == " three" and lm.tokenizer.decode(before) == "one two"
 
 
@@ -477,7 +477,7 @@ def test_any_length_can_be_asked_for(make: Any, context: str, count: int) -> Non
     assert int(masks.sum()) == count and masks[-count:].all()
     assert (job.options.stride is None) == (count == 4)
     if count == 4:
-        assert len(masks) == min(16, max(1 if lm.model.given else 0, len(context)) + 4)
+        assert len(masks) == min(16, max(1 if lm.model.unscored else 0, len(context)) + 4)
     (text,) = written(GenerationRequests(lm), [(context, {"max_gen_toks": count})])
     assert not text.startswith("xxxxxxxxxx") and isinstance(text, str)
 

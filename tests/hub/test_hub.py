@@ -302,7 +302,7 @@ WRONG = {
     "uniform": ({"graph__type": "uniform"}, "SEDD of graph 'uniform'; unmask reads the absorbing one only"),
     "unscaled": ({"model__scale_by_sigma": False}, "SEDD without scale_by_sigma"),
     "noise": ({"noise__type": "linear"}, "has noise type 'linear'"),
-    "no noise": ({"noise": None}, "it has no part 'noise'"),
+    "no noise": ({"noise": None}, "it has no section 'noise'"),
     "no width": ({"model__hidden_size": "768"}, "has hidden_size '768', which is not a number"),
 }
 

@@ -334,19 +334,19 @@ def test_damaged_or_absent_weights(tmp_path):
 # -- bad settings ----------------------------------------------------------------------------------------------------
 
 WRONG = {
-    "no width": ({"hidden_dim": None}, "does not say hidden_dim"),
+    "no width": ({"hidden_dim": None}, "does not have hidden_dim"),
     "a text for a number": ({"n_blocks": "12"}, "has n_blocks '12', which is not a number"),
     "a fraction of a block": ({"n_blocks": 1.5}, "has n_blocks 1.5, which is not a number"),
     "a switch for a number": ({"n_heads": True}, "has n_heads True, which is not a number"),
     "a number for a switch": ({"time_conditioning": 1}, "has time_conditioning 1, which is not true or false"),
     "heads that do not divide": ({"n_heads": 5}, "hidden_dim=32 must be an even multiple of n_heads=5"),
-    "no tokens": ({"vocab_size": None}, "does not say vocab_size"),
+    "no tokens": ({"vocab_size": None}, "does not have vocab_size"),
     "another model": ({"model_type": "bert"}, "its model_type is 'bert'"),
     "a mask outside": ({"mask_token_id": 400}, "the mask id 400 is outside a vocabulary of 259 tokens"),
     "a mask that is a text": ({"mask_token_id": "[MASK]"}, "has the mask token '\\[MASK\\]', which is not a number"),
     "unmask of the future": ({"unmask": {"format": 2}}, "'unmask' part of format 2, and this version reads 1"),
     "unmask that is none": ({"unmask": 7}, "'unmask' part of format 7"),
-    "unmask without settings": ({"unmask": {"format": 1}}, "it has no part 'config'"),
+    "unmask without settings": ({"unmask": {"format": 1}}, "it has no section 'config'"),
 }  # fmt: skip
 
 

@@ -233,7 +233,7 @@ def test_lengths_need_given_text_and_whole_rows() -> None:
     for text in ("{{1-3}}", "{{1-3}}{{2}}"):
         with pytest.raises(UserError, match="needs given text"):
             lm.infill(text)
-    with pytest.raises(UserError, match="does not go with a stride"):
+    with pytest.raises(UserError, match="does not work with a stride"):
         lm.infill("a{{1-3}}", stride=4)
     with pytest.raises(UserError, match="needs given text"):
         make("bytes", "data.block_ends=true").infill("{{1-3}}")

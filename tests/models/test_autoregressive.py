@@ -532,9 +532,9 @@ def test_it_writes_from_left_to_right_only(plan):
 @pytest.mark.parametrize("canvas", [[MASK, 3], [2, MASK, 3, MASK], [MASK, MASK, 7, 7]])
 @pytest.mark.parametrize("plan", [LeftToRight(), Windows(LeftToRight(), 2, 1)])
 def test_it_does_not_see_what_comes_after(canvas, plan):
-    with pytest.raises(UserError, match="give a prompt and no suffix or gap"):
+    with pytest.raises(UserError, match="give a prompt, without a suffix or gaps"):
         check(model_of(), torch.tensor(canvas), plan)
-    with pytest.raises(UserError, match="give a prompt and no suffix or gap"):
+    with pytest.raises(UserError, match="give a prompt, without a suffix or gaps"):
         generate(model_of(), [torch.tensor([2, MASK]), torch.tensor(canvas)], plan, keys_of(2))
 
 

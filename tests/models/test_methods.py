@@ -47,7 +47,7 @@ def by_hand(name: str, text: str, first: int) -> float:
     """-log p of the bytes of a short text from `first` on, one forward pass a byte."""
     lm = load(name)
     ids = lm.encode(text)
-    before = [] if lm.painter.block_ends is None else [lm.painter.block_ends[0]]
+    before = [] if lm.prompt_builder.block_ends is None else [lm.prompt_builder.block_ends[0]]
     total = 0.0
     with torch.no_grad():
         for i in range(first, len(ids)):
@@ -135,13 +135,13 @@ def test_mistakes_name_the_fix(what: str) -> None:
 
 USELESS = {
     "ar time": (["model.method=ar", "model.time_conditioning=true"], "set model.time_conditioning=false"),
-    "ar loss": (["model.method=ar", "objective.loss=cross-entropy"], "no use for objective.loss; leave it out"),
-    "ar clip": (["model.method=ar", "objective.clip=[0.3,0.8]"], "no use for objective.clip; leave it out"),
+    "ar loss": (["model.method=ar", "objective.loss=cross-entropy"], "does not use objective.loss; leave it out"),
+    "ar clip": (["model.method=ar", "objective.clip=[0.3,0.8]"], "does not use objective.clip; leave it out"),
     "ssd bound": (
         ["model.method=ssd-lm", "simplex.block=4", "objective.bound=discrete", "objective.steps=9"],
-        "no use for objective.bound; leave it out",
+        "does not use objective.bound; leave it out",
     ),
-    "ssd proposal": (["model.method=ssd-lm", "objective.proposal=cosine"], "no use for objective.proposal"),
+    "ssd proposal": (["model.method=ssd-lm", "objective.proposal=cosine"], "does not use objective.proposal"),
     "start": (["model.method=sedd", "objective.start_token=false"], "belongs to model.method=ar, not sedd"),
 }
 

@@ -428,7 +428,7 @@ def test_a_short_run_gets_past_the_warm_up() -> None:
 
 
 REFUSED = {
-    "bound": (["objective.bound=discrete", "objective.steps=9"], "no use for objective.bound; leave it out"),
+    "bound": (["objective.bound=discrete", "objective.steps=9"], "does not use objective.bound; leave it out"),
     "time": (["model.time_conditioning=true"], "set model.time_conditioning=false"),
     "fsdp": (["train.strategy=fsdp"], "set train.strategy=ddp"),
     "backbone": (["model.backbone=mosaicbert"], "set model.network=dit or model.network=caduceus"),

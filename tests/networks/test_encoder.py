@@ -225,11 +225,11 @@ def test_more_tokens_than_rows():
 
 
 WRONG = {
-    "a causal model": ({"model_type": "gpt2"}, "'gpt2' is no masked language model"),
+    "a causal model": ({"model_type": "gpt2"}, "'gpt2' is not a masked language model"),
     "a decoder": ({"is_decoder": True}, "is a decoder"),
     "both": ({"model_type": "bart"}, "decoder; unmask reads encoders"),
     "quantised": ({"quantization_config": {"quant_method": "gptq"}}, "is quantised"),
-    "a bad number": ({"hidden_size": "wide"}, "not described well"),
+    "a bad number": ({"hidden_size": "wide"}, "not described correctly"),
     "heads that do not divide": ({"num_attention_heads": 3}, "cannot be built"),
 }
 
@@ -265,7 +265,7 @@ def test_a_network_that_cannot_be_cut_is_found_out():
 
     net.probe("it")
     net.model.__class__ = PastTheBase
-    with pytest.raises(UserError, match="it is a PastTheBase, whose logits are no function of its last hidden states"):
+    with pytest.raises(UserError, match="is a PastTheBase, whose logits are not a function of its last hidden states"):
         net.probe("it")
 
 
@@ -276,9 +276,9 @@ def test_networks_that_see_padding():
     ids, valid = tokens(2, 6), torch.ones(2, 6, dtype=torch.bool)
     assert torch.equal(logits(net, ids, valid=valid), net.model(input_ids=ids).logits[..., :SIZE])
     valid[1, 5] = False
-    with pytest.raises(UserError, match="FNetForMaskedLM cannot leave out padding"):
+    with pytest.raises(UserError, match="FNetForMaskedLM cannot ignore padding"):
         net(ids, valid=valid)
     deaf = encoder("bert")
     deaf._mask = lambda valid: None
-    with pytest.raises(UserError, match="in which padding changes what is said of the other tokens"):
+    with pytest.raises(UserError, match="in which padding changes the predictions for other tokens"):
         deaf.probe("it")

@@ -221,8 +221,8 @@ def forbid(at: int):
     ("control", "words"),
     [
         (Rules(constrain=forbid(1)), "leave no token to write at position 1"),
-        (Rules(constrain=lambda log_p, p, c: log_p * math.nan), "constrain gave NaN"),
-        (Rules(constrain=lambda log_p, p, c: log_p + math.inf), "constrain gave NaN"),
+        (Rules(constrain=lambda log_p, p, c: log_p * math.nan), "constrain returned NaN"),
+        (Rules(constrain=lambda log_p, p, c: log_p + math.inf), "constrain returned NaN"),
         (Rules(constrain=lambda log_p, p, c: log_p[:, :2]), r"shape \(\d, 4\), not \(\d, 2\)"),
         (Rules(constrain=lambda log_p, p, c: None), r"shape \(\d, 4\), not NoneType"),
         (Rules(frozenset({0, 2}), eos_from=2, constrain=lambda log_p, p, c: log_p), "no token to write at position"),

@@ -408,7 +408,7 @@ def test_guidance_costs_two_calls_an_update():
         ({"scan": "sideways"}, "scan 'sideways'.*random, sequential, parallel"),
         ({"burn": -1}, "burn=-1"),
         ({"steps": 5, "burn": 5}, "burn=5.*less than steps=5"),
-        ({"eta": 0.5}, "no use for eta"),
+        ({"eta": 0.5}, "does not take eta"),
     ],
 )
 def test_wrong_settings_are_a_sentence(how, words):
@@ -427,9 +427,9 @@ def test_too_few_updates_are_refused_before_anything_is_written(scan):
 
 
 def test_a_network_that_is_told_the_time_is_refused():
-    with pytest.raises(UserError, match="Gibbs has no time to tell the network"):
+    with pytest.raises(UserError, match="Gibbs has no clock"):
         finish(model_of(timed=True), [M3], Gibbs(3), keys_of(1))
-    with pytest.raises(UserError, match="has no use for burn; it belongs to gibbs"):
+    with pytest.raises(UserError, match="does not take burn; it belongs to gibbs"):
         make_sampler("plan", burn=3)
 
 

@@ -619,7 +619,7 @@ def test_there_is_no_likelihood_and_nothing_to_score_under():
 
 @pytest.mark.parametrize("canvas", [[0, MASK, 1], [MASK, 0, MASK], [MASK, 3]])
 def test_gaps_and_suffixes_are_refused(canvas):
-    with pytest.raises(UserError, match="cannot fill gaps or meet a suffix"):
+    with pytest.raises(UserError, match="cannot fill gaps or write towards a suffix"):
         generate(model_of(), [torch.tensor(canvas)], Simplex(2), [Keys(0)])
 
 

@@ -22,7 +22,7 @@ from unmask.types import Sample
 def watch(lm: LM, canvas: Canvas, **how: Any) -> tuple[list[str], Sample]:
     """The pieces of a canvas (empty ones too, one a state), and the sample."""
     job = Job(canvas, SamplingParams(**how))
-    pieces, shown, last = TextStream(lm.painter, canvas, job.options.stop), [], None
+    pieces, shown, last = TextStream(lm.prompt_builder, canvas, job.options.stop), [], None
     for state, sample in lm.run([job]):
         shown.append(pieces(state, sample))
         last = sample

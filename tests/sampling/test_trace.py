@@ -79,7 +79,7 @@ def test_a_replay_is_the_generation(generation):
     text = json.dumps(trace.to_json(), allow_nan=False)
     again = Trace.from_json(json.loads(text))
     assert again.to_json() == trace.to_json()
-    for course, start, expected in zip(again.courses, starts, canvases, strict=True):
+    for course, start, expected in zip(again.recordings, starts, canvases, strict=True):
         given_ = {position for first, end in course.given for position in range(first, end)}
         assert given_ == {p for p, token in enumerate(start) if token != tokenizer.vocab.mask}
         for k, canvas in enumerate(expected):
@@ -116,7 +116,7 @@ def test_what_a_state_forgot_to_name_is_recorded_too():
     mask = tokenizer.vocab.mask
     trace = Trace(tokenizer, [torch.tensor([mask, mask, a])])
     trace(event(0, 0, [(0, b, 0.5)], [b, a, mask]))
-    assert trace.courses[0].replay(mask) == [b, a, mask]
+    assert trace.recordings[0].replay(mask) == [b, a, mask]
 
 
 def test_values_that_json_does_not_know():
@@ -143,7 +143,7 @@ def test_a_real_generation(how):
     trace = Trace(lm.tokenizer, [canvas.ids for canvas in canvases], how)
     samples = lm.write(canvases, watch=trace, seed=5, **how)
     trace.finish(samples)
-    for course, canvas, sample in zip(Trace.from_json(trace.to_json()).courses, canvases, samples, strict=True):
+    for course, canvas, sample in zip(Trace.from_json(trace.to_json()).recordings, canvases, samples, strict=True):
         assert course.canvas == canvas.ids.tolist() and course.replay(trace.mask) == sample.ids
         assert (course.text, course.name, course.done) == (sample.text, f"seed {sample.seed}", True)
         assert course.events[-1].calls == sample.network_calls
@@ -201,7 +201,7 @@ def test_every_kind_of_damage_is_one_sentence():
                 assert problem and "\n" not in problem and len(problem) < 250
             else:  # what is accepted is a whole trace, and means what it says
                 assert read.to_json() == data
-                assert all(len(course.replay(read.mask)) >= len(course.canvas) for course in read.courses)
+                assert all(len(course.replay(read.mask)) >= len(course.canvas) for course in read.recordings)
                 assert render(read)
     assert refused > 400
 
@@ -215,7 +215,7 @@ def test_every_kind_of_damage_is_one_sentence():
         (lambda d: d["sequences"][0]["events"][1]["changes"][0].__setitem__(0, 3), "event 2 of sequence 1"),
         (lambda d: d["sequences"][0]["events"][1]["changes"][0].__setitem__(2, 1.5), "event 2 of sequence 1"),
         (lambda d: d["sequences"][0]["events"][0].update(length=2), "does not grow"),
-        (lambda d: d["sequences"][0]["events"][1].update(calls=0), "no count that grows"),
+        (lambda d: d["sequences"][0]["events"][1].update(calls=0), "not a growing count"),
         (lambda d: d["sequences"][0].update(given=[[0, 2]]), '"given" of sequence 1'),
         (lambda d: d["sequences"][0].update(given=[[1, 0]]), '"given" of sequence 1'),
     ],
@@ -281,7 +281,7 @@ def test_text_stays_text():
     assert scripts[1] == [text for tag, text in plain.inside if tag == "script"][1]
     assert render(Trace(chars_tokenizer(["a"]), []))  # nothing was written
     lone = Trace(chars_tokenizer(["a"]), [torch.tensor([1])])
-    lone.courses[0].text = "\udc80"  # half a character has no UTF-8
+    lone.recordings[0].text = "\udc80"  # half a character has no UTF-8
     render(lone).encode()
 
 
@@ -396,7 +396,7 @@ def random_case(seed: int) -> tuple[Trace, dict[str, Any]]:
         for position, token, _ in changes:
             canvas[position] = token
         trace(event(0, step, changes, canvas))
-    walk = [draw(len(trace.courses[0].events) + 1) for _ in range(20)]
+    walk = [draw(len(trace.recordings[0].events) + 1) for _ in range(20)]
     return trace, {"course": trace.to_json()["sequences"][0], "mask": mask, "walk": walk}
 
 
@@ -405,7 +405,7 @@ def test_the_page_goes_to_and_fro_as_python_does():
     traces, cases = zip(*(random_case(seed) for seed in range(60)), strict=True)
     found = in_node(cases=cases, pieces=[])
     for trace, case, result in zip(traces, cases, found["walks"], strict=True):
-        course, mask = trace.courses[0], trace.mask
+        course, mask = trace.recordings[0], trace.mask
         final = course.replay(mask)
         assert result["final"] == final and result["size"] == len(final)
         for k, seen in zip(case["walk"], result["seen"], strict=True):

@@ -58,18 +58,18 @@ WITH_MODEL: list[tuple[dict[str, Any], str]] = [  # n samples after "ab" with 40
     ({"sampler": "confidence", "threshold": 1.5}, "threshold=1.5"),
     ({"sampler": "margin", "threshold": -1}, "=-1"),
     ({"sampler": "entropy", "threshold": math.nan}, "threshold=nan"),
-    ({"sampler": "confidence", "k": 1, "steps": 3}, "either tokens a step"),
-    ({"sampler": "confidence", "k": 1, "threshold": 0.5}, "either tokens a step"),
+    ({"sampler": "confidence", "k": 1, "steps": 3}, "either tokens per step"),
+    ({"sampler": "confidence", "k": 1, "threshold": 0.5}, "either tokens per step"),
     ({"sampler": "remask-cap", "eta": 2}, "eta=2"),
     ({"sampler": "remask-cap", "eta": math.nan}, "eta=nan"),
     ({"sampler": "remask-loop", "keep": 1.0}, "keep=1.0"),
-    ({"sampler": "remask-cap", "keep": 0.5}, "no use for keep"),
+    ({"sampler": "remask-cap", "keep": 0.5}, "does not take keep"),
     ({"sampler": "remask-loop", "window": (0.1, 0.9)}, r"window \(0.1, 0.9\)"),
-    ({"steps": 5, "sampler": "left-to-right"}, "'left-to-right' has no use for steps"),
-    ({"k": 2}, "use for k.*left"),
-    ({"eta": 0.1}, "'plan' has no use for eta; it belongs to remask-cap"),
-    ({"order": [0]}, "no use for order"),
-    ({"sampler": "first-hitting", "steps": 4}, "no use for steps"),
+    ({"steps": 5, "sampler": "left-to-right"}, "'left-to-right' does not take steps"),
+    ({"k": 2}, "not take k.*left"),
+    ({"eta": 0.1}, "'plan' does not take eta; it belongs to remask-cap"),
+    ({"order": [0]}, "does not take order"),
+    ({"sampler": "first-hitting", "steps": 4}, "does not take steps"),
     ({"corrections": 1}, "belongs to corrector"),
     ({"sampler": "order"}, "needs the order"),
     ({"sampler": "order", "order": [0, 1]}, "leaves out masked position 2"),
@@ -248,7 +248,7 @@ def test_min_length_counts_the_tokens_that_are_written(least: int) -> None:
 
 
 def test_words_are_single_tokens() -> None:
-    painters = {kind: make(kind).painter for kind in ("bytes", "chars", "bpe", "wordpiece")}
+    painters = {kind: make(kind).prompt_builder for kind in ("bytes", "chars", "bpe", "wordpiece")}
     assert tokens_of("a", painters["bytes"]) == [97] and tokens_of(5, painters["bytes"]) == [5]
     bpe = painters["bpe"].tokenizer
     assert tokens_of("the", painters["bpe"]) == sorted(bpe.encode("the") + bpe.encode(" the"))

@@ -436,9 +436,9 @@ def test_export(open_page, lms, tmp_path, browser, artefacts):
     taken.value.save_as(tmp_path / "trace.json")
     trace = Trace.load(tmp_path / "trace.json")
     (sample,) = lms["tiny-en"].write_samples(1, length=20, steps=10, seed=4)
-    assert trace.courses[0].replay(trace.mask) == sample.ids and trace.courses[0].text == sample.text
-    assert trace.protocol["model"] == "tiny-en" and trace.protocol["seed"] == 4 and trace.courses[0].done
-    assert any(change.tops for event in trace.courses[0].events for change in event.changes)
+    assert trace.recordings[0].replay(trace.mask) == sample.ids and trace.recordings[0].text == sample.text
+    assert trace.protocol["model"] == "tiny-en" and trace.protocol["seed"] == 4 and trace.recordings[0].done
+    assert any(change.tops for event in trace.recordings[0].events for change in event.changes)
     with page.expect_download() as taken:
         page.click("#saveHtml")
     taken.value.save_as(tmp_path / "replay.html")
@@ -683,7 +683,7 @@ def test_one_of_two_sides_fails(open_page, tmp_path):
     with page.expect_download() as saved:
         page.click("#saveJson")
     saved.value.save_as(tmp_path / "trace.json")
-    assert len(Trace.load(tmp_path / "trace.json").courses) == 1
+    assert len(Trace.load(tmp_path / "trace.json").recordings) == 1
     assert not page.locator(".canvas.waiting").count()
     open_page.wrong[:] = [said for said in open_page.wrong if "400" not in said]
 

@@ -127,7 +127,7 @@ def test_networks_refuse_what_they_cannot_be() -> None:
         (["model.backbone=hyena"], "looks to the left only; set model.method=ar"),
         (["model.backbone=caduceus", "model.method=ar"], "looks both ways; set model.method=mdlm"),
         (["model.backbone=caduceus", "model.dropout=0.1"], "has no dropout; set model.dropout=0"),
-        (["model.backbone=caduceus", "model.time_conditioning=true"], "is told no time"),
+        (["model.backbone=caduceus", "model.time_conditioning=true"], "does not take a time"),
         (["model.backbone=caduceus", "model.strands=ph", "model.swap_strands=true"], "belongs to model.strands=ps"),
         (["model.backbone=caduceus"], None),
     ):

@@ -216,7 +216,7 @@ def write_samples(
         watcher = stack.enter_context(Watcher(lm.tokenizer, canvases)) if watch else None
         quiet = watch or stream is not None
         progress = stack.enter_context(progress_bar("writing", quiet=quiet))
-        pieces = TextStream(lm.painter, canvas, options.stop)
+        pieces = TextStream(lm.prompt_builder, canvas, options.stop)
         left = [int((canvas.ids == lm.tokenizer.vocab.mask).sum())] * request.n
         total = sum(left)
         for state, sample in lm.run(jobs, batch_size=batch_size, tops=5 if trace else 0):

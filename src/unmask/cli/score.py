@@ -149,6 +149,14 @@ def score_texts(
     named = SamplingParams(label=label).label_id(lm.labels)
     with progress_bar("scoring") as progress:
         found = score_rows(
-            lm.model, lm.painter, own, method=method, span=spans, plan=order, label=named, progress=progress, **how
+            lm.model,
+            lm.prompt_builder,
+            own,
+            method=method,
+            span=spans,
+            plan=order,
+            label=named,
+            progress=progress,
+            **how,
         )
     return own, found

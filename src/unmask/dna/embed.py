@@ -57,7 +57,7 @@ class Embedder:
     @property
     def block_length(self) -> int:
         """Tokens of a block."""
-        return capacity(self.lm.length if self.length is None else self.length, self.lm.painter.block_ends)
+        return capacity(self.lm.length if self.length is None else self.length, self.lm.prompt_builder.block_ends)
 
     @property
     def dim(self) -> int:
@@ -120,7 +120,7 @@ class Embedder:
         """The states (n, dim) float32 of rows of ids."""
         z, present = side_by_side(self.lm, rows)
         states = self._states(z, present)
-        first = 0 if self.lm.painter.block_ends is None else 1
+        first = 0 if self.lm.prompt_builder.block_ends is None else 1
         return [row_states[first : first + len(row)].numpy() for row_states, row in zip(states, rows, strict=True)]
 
     def _states(self, z: Tensor, present: Tensor | None) -> Tensor:

@@ -142,7 +142,7 @@ class PairedScorer:
     @property
     def _first(self) -> int:
         """The column of the first base of a row."""
-        return 0 if self.lm.painter.block_ends is None else 1
+        return 0 if self.lm.prompt_builder.block_ends is None else 1
 
     def _batch(self, pairs: Sequence[Pair], turned: bool) -> Batch:
         """Windows with the reference, then those with the alternative; a pair shares its random streams."""

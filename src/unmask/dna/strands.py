@@ -34,8 +34,8 @@ def need_dna(lm: LM, what: str) -> None:
 def complement_of(lm: LM) -> Tensor:
     """(V,) id to id. BOS and EOS at the ends of rows are swapped: the other strand has a beginning too."""
     table = torch.from_numpy(COMPLEMENT)[: lm.tokenizer.vocab.size].clone()
-    if lm.painter.block_ends is not None:
-        first, last = lm.painter.block_ends
+    if lm.prompt_builder.block_ends is not None:
+        first, last = lm.prompt_builder.block_ends
         table[first], table[last] = last, first
     return table
 
@@ -43,7 +43,7 @@ def complement_of(lm: LM) -> Tensor:
 def side_by_side(lm: LM, rows: Sequence[np.ndarray]) -> tuple[Tensor, Tensor | None]:
     """(B, L) rows of ids with the block ends of the training, padded, and which columns exist (None = all)."""
     tensors = [torch.from_numpy(np.asarray(row, dtype=np.int64)) for row in rows]
-    if (block_ends := lm.painter.block_ends) is not None:
+    if (block_ends := lm.prompt_builder.block_ends) is not None:
         first, last = torch.tensor(block_ends).split(1)
         tensors = [torch.cat((first, row, last)) for row in tensors]
     return stack(tensors, lm.tokenizer.vocab)

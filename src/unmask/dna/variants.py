@@ -65,7 +65,7 @@ class VariantRequest:
         check_method(lm.model, self.method)
         at_least("draws", self.draws)
         at_least("batch_size", self.batch_size)
-        capacity = lm.painter.capacity
+        capacity = lm.prompt_builder.capacity
         window = capacity if self.window is None else self.window
         longest = lm.model.backbone.longest
         if window < 1 or (longest is not None and window > longest):

@@ -57,7 +57,7 @@ class BoundScorer:
 
     def nats(self, texts: Sequence[str]) -> list[JudgedText]:
         """The bound of each text; one that has nothing to score has no tokens."""
-        unscored = self.lm.model.given if self.lm.painter.block_ends is None else 0
+        unscored = self.lm.model.unscored if self.lm.prompt_builder.block_ends is None else 0
         full = [i for i, text in enumerate(texts) if len(self.lm.encode(text)) > unscored]
         judged = [JudgedText(0.0, 0)] * len(texts)
         if full:
@@ -95,7 +95,7 @@ def judge_model(
 
     lm = load(path, which=which, weights=weights, device=device)
     options = SamplingParams(**how).settle(lm.model)
-    steps = getattr(options.plan(lm.painter), "steps", None)  # as asked for, or the default of the sampler
+    steps = getattr(options.plan(lm.prompt_builder), "steps", None)  # as asked for, or the default of the sampler
     length = len(lm.prompt_canvas("", length, windowed=options.stride is not None).ids)
     by = None if scorer is None else open_judge(scorer, lm.model.device, device)
     if with_mauve:

@@ -143,7 +143,7 @@ def score(
     ask = ScoreRequest(model, eval_keys(seed), _plan_for(method, plan), batch_size, progress=progress, **numbers)
     spans = each_span(span, texts)
     texts = [texts] if isinstance(texts, str) else list(texts)
-    unscored = model.given if builder.block_ends is None else 0  # else BOS is given, and never scored
+    unscored = model.unscored if builder.block_ends is None else 0  # else BOS is given, and never scored
     passages, scored = read_passages(builder, texts, spans, unscored)
     rows: list[RowNats] = []
     with evaluating(model):

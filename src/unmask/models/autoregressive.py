@@ -1,11 +1,11 @@
 """The autoregressive model that the paper compares with: -log p of every token given those before it, exactly.
 
-The likelihood is of the same tokens as that of a diffusion model: a start symbol, for which the id of [MASK] serves (it
-never occurs in text), stands before every row, so that the first token is scored too. Without it (`start=False`) it is
-the protocol of the published runs: the first token is given and not scored.
+The likelihood covers the same tokens as that of a diffusion model: every row is preceded by a start symbol (the id of
+[MASK], which never occurs in text), so that the first token is scored too. Without it (`start=False`) the protocol is
+that of the published runs: the first token is given and not scored.
 
-Sampling goes through the same batcher as that of diffusion models, with the sampler `LeftToRight`. `CachedDenoiser`
-keeps what the network has read of each sequence.
+Sampling uses the same batcher as diffusion models, with the sampler `LeftToRight`. `CachedDenoiser` keeps what the
+network has read of each sequence.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from torch.nn.utils.rnn import pad_sequence
 from ..networks.dit import KeyValue, pick
 from ..networks.interface import Network
 from ..process.keys import Keys
+from ..process.masking import at_tokens
 from ..process.parameterization import Mean
 from ..process.schedule import Polynomial, Schedule
 from ..sampling import LeftToRight, Request, Slot, Trajectory, Windows, Written, advance_tokens
@@ -30,20 +31,20 @@ from .language_model import LanguageModel, in_chunks
 
 
 class AutoRegressive(LanguageModel):
-    """A causal backbone; with `start`, every row begins with a start symbol of its own."""
+    """A causal network; with `start`, every row begins with a start symbol."""
 
     exact = True
     default_sampler = "left-to-right"
 
     def __init__(self, backbone: Network, start: bool = True) -> None:
         super().__init__()
-        assert backbone.causal, "a network that looks both ways has seen what it is to predict"
+        assert backbone.causal, "a network that looks both ways has seen the token that it predicts"
         self.backbone, self.start = backbone, start
-        self.given = 0 if start else 1
+        self.unscored = 0 if start else 1
         self.meaning = Mean()  # softmax over all tokens but [MASK]
 
     def started(self, columns: Tensor, symbol: int | bool) -> Tensor:
-        """(B, L) to (B, L + 1): with the start symbol before each row, if there is one."""
+        """(B, L) to (B, L + 1): each row after the start symbol; unchanged if there is none."""
         return F.pad(columns, (1, 0), value=symbol) if self.start else columns
 
     def nats(self, batch: Batch, keys: Keys) -> TokenNats:
@@ -54,7 +55,7 @@ class AutoRegressive(LanguageModel):
         weight, source, valid = batch.weight(), every, None
         if not self.start:  # the state of a token predicts the next one, and nothing predicts the first
             weight, source = weight & (every > 0), every - 1
-        if batch.present is not None:  # the state of an absent column has seen its token: the last one before it counts
+        if batch.present is not None:  # the state of an absent column has read its token: use the last state before it
             valid = self.started(batch.present, True)[:, :length]
             source = torch.where(valid, every, 0).cummax(1).values.gather(1, source.clamp(min=0))
         hidden = self.backbone(self.started(x, self.vocab.mask)[:, :length], valid=valid)[0]
@@ -64,16 +65,16 @@ class AutoRegressive(LanguageModel):
         return TokenNats(empty.index_put((row, column), value), weight)
 
     def _target(self, hidden: Tensor, tokens: Tensor) -> tuple[Tensor]:
-        return (-self.log_x(hidden).gather(-1, tokens[:, None]).squeeze(-1),)
+        return (-at_tokens(self.log_x(hidden), tokens),)
 
     def states(self, tokens: Tensor, present: Tensor | None = None) -> Tensor:
-        """(B, L, hidden): the state of each token has read it and all before it."""
+        """(B, L, hidden): the state of each token, which has read it and all tokens before it."""
         valid = None if present is None else self.started(present, True)
         hidden = self.backbone(self.started(tokens, self.vocab.mask), valid=valid)[0]
         return hidden[:, hidden.shape[1] - tokens.shape[1] :]
 
     def log_x(self, rows: Tensor) -> Tensor:
-        """Log-probabilities (N, V) in float32 of the next token, of chosen rows of hidden states."""
+        """Log-probabilities (N, V) in float32 of the next token, from rows of hidden states."""
         return self.meaning.log_x(self.backbone.head(rows), self.vocab.mask)
 
     def denoiser(self) -> CachedDenoiser:
@@ -81,7 +82,7 @@ class AutoRegressive(LanguageModel):
         return CachedDenoiser(self)
 
     def check(self, request: Request) -> None:
-        """Raise if a request cannot be followed."""
+        """Raise if the model cannot follow a request."""
         sampler = request.sampler
         inner = sampler.plan if isinstance(sampler, Windows) else sampler
         if not isinstance(inner, LeftToRight) or inner.k != 1:
@@ -92,8 +93,8 @@ class AutoRegressive(LanguageModel):
         free = request.writable(self.vocab)
         if (free[:-1] & ~free[1:]).any():
             raise UserError(
-                "an autoregressive model writes from left to right and does not see what comes after; "
-                "give a prompt and no suffix or gap"
+                "an autoregressive model writes from left to right and does not see what follows; "
+                "give a prompt, without a suffix or gaps"
             )
         framed = isinstance(sampler, Windows) and sampler.frame is not None
         if not self.start and free[:1].any() and not framed:
@@ -105,18 +106,18 @@ class AutoRegressive(LanguageModel):
             raise UserError("this autoregressive model was trained without labels; leave out label and guidance")
 
     def describe(self) -> dict[str, Any]:
-        """The law of its likelihood, for protocols."""
+        """How its likelihood is defined, for protocols."""
         return {"bound": "exact", "order": "left to right", "start_token": self.start}
 
 
-APART = 8  # rows that have so many times more to read than others go through the network by themselves
+APART = 8  # rows that have this many times more to read than others go through the network separately
 
 
 @dataclass(frozen=True)
 class Block:
-    """What the network keeps of the rows of one call: (B, H, W, D) each, or states (B, ·, ·).
+    """The cache of the rows of one call: (B, H, W, D) each, or states (B, ·, ·).
 
-    Row b has read n[b] columns; where there are columns at all, it *ends* with those n[b].
+    Row b has read n[b] columns; in a cache with columns they are its *last* n[b].
     """
 
     n: list[int]
@@ -131,7 +132,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Read:
-    """What was read of a slot: a row of a block, and what other sequences may have in common with it."""
+    """What was read of a slot: a row of a block, and what other sequences may share with it."""
 
     block: Block
     row: int
@@ -140,16 +141,16 @@ class Read:
 
     @property
     def n(self) -> int:
-        """Columns."""
+        """The number of columns."""
         return self.block.n[self.row]
 
 
 class CachedDenoiser:
     """An autoregressive model as a denoiser, for one batcher.
 
-    Column j of `hidden` predicts token j. Of each slot the network reads only what it has not read yet; a slot says how
-    much of its canvas is as it was. Sequences of one prompt that begin together read it once, and one that joins later
-    goes on from the prompt of another.
+    Column j of `hidden` predicts token j. The network reads only the part of each slot that it has not read yet; a slot
+    says how much of its canvas is unchanged. Sequences with the same prompt that begin together read it once, and one
+    that joins later continues from the prompt of another.
     """
 
     time_conditioned = False
@@ -159,7 +160,7 @@ class CachedDenoiser:
 
     def __init__(self, model: AutoRegressive) -> None:
         self.model = model
-        self.schedule: Schedule = Polynomial()  # a denoiser has one; left to right nobody asks for it
+        self.schedule: Schedule = Polynomial()  # part of the interface; left to right does not use it
         self.read: dict[int, Read] = {}  # by slot
 
     @property
@@ -173,11 +174,11 @@ class CachedDenoiser:
         return self.model.device
 
     def check(self, request: Request) -> None:
-        """Raise if a request cannot be followed."""
+        """Raise if the model cannot follow a request."""
         self.model.check(request)
 
     def advance(self, trajectories: Sequence[Trajectory]) -> list[Written | None]:
-        """One network call for all."""
+        """One network call for all trajectories."""
         return advance_tokens(self, trajectories)
 
     def release(self, slot: int) -> None:
@@ -185,7 +186,7 @@ class CachedDenoiser:
         self.read.pop(slot, None)
 
     def log_x(self, rows: Tensor) -> Tensor:
-        """Log-probabilities of the next token, of chosen rows of hidden states."""
+        """Log-probabilities of the next token, from rows of hidden states."""
         return self.model.log_x(rows)
 
     def hidden(
@@ -197,9 +198,9 @@ class CachedDenoiser:
         queries: Tensor | None = None,
         slots: Sequence[Slot] | None = None,
     ) -> Tensor:
-        """(B, M, hidden): the states that predict the tokens of columns (B, M). What stands after them is not read.
+        """(B, M, hidden): the states that predict the tokens of columns (B, M). What follows them is not read.
 
-        That is why `present` does not matter: rows are padded at their ends. Without slots nothing is kept.
+        So `present` does not matter: rows are padded at their ends. Without slots nothing is cached.
         """
         self.model.backbone.condition(t, label)  # refuses labels
         inputs = self.model.started(z, self.vocab.mask)
@@ -217,12 +218,12 @@ class CachedDenoiser:
             return hidden[[once.index(i) for i in first]]
         sources = [None] * len(inputs) if slots is None else [self._source(slot) for slot in slots]
         kept = torch.tensor([0 if source is None else source[1] for source in sources], device=inputs.device)
-        kept = torch.minimum(kept, columns.amin(1))  # a column that is asked for is read, again if need be
-        if self.model.backbone.recurrent:  # a state cannot be cut: it goes on from all that was read, or from nothing
+        kept = torch.minimum(kept, columns.amin(1))  # a column in `queries` is always read, again if necessary
+        if self.model.backbone.recurrent:  # a state cannot be cut: continue from all that was read, or from nothing
             whole = torch.tensor([-1 if s is None else s[0].n for s in sources], device=inputs.device)
             kept = torch.where(kept == whole, kept, 0)
             return self._read(inputs, columns, kept, sources, slots)
-        # A row that has just joined, with much to read, goes apart: it would have all others read as much again.
+        # A row that has just joined and has much to read goes separately: all others would have to read as much again.
         unread = columns.amax(1) + 1 - kept
         far = unread > APART * unread.min()
         if not far.any():
@@ -237,7 +238,7 @@ class CachedDenoiser:
         return out
 
     def _first(self, slots: Sequence[Slot]) -> list[int] | None:
-        """For each row the first one that has the same to read, or None where all have something of their own."""
+        """For each row the first row that reads the same, or None if all rows differ."""
         seen: dict[tuple[int, ...], int] = {}
         first = list(range(len(slots)))
         for i, slot in enumerate(slots):
@@ -246,7 +247,7 @@ class CachedDenoiser:
         return first if len(set(first)) < len(first) else None
 
     def _source(self, slot: Slot) -> tuple[Read, int] | None:
-        """What was read of a slot, or of another one with the same prompt, and how many columns of it hold."""
+        """What was read of a slot, or of another slot with the same prompt, and how many of its columns are valid."""
         start = 1 if self.model.start else 0
         if (read := self.read.get(slot.number)) is not None:
             return read, min(read.n, slot.kept + start)
@@ -265,10 +266,9 @@ class CachedDenoiser:
         sources: Sequence[tuple[Read, int] | None],
         slots: Sequence[Slot] | None,
     ) -> Tensor:
-        """One network call. All rows read equally many columns, so that all of them end with their last one.
+        """One network call. All rows read the same number of columns, and each ends with its last one.
 
-        Where a row has fewer than that, what stands before its first token (of a recurrent network: before what is new
-        to it) is padding.
+        If a row has fewer, it is padded before its first token (with a recurrent network: before what is new to it).
         """
         last = columns.amax(1)
         new = int((last + 1 - kept).max())
@@ -300,8 +300,8 @@ class CachedDenoiser:
         empty: list[KeyValue] = self.model.backbone.empty_cache(len(kept))
         if not any(kept):
             return empty
-        if (block := _all_of_one(reads)) is not None and kept == block.n:
-            return block.cache  # the rows of the last call, one token further: the common case needs no copy
+        if (block := _only_block(reads)) is not None and kept == block.n:
+            return block.cache  # the common case, the rows of the last call one token later, needs no copy
         nothing = [(k[0].transpose(0, 1), v[0].transpose(0, 1)) for k, v in empty]
         parts = [nothing if read is None else read.block.part(read.row, n) for read, n in zip(reads, kept, strict=True)]
         return [
@@ -310,11 +310,11 @@ class CachedDenoiser:
         ]
 
     def _states(self, reads: Sequence[Read | None], kept: list[int]) -> list[KeyValue]:
-        """The states from which rows go on: that of what was read, or of nothing where none is kept."""
+        """The states from which rows continue: those of what was read, or empty ones if nothing is kept."""
         empty: list[KeyValue] = self.model.backbone.empty_cache(len(kept))
         if not any(kept):
             return empty
-        if (block := _all_of_one(reads)) is not None and all(kept):
+        if (block := _only_block(reads)) is not None and all(kept):
             return block.cache
         rows = [
             [
@@ -328,7 +328,7 @@ class CachedDenoiser:
         return [(torch.stack([a for a, _ in layer]), torch.stack([b for _, b in layer])) for layer in rows]
 
 
-def _all_of_one(reads: Sequence[Read | None]) -> Block | None:
+def _only_block(reads: Sequence[Read | None]) -> Block | None:
     """The block that has exactly these rows in this order, if there is one."""
     block = None if reads[0] is None else reads[0].block
     if block is None or len(block.n) != len(reads):

@@ -1,18 +1,18 @@
-"""A backbone with a label or a score for each row: what GLUE and Genomic Benchmarks train (paper sections 5.1 and 5.2).
+"""A network with a label or a score for each row, for GLUE and Genomic Benchmarks (paper sections 5.1 and 5.2).
 
-pooling="first": pooler and classifier are BERT's: one hidden state, a dense layer with tanh, dropout, a
-linear layer. The state is that of the first token; a causal network's first token sees only itself, so there it is the
-last real token (the paper does not say what it took).
+pooling="first": pooler and classifier are those of BERT: one hidden state, a dense layer with tanh, dropout, a
+linear layer. The state is that of the first token; in a causal network the first token sees only itself, so there it is
+the last real token (the paper does not say which it used).
 
-pooling="mean": the mean of the hidden states, and a linear layer. Padding is not among them; the code of
-Caduceus takes the mean over padding too, so that there a short sequence looks different in a batch with a long one. Of
-a network with two strands (Caduceus PS) the layer looks at each strand and its two answers are averaged, so that the
-reverse complement of a sequence has the same answer. (The layer is linear: that is its answer to the mean of the two.)
+pooling="mean": the mean of the hidden states, and a linear layer. Padding does not count (in the code of Caduceus it
+does, so that a short sequence gets another result in a batch with a long one). For a network with two strands (Caduceus
+PS) the layer is applied to each strand and its two outputs are averaged, so that the reverse complement of a sequence
+has the same output. (The layer is linear, so this is its output for the mean of the two.)
 
-A Plaid model reads embeddings, not tokens: there `reader` is that model, and a row is what it reads at t = 0 without
-noise and without a guess (the paper does not say how it was done).
+A Plaid model reads embeddings, not tokens: there `reader` is that model, and a row is read at t = 0 without noise and
+without a guess (the paper does not say how it was done).
 
-The head of the language model stays where it is, unused and untrained.
+The head of the language model stays in place, unused and untrained.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Classifier(nn.Module):
                 nn.init.normal_(layer.weight, std=0.02)
                 nn.init.zeros_(layer.bias)
         self.reader = reader
-        if reader is not None:  # its backbone is ours: one owner, or its weights would be saved twice
+        if reader is not None:  # it shares our network: one owner, or the weights would be saved twice
             reader.__dict__["backbone"] = reader._modules.pop("backbone", backbone)
 
     @property
@@ -65,7 +65,7 @@ class Classifier(nn.Module):
 
     @property
     def pooling(self) -> str:
-        """What stands for a row, for protocols."""
+        """How a row is pooled, for protocols."""
         if self.mean:
             return "mean over real tokens" + (", both strands averaged" if self.two_strands else "")
         return "last real token" if self.backbone.causal else "first token"
@@ -87,11 +87,11 @@ class Classifier(nn.Module):
             mean = torch.where(real, hidden, 0).sum(1) / real.sum(1).clamp(min=1)
         if not self.two_strands:
             return mean
-        forward, other = mean.chunk(2, -1)  # the channels of the other strand stand backwards
+        forward, other = mean.chunk(2, -1)  # the channels of the other strand are reversed
         return (forward + other.flip(-1)) / 2
 
     def _pooled(self, batch: Batch) -> Tensor:
-        """(B, hidden): the state that stands for each row."""
+        """(B, hidden): the state that represents each row."""
         column = self._column(batch)
         net = self.backbone
         asked = column if "queries" in net.takes and not net.causal and self.reader is None else None
@@ -99,7 +99,7 @@ class Classifier(nn.Module):
         return (hidden if asked is not None else pick(hidden, column))[:, 0]
 
     def _hidden(self, batch: Batch, asked: Tensor | None = None) -> Tensor:
-        """(B, L, hidden): the states of clean text (sigma 0), or of the columns that are asked for."""
+        """(B, L, hidden): the states of clean text (sigma 0), or only those of the columns `asked`."""
         net, tokens, reader = self.backbone, batch.tokens, self.reader
         if reader is not None:
             gamma = reader.gamma(torch.zeros(len(batch), device=tokens.device, dtype=torch.float64))
@@ -111,7 +111,7 @@ class Classifier(nn.Module):
         return hidden
 
     def _column(self, batch: Batch) -> Tensor:
-        """(B, 1): where the state stands."""
+        """(B, 1): the column of that state."""
         tokens = batch.tokens
         if not self.backbone.causal:
             return tokens.new_zeros(len(tokens), 1)
@@ -122,17 +122,17 @@ class Classifier(nn.Module):
     def forward(self, batch: Batch, keys: Keys) -> tuple[Tensor, Tensor]:
         """(cross-entropy, or squared error of a score, summed over rows; the number of rows)."""
         assert batch.label is not None, "a classifier learns from labels"
-        found = self.outputs(batch)
+        outputs = self.outputs(batch)
         if self.n_outputs == 1:
-            loss = (found[:, 0] - batch.label.to(found.dtype)).square().sum()
+            loss = (outputs[:, 0] - batch.label.to(outputs.dtype)).square().sum()
         else:
-            loss = F.cross_entropy(found, batch.label, reduction="sum")
-        return loss, torch.tensor(float(len(batch)), device=found.device)
+            loss = F.cross_entropy(outputs, batch.label, reduction="sum")
+        return loss, torch.tensor(float(len(batch)), device=outputs.device)
 
     def freeze_unused(self) -> list[str]:
-        """Take no gradient of weights that the outputs do not depend on (the language model's head); their names.
+        """Freeze the weights that the outputs do not depend on (the language model's head), and return their names.
 
-        A probe finds them, whatever the backbone. (DDP waits for the gradient of every weight that may have one.)
+        A probe finds them in any network. (DDP waits for the gradient of every weight that may have one.)
         """
         tokens = torch.tensor([[0, 1, 2, 0]], device=self.device) % self.backbone.vocab.size
         probe = Batch(tokens, torch.zeros(1, dtype=torch.int64), 1, types=tokens.clamp(max=1))

@@ -1,6 +1,6 @@
 """Masked diffusion (paper sections 3.2-3.5): MDLM, D3PM and the ladder between them, SEDD.
 
-They differ in what the logits mean (`parameterization.py`) and in nothing else.
+They differ only in what the logits mean (`parameterization.py`).
 
 Only masked rows matter: under carry-over an unmasked position costs nothing and never changes, so the vocabulary
 projection, the softmax and the loss run on masked, scored positions only. No (B, L, V) tensor is ever made. Without
@@ -19,15 +19,15 @@ from torch import Tensor
 from ..networks.interface import Network
 from ..process import bounds
 from ..process.keys import Keys
-from ..process.masking import corrupt, corrupt_mlm
+from ..process.masking import at_tokens, corrupt, corrupt_mlm
 from ..process.parameterization import Mean, Parameterization
 from ..process.schedule import ContinuousTime, Draw, Law, Schedule
 from ..sampling import Request, Trajectory, Written, advance_tokens
 from ..types import Batch, TokenNats, UserError
 from .language_model import LanguageModel, in_chunks
 
-SIGMA_TOLD = 30.0  # what a network is told saturates here: fewer than 1e-13 of the tokens are left to see
-RECONSTRUCTED = 4  # one row of so many is reconstructed, with that weight: the term is small, a second pass is not
+MAX_SIGMA = 30.0  # the noise level that a network sees saturates here: fewer than 1e-13 of the tokens are unmasked
+RECONSTRUCTED = 4  # one row in this many is reconstructed, with that weight: the term is small, a second pass is not
 
 
 @dataclass(frozen=True)
@@ -36,14 +36,14 @@ class Objective:
 
     cross_entropy: bool = False  # of masked tokens, unweighted (MaskGIT, discrete flow matching)
     law: Law | None = None  # times of the training only, such as a clipped range
-    stratified: bool = True  # one row a stratum of time; else independent times
+    stratified: bool = True  # one row per stratum of time; else independent times
     mask_rate: float | None = (
         None  # BERT's masked language modeling (15 % of the tokens, 80/10/10) instead of diffusion
     )
 
 
 class MaskedDiffusion(LanguageModel):
-    """A backbone, a schedule, the meaning of its logits, and the law of its bound."""
+    """A network, a schedule, the meaning of its logits, and the law of its bound."""
 
     fills_masks = True
 
@@ -82,7 +82,7 @@ class MaskedDiffusion(LanguageModel):
         return other.train(self.training)
 
     def states(self, tokens: Tensor, present: Tensor | None = None) -> Tensor:
-        """(B, L, hidden) of tokens as they stand, at time 0."""
+        """(B, L, hidden) of unmasked tokens, at time 0."""
         return self.hidden(tokens, torch.zeros(len(tokens), dtype=torch.float64), present)
 
     def hidden(
@@ -95,15 +95,15 @@ class MaskedDiffusion(LanguageModel):
     ) -> Tensor:
         """Hidden states (B, L, hidden) of z at times t (B,) or (B, L), given labels (B,) if it has any (-1 = none).
 
-        With `queries` (B, M), those of these columns only: (B, M, hidden).
+        With `queries` (B, M), only the states of these columns: (B, M, hidden).
         """
         if t.ndim > 1:
             if self.backbone.time_conditioning:
-                raise UserError("this network is told one time per row; set model.time_conditioning=false")
-            t = t[:, 0]  # which nobody is told
-        sigma = self.schedule.sigma(t).clamp(max=SIGMA_TOLD)
-        told = None if label is None else label.to(z.device)
-        cond = self.backbone.condition(sigma.float().to(z.device), told)
+                raise UserError("this network takes one time per row; set model.time_conditioning=false")
+            t = t[:, 0]  # the network does not use it
+        sigma = self.schedule.sigma(t).clamp(max=MAX_SIGMA)
+        label = None if label is None else label.to(z.device)
+        cond = self.backbone.condition(sigma.float().to(z.device), label)
         valid = None if present is None else present.to(z.device)
         if queries is None or ("queries" in self.backbone.takes and 2 * queries.shape[1] <= z.shape[1]):
             return self.backbone(z, condition=cond, valid=valid, queries=queries)[0]
@@ -111,7 +111,7 @@ class MaskedDiffusion(LanguageModel):
         return hidden[torch.arange(len(z), device=z.device)[:, None], queries]
 
     def log_x(self, rows: Tensor) -> Tensor:
-        """Log x̂ (N, V) in float32 of chosen rows of hidden states."""
+        """Log x̂ (N, V) in float32 from rows of hidden states."""
         return self.parameterization.log_x(self.backbone.head(rows), self.vocab.mask)
 
     def nats(self, batch: Batch, keys: Keys) -> TokenNats:
@@ -125,8 +125,8 @@ class MaskedDiffusion(LanguageModel):
         law = self.objective.law or self.law
         if not self.objective.cross_entropy:
             return self._nats(batch, keys, law).sum(), batch.weight().sum()
-        look = self._look(batch, law.draw(self._times(batch, keys, law), self.schedule), keys)
-        nll = look.nll + bounds.log_mass(look.mass)  # of x̃ scaled to 1, where it is not
+        prediction = self._predict(batch, law.draw(self._times(batch, keys, law), self.schedule), keys)
+        nll = prediction.nll + bounds.log_mass(prediction.mass)  # of x̃ scaled to 1, where it is not
         return nll.float().sum(), torch.tensor(float(len(nll)), device=nll.device)
 
     def _mlm(self, batch: Batch, keys: Keys, rate: float) -> tuple[Tensor, Tensor]:
@@ -140,12 +140,12 @@ class MaskedDiffusion(LanguageModel):
         row, column = torch.nonzero(chosen.to(z.device), as_tuple=True)
         t = self.schedule.inverse(torch.full((len(batch),), 1 - rate, dtype=torch.float64)).clamp(0, 1)
         hidden = self.hidden(z, t, batch.present, batch.label)[row, column]
-        (nll,) = in_chunks(self._own, vocab.size, hidden, batch.tokens[row, column])
+        (nll,) = in_chunks(self._token_nll, vocab.size, hidden, batch.tokens[row, column])
         return nll.sum(), torch.tensor(float(len(nll)), device=nll.device)
 
-    def _own(self, hidden: Tensor, tokens: Tensor) -> tuple[Tensor]:
+    def _token_nll(self, hidden: Tensor, tokens: Tensor) -> tuple[Tensor]:
         """-log x̂ of tokens (N,) from hidden rows (N, hidden)."""
-        return (-self.log_x(hidden).gather(-1, tokens[:, None]).squeeze(-1),)
+        return (-at_tokens(self.log_x(hidden), tokens),)
 
     def _times(self, batch: Batch, keys: Keys, law: Law) -> Tensor:
         return law.uniforms(batch.index, batch.total, batch.tokens.shape[1], keys, self.objective.stratified)
@@ -159,13 +159,13 @@ class MaskedDiffusion(LanguageModel):
         return self._step(batch, inner, keys) + self._reconstruction(batch, last, keys)
 
     def _step(self, batch: Batch, draw: Draw, keys: Keys) -> Tensor:
-        """The nats of one step a row: masked positions cost something, the others nothing."""
-        look = self._look(batch, draw, keys)
-        value = bounds.nats(look.draw, look.nll, look.mass, self.parameterization.is_measure).float()
-        return look.spread(value, batch)
+        """The nats of one step per row: masked positions cost something, the others nothing."""
+        prediction = self._predict(batch, draw, keys)
+        value = bounds.nats(prediction.draw, prediction.nll, prediction.mass, self.parameterization.is_measure).float()
+        return prediction.spread(value, batch)
 
-    def _look(self, batch: Batch, draw: Draw, keys: Keys) -> Prediction:
-        """What the network says of the masked, scored positions of a draw."""
+    def _predict(self, batch: Batch, draw: Draw, keys: Keys) -> Prediction:
+        """The prediction for the masked, scored positions of a draw."""
         z = self._corrupt(batch, draw, keys, "mask")
         row, column = torch.nonzero((z == self.vocab.mask) & batch.weight(), as_tuple=True)
         hidden = self.hidden(z, draw.t, batch.present, batch.label)[row, column]  # (N, hidden)
@@ -180,20 +180,20 @@ class MaskedDiffusion(LanguageModel):
     def _reconstruction(self, batch: Batch, last: Draw, keys: Keys) -> Tensor:
         """-log x̂(x) at every scored position, masked or not, from the z of the last step (eq. 46, first term).
 
-        Of one row in RECONSTRUCTED, drawn over the global batch or data set, with that weight.
+        Computed for one row in RECONSTRUCTED, drawn from the global batch or data set, with that weight.
         """
         share = -(-batch.total // RECONSTRUCTED)
         drawn = torch.from_numpy(keys.permute("reconstruct", batch.index, batch.total)) < share
-        # Where no row is drawn the first is looked at and counts 0: FSDP wants as many passes from every process.
-        here = torch.nonzero(drawn if drawn.any() else torch.arange(len(batch)) == 0).squeeze(-1)
-        part, draw = batch.rows(here), last.rows(here)
+        # If no row is drawn, the first one is computed with weight 0: FSDP needs equally many passes in all processes.
+        chosen = torch.nonzero(drawn if drawn.any() else torch.arange(len(batch)) == 0).squeeze(-1)
+        part, draw = batch.rows(chosen), last.rows(chosen)
         row, column = torch.nonzero(part.weight(), as_tuple=True)
         z = self._corrupt(part, draw, keys, "last mask")
         hidden = self.hidden(z, draw.t, part.present, part.label)[row, column]
-        (nll,) = in_chunks(self._own, self.vocab.size, hidden, part.tokens[row, column])
-        scale = draw.at(row, column).scale * drawn[here].to(row.device)[row] * (batch.total / share)
+        (nll,) = in_chunks(self._token_nll, self.vocab.size, hidden, part.tokens[row, column])
+        scale = draw.at(row, column).scale * drawn[chosen].to(row.device)[row] * (batch.total / share)
         value = torch.zeros(batch.tokens.shape, dtype=nll.dtype, device=nll.device)
-        return value.index_put((here.to(row.device)[row], column), nll * scale.float())
+        return value.index_put((chosen.to(row.device)[row], column), nll * scale.float())
 
     def _corrupt(self, batch: Batch, draw: Draw, keys: Keys, purpose: str) -> Tensor:
         uniform = keys.uniform(purpose, batch.index, batch.tokens.shape[1])
@@ -205,35 +205,35 @@ class MaskedDiffusion(LanguageModel):
         return self
 
     def check(self, request: Request) -> None:
-        """Raise if a request cannot be followed."""
+        """Raise if the model cannot follow a request."""
         request.sampler.check(self)
 
     def advance(self, trajectories: Sequence[Trajectory]) -> list[Written | None]:
-        """One network call for all."""
+        """One network call for all trajectories."""
         return advance_tokens(self, trajectories)
 
     @property
     def time_conditioned(self) -> bool:
-        """Whether the network is told the time."""
+        """Whether the network depends on the time."""
         return self.backbone.time_conditioning
 
     @property
     def normalised(self) -> bool:
-        """Whether the schedule alone says when a position is revealed, and no token changes afterwards."""
+        """Whether the schedule alone decides when a position is revealed, and no token changes afterwards."""
         return self.parameterization.zero_mask and self.parameterization.carry_over
 
     @property
     def carry_over(self) -> bool:
-        """Whether a written token stays: without it the last step writes all tokens anew."""
+        """Whether a written token stays; if not, the last step writes all tokens anew."""
         return self.parameterization.carry_over
 
     @property
     def default_sampler(self) -> str:  # type: ignore[override]
-        """The plan drawn ahead where the schedule allows it, else the textbook step."""
+        """The sampler `plan`, with reveals drawn ahead, where the schedule allows it; else the textbook sampler."""
         return "plan" if self.normalised else "ancestral"
 
     def describe(self) -> dict[str, Any]:
-        """The law of its likelihood, for protocols."""
+        """How its likelihood is defined, for protocols."""
         facts = {
             **self.law.describe(),
             "schedule": repr(self.schedule),
@@ -249,21 +249,21 @@ class MaskedDiffusion(LanguageModel):
 
 
 def as_masked(model: LanguageModel) -> MaskedDiffusion | None:
-    """The model as one that fills masks, if it says that it does."""
+    """The model as one that fills masks, or None if it does not."""
     return cast(MaskedDiffusion, model) if model.fills_masks else None
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """Masked, scored positions and what the network said of them."""
+    """Masked, scored positions and what the network predicts for them."""
 
     row: Tensor  # (N,)
     column: Tensor  # (N,)
-    draw: Draw  # a value a position
+    draw: Draw  # one value per position
     nll: Tensor  # (N,) -log x̃(x)
     mass: Tensor  # (N,) sum of x̃
 
     def spread(self, value: Tensor, batch: Batch) -> Tensor:
-        """(B, L) of values a position; 0 elsewhere."""
+        """(B, L): the values at these positions, 0 elsewhere."""
         empty = torch.zeros(batch.tokens.shape, dtype=value.dtype, device=value.device)
         return empty.index_put((self.row, self.column), value)

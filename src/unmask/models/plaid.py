@@ -1,15 +1,15 @@
-"""Plaid (Gulrajani and Hashimoto 2023; the paper's rival on DNA): Gaussian diffusion over embeddings.
+"""Plaid (Gulrajani and Hashimoto 2023; the paper compares with it on DNA): Gaussian diffusion over embeddings.
 
-A token is a point E[x] on the unit sphere of a small space, which is learned, and z = alpha·E[x] + sigma·noise. The
-network says which token was there, x̂ is the mean of their embeddings, and
+A token is a learned point E[x] on the unit sphere of a small space, and z = alpha·E[x] + sigma·noise. The network
+predicts the token, x̂ is the mean embedding under that prediction, and
 
     NELBO = -log p(x | z_0) + E_t[½ gamma'(t) e^(-gamma(t)) |E[x] - x̂|²] + KL(q(z_1 | x) || N(0, 1))
 
-is a bound on -log p(x). Schedule and embeddings are learned with the network.
+is a bound on -log p(x). Schedule and embeddings are learned together with the network.
 
 How the noise level reaches the network: as sines and cosines of gamma, through a linear layer that is zero at the
-start, added to the input of every position. So any backbone that takes inputs will do, and the paper's Caduceus needs
-no time embedding of its own.
+start, added to the input of every position. So any network that takes embeddings will do, and the paper's Caduceus
+needs no time embedding.
 
 On a Caduceus that is equivariant to the reverse complement (strands "ps") so is the whole model. For that a complement
 must be a permutation of the channels of z, so embeddings are tied there: E[complement of v] is E[v] with its channels
@@ -28,13 +28,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..errors import UserError, at_least
 from ..networks.interface import Network
 from ..networks.layers import Embedding
 from ..process.keys import Keys
+from ..process.masking import at_tokens
 from ..process.schedule import Law, Schedule, strata
 from ..sampling import Request, Written
 from ..sampling.gaussian import Gaussian, GaussianTrajectory, advance_gaussian, noised
-from ..types import Batch, TokenNats, UserError
+from ..types import Batch, TokenNats
 from .language_model import LanguageModel, in_chunks
 from .plaid_noise import (
     FEATURES,
@@ -47,21 +49,21 @@ from .plaid_noise import (
     ramp,
 )
 
-FASTER = ("embedding_matrix", "noise_schedule", "gamma_bounds")  # modules with a learning rate of their own
+FASTER = ("embedding_matrix", "noise_schedule", "gamma_bounds")  # modules with a higher learning rate
 
 
 @dataclass(frozen=True)
 class PlaidPrediction:
-    """Where rows are looked at: at t = 0, or at a time of the diffusion."""
+    """The times at which rows are evaluated: t = 0, or a time of the diffusion."""
 
     row: Tensor  # (K,) rows of the batch
     t: Tensor  # (K,) float64
     first: Tensor  # (K,) bool: at t = 0, where the tokens are read
-    scale: Tensor  # (K,) float64: 1 / chance of being looked at so
+    scale: Tensor  # (K,) float64: 1 / probability of this kind of time
 
 
 class Plaid(LanguageModel):
-    """A bidirectional backbone that takes inputs, embeddings, and a noise schedule."""
+    """A bidirectional network that takes embeddings, an embedding table, and a noise schedule."""
 
     default_sampler = "gaussian"
     reads_tokens = False
@@ -99,14 +101,14 @@ class Plaid(LanguageModel):
     # -- the network -------------------------------------------------------------------------------------------------
 
     def embeddings(self) -> Tensor:
-        """(V, D) embeddings, of length 1 each."""
+        """(V, D) embeddings, each of length 1."""
         table: Tensor = self.embedding_matrix.embedding
         if self.complement is not None:
             table = table + table[self.complement].flip(-1)
         return F.normalize(table, dim=-1)
 
     def gamma(self, t: Tensor) -> Tensor:
-        """Noise levels of times (B,), in float64."""
+        """Noise levels at times (B,), in float64."""
         low, high = self.gamma_bounds()
         return low + (high - low) * self.noise_schedule(t)[0]
 
@@ -130,14 +132,14 @@ class Plaid(LanguageModel):
     def _inputs(self, z: Tensor, gamma: Tensor, guess: Tensor) -> Tensor:
         """(B, L, hidden): z of variance 1, the guess, and the noise level."""
         size = torch.rsqrt(torch.sigmoid(-gamma) / self.embed_dim + torch.sigmoid(gamma)).to(z.dtype)
-        told = self.read_noise(features(gamma).to(z.dtype))
-        inputs = self.read_z(z * size[:, None, None]) + self.read_guess(guess * self.embed_dim**0.5) + told[:, None]
+        level = self.read_noise(features(gamma).to(z.dtype))
+        inputs = self.read_z(z * size[:, None, None]) + self.read_guess(guess * self.embed_dim**0.5) + level[:, None]
         return inputs.to(z.dtype)
 
     def log_x(self, rows: Tensor, z: Tensor, gamma: Tensor, bias: float = 1.0) -> Tensor:
         """Log-probabilities (N, V) of rows of hidden states, with their z (N, D) and noise levels (N,).
 
-        The logits are the network's, and `bias` times what the noise alone says: log q(z | x).
+        The logits are those of the network, plus `bias` times log q(z | x), which is known from the noise alone.
         """
         logits = self.backbone.head(rows)[:, : self.vocab.size].to(z.dtype)
         with torch.autocast(z.device.type, enabled=False):
@@ -150,7 +152,7 @@ class Plaid(LanguageModel):
         """(x̂ (N, D), -log p(token) (N,)) of rows."""
         log_x = self.log_x(hidden, z, gamma, bias)
         with torch.autocast(z.device.type, enabled=False):
-            return log_x.exp() @ self.embeddings(), -log_x.gather(-1, tokens[:, None]).squeeze(-1)
+            return log_x.exp() @ self.embeddings(), -at_tokens(log_x, tokens)
 
     def _reads(
         self, hidden: Tensor, z: Tensor, gamma: Tensor, tokens: Tensor, where: Tensor, bias: float
@@ -164,23 +166,23 @@ class Plaid(LanguageModel):
     # -- the bound ---------------------------------------------------------------------------------------------------
 
     def nats(self, batch: Batch, keys: Keys) -> TokenNats:
-        """One look a row: an unbiased draw of the bound. Every row has a first guess."""
+        """One time per row: an unbiased draw of the bound. Every row has a first guess."""
         return TokenNats(self._nats(batch, keys, training=False), batch.weight())
 
     def loss(self, batch: Batch, keys: Keys) -> tuple[Tensor, Tensor]:
         """(sum to minimise, weight it is a sum over): the bound with a first guess for some rows only.
 
-        The noise schedule minimises the square of the loss instead. What the noise alone says of the tokens counts
-        less in the first steps (bias_warmup): keys.step is the step of the training.
+        The noise schedule minimises the square of the loss instead. What is known from the noise alone counts less in
+        the first steps (bias_warmup): keys.step is the training step.
         """
         return self._nats(batch, keys, training=True).sum(), batch.weight().sum()
 
     def _nats(self, batch: Batch, keys: Keys, training: bool) -> Tensor:
-        """(B, L) float32 (float64 of a float64 model)."""
-        looks = self._looks(batch, keys)
-        part = batch.rows(looks.row)
+        """(B, L) float32 (float64 for a float64 model)."""
+        drawn = self._draw_times(batch, keys)
+        part = batch.rows(drawn.row)
         device, counts = batch.tokens.device, part.weight()
-        tilde, slope = self.noise_schedule(looks.t)
+        tilde, slope = self.noise_schedule(drawn.t)
         losses = minimising_squares(tilde, slope) if training else []
         low, high = self.gamma_bounds()
         gamma = low + (high - low) * tilde
@@ -190,26 +192,26 @@ class Plaid(LanguageModel):
         bias = ramp(keys.step, self.bias_warmup) if training else 1.0
         guess = self._guess(part, z, gamma, keys, bias, training)
         hidden = self.hidden(z, gamma, guess, part.present, part.label)
-        found, nll = self._reads(hidden, z, gamma, part.tokens, counts, bias)
+        guessed, nll = self._reads(hidden, z, gamma, part.tokens, counts, bias)
         row, column = torch.nonzero(counts, as_tuple=True)
-        square = ((x[row, column] - found) ** 2).sum(-1)
+        square = ((x[row, column] - guessed) ** 2).sum(-1)
         cost = ((high - low) * slope * torch.exp(-gamma) / 2).to(square.dtype)[row] * square
-        first, scale = looks.first.to(device)[row], looks.scale.to(square.dtype).to(device)[row]
-        losses.append(self._row_means(cost.detach(), row, counts, looks.first.to(device)))
+        first, scale = drawn.first.to(device)[row], drawn.scale.to(square.dtype).to(device)[row]
+        losses.append(self._row_means(cost.detach(), row, counts, drawn.first.to(device)))
         value = scale * torch.where(first, nll, cost)
         prior = prior_nats(high, self.embed_dim).to(value.dtype) * batch.weight()
-        return prior.index_put((looks.row.to(device)[row], column), value, accumulate=True)
+        return prior.index_put((drawn.row.to(device)[row], column), value, accumulate=True)
 
     @staticmethod
     def _row_means(cost: Tensor, row: Tensor, counts: Tensor, first: Tensor) -> Tensor:
-        """(K,) the mean of each look's diffusion loss; ½ at t = 0, which the schedule has no part in."""
+        """(K,): the mean diffusion loss of each row; ½ at t = 0, which does not depend on the schedule."""
         sums = cost.new_zeros(len(counts)).index_add(0, row, cost)
         return torch.where(first, 0.5, sums / counts.sum(1).clamp(min=1))
 
-    def _looks(self, batch: Batch, keys: Keys) -> PlaidPrediction:
-        """A share of the rows of the global batch or data set at t = 0, all others at a stratum of time each."""
+    def _draw_times(self, batch: Batch, keys: Keys) -> PlaidPrediction:
+        """A share of the rows of the global batch or data set at t = 0, all others at one stratum of time each."""
         uniform, total = strata(batch.index, batch.total, keys), batch.total
-        if total == 1:  # nobody to share with
+        if total == 1:  # a single row has both
             row = torch.arange(len(batch))
             first = torch.cat([torch.ones_like(row), torch.zeros_like(row)]).bool()
             times = torch.cat([torch.zeros_like(uniform), uniform])
@@ -222,13 +224,13 @@ class Plaid(LanguageModel):
         return PlaidPrediction(torch.arange(len(batch)), t, first, scale)
 
     def _noise(self, batch: Batch, keys: Keys) -> Tensor:
-        """(B, L, D) normal numbers, a stream a row."""
+        """(B, L, D) normal numbers, from one random stream per row."""
         shape = (batch.tokens.shape[1], self.embed_dim)
         rows = [torch.from_numpy(keys.stream("noise", int(i)).standard_normal(shape)) for i in batch.index]
         return torch.stack(rows)
 
     def _guess(self, batch: Batch, z: Tensor, gamma: Tensor, keys: Keys, bias: float, training: bool) -> Tensor | None:
-        """(B, L, D) a first guess of x, from a pass without one; 0 for rows that get none, and for padding."""
+        """(B, L, D): a first guess of x, from a pass without one; 0 for rows that get none, and for padding."""
         if not self.self_condition:
             return None
         chosen = torch.ones(len(batch), dtype=torch.bool)
@@ -237,14 +239,14 @@ class Plaid(LanguageModel):
         guess = torch.zeros_like(z)
         if not chosen.any():
             return guess
-        here = torch.nonzero(chosen).squeeze(-1)
-        part, here = batch.rows(here), here.to(z.device)
+        chosen_rows = torch.nonzero(chosen).squeeze(-1)
+        part, chosen_rows = batch.rows(chosen_rows), chosen_rows.to(z.device)
         where = torch.ones_like(part.tokens, dtype=torch.bool) if part.present is None else part.present
         with torch.no_grad():
-            hidden = self.hidden(z[here], gamma[here], None, part.present, part.label)
-            found, _ = self._reads(hidden, z[here], gamma[here], part.tokens, where, bias)
+            hidden = self.hidden(z[chosen_rows], gamma[chosen_rows], None, part.present, part.label)
+            guessed, _ = self._reads(hidden, z[chosen_rows], gamma[chosen_rows], part.tokens, where, bias)
             row, column = torch.nonzero(where, as_tuple=True)
-            return guess.index_put((here[row], column), found)
+            return guess.index_put((chosen_rows[row], column), guessed)
 
     def rates(self) -> dict[str, float]:
         """Weights whose learning rate is a multiple of train.lr: embeddings and noise."""
@@ -252,7 +254,7 @@ class Plaid(LanguageModel):
 
     @property
     def features(self) -> Plaid:
-        """The whole model: its network reads embeddings that are the model's."""
+        """The whole model, as its network reads embeddings that belong to the model."""
         return self
 
     # -- writing -----------------------------------------------------------------------------------------------------
@@ -262,28 +264,27 @@ class Plaid(LanguageModel):
         return self
 
     def check(self, request: Request) -> None:
-        """Raise if a request cannot be followed."""
+        """Raise if the model cannot follow a request."""
         if not isinstance(request.sampler, Gaussian):
             raise UserError(
                 f"a Plaid model writes all tokens at once and cannot follow {type(request.sampler).__name__}; "
                 "choose the gaussian sampler, without a stride"
             )
         if request.guidance != 1:
-            raise UserError(f"guidance={request.guidance} is not known to a Plaid model; leave it at 1")
+            raise UserError(f"guidance={request.guidance} is not supported by Plaid models; leave it at 1")
 
     def advance(self, trajectories: Sequence[GaussianTrajectory]) -> list[Written | None]:
-        """All positions of all canvases on to their next time; tokens for those that have come to the end."""
+        """Move all canvases to their next time; tokens for those that have reached the end."""
         return advance_gaussian(self, trajectories)
 
     def under(self, schedule: Schedule | None = None, law: Law | None = None) -> LanguageModel:
-        """Refused: the schedule is learned."""
+        """Raise, as the schedule is learned."""
         raise UserError(
-            "a Plaid model has learned its noise schedule, and has no choice of bound; "
-            "leave out bound, steps and schedule"
+            "a Plaid model has a learned noise schedule and a single bound; leave out bound, steps and schedule"
         )
 
     def describe(self) -> dict[str, Any]:
-        """The law of its likelihood, for protocols."""
+        """How its likelihood is defined, for protocols."""
         low, high = (round(float(end.detach()), 3) for end in self.gamma_bounds())
         return {
             "bound": "continuous",
@@ -305,12 +306,11 @@ def _complement(backbone: Network) -> list[int] | None:
 
 
 def _check_settings(backbone: Network, embed_dim: int, gamma_0: float, gamma_1: float) -> None:
-    """Raise for a model that cannot be."""
-    if embed_dim < 1:
-        raise UserError(f"plaid.embed_dim={embed_dim} must be at least 1")
+    """Raise for settings that do not make a model."""
+    at_least("plaid.embed_dim", embed_dim)
     if not gamma_0 < gamma_1:
         raise UserError(f"plaid.gamma_0={gamma_0} must be below plaid.gamma_1={gamma_1}: noise grows with time")
     if backbone.causal:
-        raise UserError("Plaid needs a network that looks both ways; set model.backbone=dit or model.backbone=caduceus")
+        raise UserError("Plaid needs a network that looks both ways; set model.network=dit or model.network=caduceus")
     if backbone.time_conditioning:
-        raise UserError("Plaid tells the network its noise level in the input; set model.time_conditioning=false")
+        raise UserError("Plaid passes the noise level in the input of the network; set model.time_conditioning=false")

@@ -1,8 +1,8 @@
 """The learned noise of Plaid (Gulrajani and Hashimoto 2023, after Variational Diffusion Models).
 
 gamma(t) = gamma_0 + (gamma_1 - gamma_0) gamma~(t) is the logarithm of the noise-to-signal ratio at time t. gamma~ is a
-small network that can only grow, scaled to run from 0 to 1. All of it is in float64 (float32 where a device has no
-other): gamma' is a difference of tiny numbers, and the loss is as precise as gamma'.
+small network that can only grow, scaled to run from 0 to 1. All of it is in float64 (float32 on devices without
+float64): gamma' is a difference of tiny numbers, and the loss is as precise as gamma'.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-FEATURES = 64  # sines and cosines that tell a network its noise level
+FEATURES = 64  # sines and cosines that encode the noise level
 
 
 def precise(tensor: Tensor) -> Tensor:
-    """In float64, where the device has it."""
+    """In float64, if the device supports it."""
     return tensor.float() if tensor.device.type == "mps" else tensor.double()
 
 
@@ -61,7 +61,7 @@ def features(gamma: Tensor) -> Tensor:
 
 
 def posterior_scale(gamma: Tensor) -> Tensor:
-    """alpha/sigma²: log q(z | x) is this times z·x, and what does not depend on x where all x have length 1."""
+    """alpha/sigma²: log q(z | x) is this times z·x plus a term that does not depend on x if all x have length 1."""
     return torch.exp(F.logsigmoid(-gamma) / 2 - F.logsigmoid(gamma))
 
 
@@ -72,10 +72,10 @@ def prior_nats(gamma: Tensor, dim: int) -> Tensor:
 
 
 def minimising_squares(*values: Tensor) -> list[Tensor]:
-    """Have gradients that reach `values` (K,) multiplied by 2·loss (K,): what is behind them then minimises E[loss²].
+    """Multiply gradients that reach `values` (K,) by 2·loss (K,), so that the weights behind them minimise E[loss²].
 
     The mean of a continuous-time loss does not depend on the schedule between its ends; its variance does. The loss is
-    not known yet when the values are used: it is put into the list that comes back, before backward.
+    not known yet when the values are used: append it to the returned list before backward.
     """
     losses: list[Tensor] = []
     for value in values:

@@ -29,7 +29,7 @@ from .masked import MaskedDiffusion, Objective
 from .plaid import Plaid
 from .ssd_lm import SimplexDiffusion
 
-BERT_RATE = 0.15  # the share of tokens that Devlin et al. (2018) have guessed
+BERT_RATE = 0.15  # the share of tokens that are predicted in Devlin et al. (2018)
 
 
 def schedule(spec: ScheduleConfig) -> Schedule:
@@ -69,16 +69,16 @@ def objective(spec: ObjectiveConfig) -> Objective:
 def network_class(spec: ModelConfig) -> type[Network]:
     """The class of the network that a config names."""
     module, _, name = spec.implementation.partition(":")
-    found: type[Network] = getattr(import_module(module), name)
-    return found
+    kind: type[Network] = getattr(import_module(module), name)
+    return kind
 
 
 def network(spec: ModelConfig, vocab: Vocab, n_labels: int = 0, causal: bool = False) -> Network:
-    """The network that a config names, which looks both ways, or to the left only."""
+    """The network that a config names; it looks both ways, or to the left only if `causal`."""
     kind = network_class(spec)
-    if causal and "left" not in kind.looks:
+    if causal and "left" not in kind.directions:
         raise UserError(f"the {spec.network} network looks both ways; set model.method=mdlm")
-    if not causal and "both" not in kind.looks:
+    if not causal and "both" not in kind.directions:
         raise UserError(f"the {spec.network} network looks to the left only; set model.method=ar")
     if n_labels and not kind.takes_labels:
         raise UserError(f"the {spec.network} network does not take labels; leave data.label out")
@@ -86,7 +86,7 @@ def network(spec: ModelConfig, vocab: Vocab, n_labels: int = 0, causal: bool = F
 
 
 def masked(parameterization: Parameterization) -> Method:
-    """Masked diffusion whose logits mean this."""
+    """Masked diffusion with this meaning of the logits."""
 
     def make(config: Config, vocab: Vocab, n_labels: int) -> LanguageModel:
         spec = config.objective
@@ -99,7 +99,7 @@ def masked(parameterization: Parameterization) -> Method:
             raise UserError(f"fsdp does not shard networks of {config.model.network}; set train.strategy=ddp")
         if parameterization.is_measure and spec.loss == "mlm":
             raise UserError(
-                "masked language modeling needs probabilities, and SEDD learns ratios; set model.method=mdlm"
+                "masked language modeling needs probabilities, but SEDD learns ratios; set model.method=mdlm"
             )
         return MaskedDiffusion(
             network(config.model, vocab, n_labels),
@@ -113,30 +113,30 @@ def masked(parameterization: Parameterization) -> Method:
 
 
 def _without_bound(config: Config) -> None:
-    """Raise if a model without a diffusion bound is given settings of one: they would change nothing."""
-    usual = ObjectiveConfig()
+    """Raise for settings of a diffusion bound if the model has none: they would have no effect."""
+    default = ObjectiveConfig()
     for name in ("bound", "proposal", "loss", "clip", "times"):
-        if getattr(config.objective, name) != getattr(usual, name):
-            raise UserError(f"method {config.model.method} has no use for objective.{name}; leave it out")
+        if getattr(config.objective, name) != getattr(default, name):
+            raise UserError(f"method {config.model.method} does not use objective.{name}; leave it out")
 
 
 def autoregressive(config: Config, vocab: Vocab, n_labels: int) -> LanguageModel:
     """A causal transformer."""
     if config.objective.loss == "mlm":
         raise UserError(
-            "masked language modeling needs a network that looks both ways, and method ar looks to the left only; "
+            "masked language modeling needs a network that looks both ways, but method ar looks to the left only; "
             "set model.method=mdlm, or leave out objective.loss"
         )
     _without_bound(config)
     if getattr(config.model, "time_conditioning", False):
-        raise UserError("an autoregressive model knows no time; set model.time_conditioning=false")
+        raise UserError("an autoregressive model does not take a time; set model.time_conditioning=false")
     if n_labels:
-        raise UserError("an autoregressive model takes no labels; leave data.label out")
+        raise UserError("an autoregressive model does not take labels; leave data.label out")
     return AutoRegressive(network(config.model, vocab, causal=True), start=config.objective.start_token)
 
 
 def simplex(config: Config, vocab: Vocab, n_labels: int) -> LanguageModel:
-    """SSD-LM, on a network that reads vectors and their positions."""
+    """SSD-LM, on a network that reads embeddings and their positions."""
     spec = config.simplex
     _without_bound(config)
     if not {"embeddings", "positions"} <= network_class(config.model).takes:
@@ -144,7 +144,7 @@ def simplex(config: Config, vocab: Vocab, n_labels: int) -> LanguageModel:
             f"SSD-LM reads logits, which the {config.model.network} network does not take; set model.network=dit"
         )
     if config.train.strategy == "fsdp":
-        raise UserError("SSD-LM has weights outside its backbone, which fsdp does not shard; set train.strategy=ddp")
+        raise UserError("SSD-LM has weights outside its network, which fsdp does not shard; set train.strategy=ddp")
     if spec.block > config.data.length:
         raise UserError(
             f"simplex.block={spec.block} is longer than a row; set it to at most data.length={config.data.length}"
@@ -154,16 +154,16 @@ def simplex(config: Config, vocab: Vocab, n_labels: int) -> LanguageModel:
 
 
 def plaid(config: Config, vocab: Vocab, n_labels: int) -> LanguageModel:
-    """Gaussian diffusion over embeddings, on a network that looks both ways and reads vectors."""
+    """Gaussian diffusion over embeddings, on a network that looks both ways and reads embeddings."""
     spec = config.plaid
     _without_bound(config)
     if "embeddings" not in network_class(config.model).takes:
         raise UserError(
-            f"Plaid gives the network vectors to read both ways, which {config.model.network} does not take; "
+            f"Plaid needs a network that looks both ways and reads embeddings, which {config.model.network} does not; "
             "set model.network=dit or model.network=caduceus"
         )
     if config.train.strategy == "fsdp":
-        raise UserError("Plaid has weights outside its backbone, which fsdp does not shard; set train.strategy=ddp")
+        raise UserError("Plaid has weights outside its network, which fsdp does not shard; set train.strategy=ddp")
     return Plaid(
         network(config.model, vocab, n_labels),
         embed_dim=spec.embed_dim,
@@ -171,7 +171,7 @@ def plaid(config: Config, vocab: Vocab, n_labels: int) -> LanguageModel:
         gamma_1=spec.gamma_1,
         self_condition=spec.self_condition,
         reconstruct=spec.reconstruct,
-        bias_warmup=min(spec.bias_warmup, config.train.steps // 2),  # a short run, too, must get past it
+        bias_warmup=min(spec.bias_warmup, config.train.steps // 2),  # a short run must get past it, too
         lr_factor=spec.lr_factor,
     )
 
@@ -184,16 +184,16 @@ sedd = masked(Score())
 
 
 def maker(method: str) -> Method:
-    """The function that makes models of a method (`config.METHODS`)."""
+    """The function that makes the models of a method (`config.METHODS`)."""
     module, _, name = METHODS[method].partition(":")
-    found: Method = getattr(import_module(module), name)
-    return found
+    make: Method = getattr(import_module(module), name)
+    return make
 
 
 def model(config: Config, vocab: Vocab, n_labels: int = 0) -> LanguageModel:
     """The language model that a config names, with fresh weights from torch's global generator.
 
-    How many labels there are is a fact of the data, or of the checkpoint's labels.json, and never a setting.
+    The number of labels comes from the data, or from labels.json of the checkpoint; it is not a setting.
     """
     if not config.objective.start_token and config.model.method != "ar":
         raise UserError(f"objective.start_token belongs to model.method=ar, not {config.model.method}; leave it out")
@@ -207,7 +207,7 @@ def classifier(config: Config, task: Task, vocab: Vocab, n_labels: int) -> Class
     longest = backbone.longest
     if longest is not None and config.task.length > longest:
         raise UserError(
-            f"task.length={config.task.length} is longer than the {longest} tokens that the model can take; "
+            f"task.length={config.task.length} is longer than the {longest} tokens that the model supports; "
             f"set task.length to at most {longest}"
         )
     return Classifier(

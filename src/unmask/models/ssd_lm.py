@@ -1,11 +1,11 @@
 """SSD-LM (Han et al. 2022): diffusion on the logits of a block of tokens, after a context of tokens.
 
 The network sees the context as tokens and, after it, the block as a mixture of embeddings, embed_sum(softmax(z_t)), and
-the time. It learns the tokens of the block by plain cross-entropy. There is no bound on a likelihood in this.
+the time. It learns the tokens of the block by plain cross-entropy, which is not a bound on a likelihood.
 
-In training a block begins at the same place in all rows of a step, as in the published code (there, of a batch on one
-device): contexts then have one length and need no padding. A row whose text ends earlier gives its last block instead.
-Contexts may be empty here (published: at least one token), so that a text can begin from nothing.
+In training a block begins at the same place in all rows of a step, as in the published code (there: in the batch of a
+device), so that contexts have the same length and need no padding. A row whose text ends earlier uses its last block.
+Contexts may be empty (in the published code they have at least one token), so that a text can begin from nothing.
 """
 
 from __future__ import annotations
@@ -18,14 +18,16 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ..errors import UserError, at_least
 from ..networks.interface import Network
 from ..networks.layers import Embedding
 from ..process.keys import Keys
+from ..process.masking import at_tokens
 from ..process.parameterization import Mean
 from ..process.schedule import strata
 from ..sampling import Request, Written
 from ..sampling.simplex import Simplex, SimplexTrajectory, advance_blocks, almost_one_hot, noised
-from ..types import Batch, TokenNats, UserError
+from ..types import Batch, TokenNats
 from .language_model import LanguageModel, in_chunks
 
 
@@ -40,7 +42,7 @@ class Cut:
 
 
 class SimplexDiffusion(LanguageModel):
-    """A bidirectional backbone that fills a block of logits."""
+    """A bidirectional network that fills a block of logits."""
 
     likelihood = False
     any_length = True
@@ -56,7 +58,7 @@ class SimplexDiffusion(LanguageModel):
         self.context = context  # the most tokens that a block sees before it; None = all
         self.embed_sum = nn.Linear(backbone.vocab.size, backbone.hidden_dim, bias=False)
         self.timestep = nn.Linear(1, backbone.hidden_dim)
-        with torch.no_grad():  # a z that is sure of a token begins as that token's embedding
+        with torch.no_grad():  # initially a z that is sure of a token is read as the embedding of that token
             self.embed_sum.weight.copy_(_embedding(backbone).embedding.T)
 
     def hidden(
@@ -70,7 +72,7 @@ class SimplexDiffusion(LanguageModel):
         queries, positions = None, None
         if "queries" in self.backbone.takes:
             queries = torch.arange(first, last, device=z.device).expand(len(z), -1)
-        if valid is not None:  # what is left out stands on the left: the first token that exists has position 0
+        if valid is not None:  # padding is on the left: the first token that exists has position 0
             positions = (torch.arange(last, device=z.device) - valid.long().argmax(1, keepdim=True)).clamp(min=0)
         cond = self.backbone.condition(torch.zeros(len(z), device=z.device), label)
         fields = {"condition": cond, "valid": valid, "positions": positions, "queries": queries}
@@ -80,15 +82,15 @@ class SimplexDiffusion(LanguageModel):
     def log_x(
         self, context: Tensor, z: Tensor, t: Tensor, valid: Tensor | None = None, label: Tensor | None = None
     ) -> Tensor:
-        """Log x̂ (B, W, V) of blocks; nothing on [MASK]."""
+        """Log x̂ (B, W, V) of blocks, without mass on [MASK]."""
         return Mean().log_x(self.backbone.head(self.hidden(context, z, t, valid, label)), self.vocab.mask)
 
     def nats(self, batch: Batch, keys: Keys) -> TokenNats:
-        """Refused."""
+        """Raise, as there is no likelihood."""
         raise UserError("an SSD-LM model has no likelihood; judge its samples with unmask eval --generative")
 
     def loss(self, batch: Batch, keys: Keys) -> tuple[Tensor, Tensor]:
-        """Unweighted cross-entropy of one block of each row, at one time each; over the scored tokens in it."""
+        """Unweighted cross-entropy of the scored tokens in one block per row, each at one time."""
         cut = self.cut(batch, keys)
         device = batch.tokens.device
         step = (torch.floor(strata(batch.index, batch.total, keys) * self.steps) + 1).clamp(max=self.steps)
@@ -101,7 +103,7 @@ class SimplexDiffusion(LanguageModel):
         return nll.sum(), cut.weight.sum()
 
     def cut(self, batch: Batch, keys: Keys) -> Cut:
-        """The blocks that a step looks at, and their contexts: the same place in all rows that are long enough."""
+        """The blocks of a training step and their contexts: the same place in all rows that are long enough."""
         length = batch.tokens.shape[1]
         if length < self.block:
             raise UserError(
@@ -123,21 +125,21 @@ class SimplexDiffusion(LanguageModel):
         return Cut(tokens[:, :seen], tokens[:, seen:], weight.gather(1, columns)[:, seen:], valid)
 
     def _noise(self, batch: Batch, keys: Keys) -> Tensor:
-        """(B, W, V) normal numbers, a stream a row."""
+        """(B, W, V) normal numbers, from one random stream per row."""
         shape = (self.block, self.vocab.size)
         rows = [keys.stream("noise", int(i)).standard_normal(shape, dtype=np.float32) for i in batch.index]
         return torch.from_numpy(np.stack(rows))
 
     def _nll(self, hidden: Tensor, tokens: Tensor) -> tuple[Tensor, ...]:
         log_x = Mean().log_x(self.backbone.head(hidden), self.vocab.mask)
-        return (-log_x.gather(-1, tokens[:, None]).squeeze(-1),)
+        return (-at_tokens(log_x, tokens),)
 
     def denoiser(self) -> SimplexDiffusion:
         """The model itself."""
         return self
 
     def check(self, request: Request) -> None:
-        """Raise if a request cannot be followed."""
+        """Raise if the model cannot follow a request."""
         sampler = request.sampler
         if not isinstance(sampler, Simplex):
             raise UserError(
@@ -147,19 +149,19 @@ class SimplexDiffusion(LanguageModel):
         free = request.writable(self.vocab)
         if (free[:-1] & ~free[1:]).any():
             raise UserError(
-                "an SSD-LM model writes from left to right: it cannot fill gaps or meet a suffix; "
-                "give only a beginning, or use a masked diffusion model"
+                "an SSD-LM model writes from left to right: it cannot fill gaps or write towards a suffix; "
+                "give only a prompt, or use a masked diffusion model"
             )
         sampler.check_choice(request.choice)
         if request.guidance != 1:
-            raise UserError(f"guidance={request.guidance} has no meaning for an SSD-LM model; leave it at 1")
+            raise UserError(f"guidance={request.guidance} is not supported by SSD-LM models; leave it at 1")
 
     def advance(self, trajectories: Sequence[SimplexTrajectory]) -> list[Written | None]:
-        """The blocks of all canvases on to their next time; tokens for those that have come to the end."""
+        """Move the blocks of all canvases to their next time; tokens for those that have reached the end."""
         return advance_blocks(self, trajectories)
 
     def describe(self) -> dict[str, Any]:
-        """The law of its loss, for protocols."""
+        """How its loss is defined, for protocols."""
         return {
             "bound": "none: cross-entropy of a noised block",
             "block": self.block,
@@ -170,19 +172,18 @@ class SimplexDiffusion(LanguageModel):
 
 
 def _embedding(backbone: Network) -> Embedding:
-    """The token embedding of a backbone."""
-    found = getattr(backbone, "vocab_embed", None)
-    if not isinstance(found, Embedding):
-        raise UserError(f"SSD-LM needs a network with a token embedding, which {type(backbone).__name__} does not show")
-    return found
+    """The token embedding of a network."""
+    embedding = getattr(backbone, "vocab_embed", None)
+    if not isinstance(embedding, Embedding):
+        raise UserError(f"SSD-LM needs a network with a token embedding, which {type(backbone).__name__} does not have")
+    return embedding
 
 
 def _check_settings(backbone: Network, block: int, steps: int, scale: float, context: int | None) -> None:
-    """Raise for a model that cannot be."""
-    for name, value in (("block", block), ("steps", steps), ("context", 1 if context is None else context)):
-        if value < 1:
-            raise UserError(f"simplex.{name}={value} must be at least 1")
+    """Raise for settings that do not make a model."""
+    for name, value in (("block", block), ("steps", steps), ("context", context)):
+        at_least(f"simplex.{name}", value)
     if not 0 < scale < float("inf"):
         raise UserError(f"simplex.scale={scale} must be a number above 0")
     if backbone.time_conditioning:
-        raise UserError("SSD-LM tells the network its time in the input; set model.time_conditioning=false")
+        raise UserError("SSD-LM passes the time in the input of the network; set model.time_conditioning=false")

@@ -1,1 +1,1 @@
-"""Networks from tokens to hidden states to logits. They know no loss and no schedule."""
+"""Networks: from tokens to hidden states to logits, without a loss or a schedule."""

@@ -1,7 +1,7 @@
-"""From the config.json of a masked language model to a network of transformers; nothing comes from elsewhere.
+"""From the config.json of a masked language model to a network of transformers, without downloads.
 
-No code of a repository runs: of a config.json only what describes the network is read (`plain`), and classes are those
-of the installed package. It is optional, so it is imported where it is needed.
+No code from a repository is run: only the part of a config.json that describes the network is read (`plain`), and the
+classes are those of the installed package. The package is optional, so it is imported where it is needed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from ..types import UserError
 
-# Where it came from, how it is to be run, and what would fetch code or kernels: none of it describes the network.
+# Origin, runtime options, and what would fetch code or kernels: none of it describes the network.
 NOT_NETWORK = {
     "attn_implementation", "auto_map", "distributed_config", "dtype", "experts_implementation", "fusion_config",
     "kernel_config", "name_or_path", "output_attentions", "output_hidden_states", "return_dict", "torch_dtype",
@@ -26,7 +26,7 @@ NOT_NETWORK = {
 
 
 def transformers() -> Any:
-    """The package, or one sentence."""
+    """The package; raises in one sentence if it is not installed."""
     try:
         return importlib.import_module("transformers")
     except ImportError:
@@ -36,7 +36,7 @@ def transformers() -> Any:
 
 
 def masked_lms() -> Mapping[str, str]:
-    """The class of masked language models of every model_type that has one."""
+    """The masked language model class of every model_type that has one."""
     transformers()
     names: Mapping[str, str] = importlib.import_module(
         "transformers.models.auto.modeling_auto"
@@ -45,20 +45,20 @@ def masked_lms() -> Mapping[str, str]:
 
 
 def plain(tree: Any) -> Any:
-    """What a config.json says of the network, and nothing else."""
+    """The part of a config.json that describes the network."""
     if isinstance(tree, Mapping):
         return {k: plain(v) for k, v in tree.items() if k not in NOT_NETWORK and not str(k).startswith("_")}
     return [plain(value) for value in tree] if isinstance(tree, list | tuple) else tree
 
 
 def settings(tree: Mapping[str, Any], dropout: float | None = None) -> Any:
-    """The configuration object of transformers for a config.json; one sentence if there is none or it is not valid.
+    """The configuration object of transformers for a config.json; raises if there is none or it is not valid.
 
-    A `dropout` other than its own replaces all that it says of it.
+    If `dropout` differs from what the config says, it replaces all of its dropout settings.
     """
     kind = tree.get("model_type")
     if kind not in masked_lms():
-        raise UserError(f"model_type {kind!r} is no masked language model of transformers")
+        raise UserError(f"model_type {kind!r} is not a masked language model of transformers")
     if tree.get("quantization_config"):
         raise UserError(
             f"this {kind} is quantised, which unmask does not read; give its weights as float32 or bfloat16"
@@ -70,7 +70,7 @@ def settings(tree: Mapping[str, Any], dropout: float | None = None) -> Any:
         try:
             spec = maker.from_dict(plain(tree))
         except Exception as error:  # the library has many ways to say no
-            raise UserError(f"this {kind} is not described well: {first_line(error)}") from None
+            raise UserError(f"this {kind} is not described correctly: {first_line(error)}") from None
     if getattr(spec, "is_encoder_decoder", False):
         raise UserError(f"a {kind} has a decoder; unmask reads encoders, which look both ways at once")
     if dropout is not None and dropout != dropout_of(spec):
@@ -81,21 +81,21 @@ def settings(tree: Mapping[str, Any], dropout: float | None = None) -> Any:
 
 
 def dropout_of(spec: Any) -> float:
-    """The dropout of a configuration: that of hidden states, by the names that architectures have for it."""
+    """The dropout of the hidden states in a configuration, by the names that architectures use."""
     names = ("hidden_dropout_prob", "dropout", "mlp_dropout")
-    found = (getattr(spec, name, None) for name in names)
-    return next((float(own) for own in found if isinstance(own, int | float)), 0.0)
+    values = (getattr(spec, name, None) for name in names)
+    return next((float(value) for value in values if isinstance(value, int | float)), 0.0)
 
 
 def buffers_of(spec: Any) -> dict[str, Tensor]:
-    """The buffers of a network (positions, frequencies), as one that is made on the CPU has them."""
+    """The buffers of a network (positions, frequencies) as they are when it is made on the CPU."""
     without = importlib.import_module("transformers.initialization").no_init_weights
-    with torch.device("cpu"), without():  # its weights are never touched, so they take no memory
+    with torch.device("cpu"), without():  # its weights are never touched, so they use no memory
         return dict(fresh(copy.deepcopy(spec)).named_buffers())
 
 
 def class_of(spec: Any) -> Any:
-    """The class of masked language models for a configuration."""
+    """The masked language model class for a configuration."""
     return transformers().MODEL_FOR_MASKED_LM_MAPPING[type(spec)]
 
 
@@ -109,7 +109,7 @@ def fresh(spec: Any) -> Any:
 
 
 def positions_of(model: Any) -> tuple[int, int | None]:
-    """The number that the first position has, and how many positions there are (None: any number)."""
+    """The index of the first position, and the number of positions (None: any)."""
     named = ((name.rpartition(".")[2], part) for name, part in model.base_model.named_modules())
     tables = [part for name, part in named if isinstance(part, nn.Embedding) and name == "position_embeddings"]
     first = 0 if not tables or tables[0].padding_idx is None else tables[0].padding_idx + 1
@@ -119,7 +119,7 @@ def positions_of(model: Any) -> tuple[int, int | None]:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Neither warnings nor progress bars of the library."""
+    """Silence the warnings and progress bars of the library."""
     logging = importlib.import_module("transformers.utils.logging")
     before, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
@@ -133,5 +133,5 @@ def quiet() -> Iterator[None]:
 
 
 def first_line(error: Exception) -> str:
-    """What a library complains of, in one line."""
+    """The first line of an error message."""
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

@@ -2,16 +2,16 @@
 
 BiMamba: out = M_f(x) + flip(M_r(flip x)), where M_r has the projections of M_f, so that each is computed once.
 
-The two strands of a molecule are the same text: the reverse complement R (order and complement both turned over). With
+The two strands of a molecule are the same text: the reverse complement R (order reversed, bases complemented). With
 strands="ps" the network is equivariant by its weights. It reads x and R x with the same weights; the hidden state of a
-column is [h(x), R h(R x)], where R turns over length and channels, so hidden(R x) = R hidden(x). The head adds what the
-two halves say of a base and of its complement. With strands="ph" it reads one strand, and equivariance is a matter of
-training (data.reverse_complement) and of averaging afterwards.
+column is [h(x), R h(R x)], where R reverses length and channels, so hidden(R x) = R hidden(x). The head adds the logits
+of a base from one half and those of its complement from the other. With strands="ph" it reads one strand, and
+equivariance is left to training (data.reverse_complement) and to averaging afterwards.
 
-The published "ps" weights were trained with fused norms, which exchange the two strands, turned over, before every
+The published "ps" weights were trained with fused norms, which swap the two strands, reversed, before every
 layer; the result is equivariant too, but another function of the same weights (`swap`).
 
-Parameter names are those of the published "ph" checkpoints without their first prefix; "ps" has the same weights.
+Parameter names are those of the published "ph" checkpoints without the first prefix; "ps" has the same weights.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class BiMamba(nn.Module):
         self.mamba_rev = Mixer(dim, state_dim, conv_width, expand, projections=False)
 
     def forward(self, x: Tensor, exists: Tensor | None = None, memory: None = None) -> tuple[Tensor, None]:
-        """(R, L, dim) to (R, L, dim); it has no memory, for it looks both ways."""
+        """(R, L, dim) to (R, L, dim); it looks both ways, so it has no memory."""
         x, z = self.mamba_fwd.in_proj(x).chunk(2, dim=-1)
         forth, _ = self.mamba_fwd.scan(x, exists)
         back, _ = self.mamba_rev.scan(x.flip(1), None if exists is None else exists.flip(1))
@@ -47,7 +47,7 @@ class BiMamba(nn.Module):
 
 
 def turned(x: Tensor) -> Tensor:
-    """R: (..., L, dim) with length and channels turned over."""
+    """R: (..., L, dim) with length and channels reversed."""
     return x.flip(-2, -1)
 
 
@@ -70,7 +70,7 @@ class Caduceus(Network):
         super().__init__()
         if strands == "ps" and vocab.size > len(COMPLEMENT):
             raise UserError(
-                f"a network that knows both strands reads bases, not a vocabulary of {vocab.size} tokens; "
+                f"a network for both strands reads bases, not a vocabulary of {vocab.size} tokens; "
                 "set data.tokenizer=dna, or model.strands=ph"
             )
         if swap and strands != "ps":
@@ -98,9 +98,9 @@ class Caduceus(Network):
     @property
     def embedding(self) -> nn.Embedding:
         """The embedding, to which the head is tied."""
-        found = self.embeddings["word_embeddings"]
-        assert isinstance(found, nn.Embedding)
-        return found
+        embedding = self.embeddings["word_embeddings"]
+        assert isinstance(embedding, nn.Embedding)
+        return embedding
 
     @override
     def no_decay(self) -> set[str]:
@@ -126,12 +126,12 @@ class Caduceus(Network):
         return out if together is None else together.back(out), None
 
     def _both(self, tokens: Tensor) -> Tensor:
-        """(2 B, L, dim): rows, and behind them the same rows of the other strand."""
+        """(2 B, L, dim): the rows, followed by the same rows of the other strand."""
         other = self.complement.to(tokens.device)[tokens].flip(1)
         return self.embedding(torch.cat((tokens, other)))
 
     def _other(self, embeddings: Tensor) -> Tensor:
-        """The other strand of embeddings (B, L, 2 dim), as it reads."""
+        """The other strand of embeddings (B, L, 2 dim), in its reading direction."""
         return turned(embeddings[..., self.dim :])
 
     def _read(self, x: Tensor, exists: Tensor | None) -> Tensor:
@@ -146,7 +146,7 @@ class Caduceus(Network):
         return self.norm_f(x + hidden.to(x.dtype))
 
     def _swapped(self, both: Tensor) -> Tensor:
-        """(2 B, L, dim) with the strands exchanged, each turned over: padding stays where it was."""
+        """(2 B, L, dim) with the strands swapped and reversed: padding stays where it was."""
         first, second = both.chunk(2)
         return torch.cat((turned(second), turned(first)))
 

@@ -1,6 +1,6 @@
 """The autoregressive transformer of the paper's tables: the blocks of the DiT without adaLN.
 
-A column sees itself and what stands before it, so what was computed for a prefix stays right whatever follows: the
+A column sees itself and the columns before it, so what was computed for a prefix stays valid whatever follows: the
 keys and values of every block are the cache. Parameter names are those of the published checkpoints.
 """
 
@@ -19,12 +19,12 @@ from .layers import Embedding
 
 
 class CausalTransformer(Network):
-    """Tokens to hidden states, of which column j has seen the tokens 0 .. j, unless the input says otherwise."""
+    """Tokens to hidden states; column j has seen the tokens 0 .. j, unless the input says otherwise."""
 
     takes = frozenset({"tokens", "attention", "valid", "positions", "queries", "cache"})
     attention: Attention = Causal()
     causal = True
-    looks = frozenset({"left"})
+    directions = frozenset({"left"})
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class CausalTransformer(Network):
         return no_keys(self.vocab_embed.embedding, rows, self.n_heads, self.head_dim, len(self.blocks))
 
     def forward(self, inputs: NetworkInput) -> tuple[Tensor, list[KeyValue] | None]:
-        """(B, L) tokens, which stand after those of the cache, to (B, L, hidden); with a cache also that of both."""
+        """(B, L) tokens, which follow those of the cache, to (B, L, hidden); with a cache also the new one."""
         return run_blocks(self, inputs)
 
     @override

@@ -1,10 +1,10 @@
 """The diffusion transformer of the paper (appendix D.4): rotary positions, adaLN, untied output.
 
-Parameter names are those of the published checkpoints. The network without time conditioning still has the adaLN
-layers and is told sigma = 0, as the published one is. A network for labelled data has one more parameter, an embedding
-of the labels that is added to that of the time (as in the DiT of Peebles and Xie); its last row stands for "no label".
+Parameter names are those of the published checkpoints. A network without time conditioning still has the adaLN
+layers and gets sigma = 0, like the published one. A network for labelled data has one more parameter, an embedding of
+the labels that is added to that of the time (as in the DiT of Peebles and Xie); its last row means "no label".
 
-The blocks serve the autoregressive network too (`causal.py`), without adaLN and with a cache of keys and values.
+The autoregressive network (`causal.py`) uses the same blocks, without adaLN and with a cache of keys and values.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ class DiTBlock(nn.Module):
         queries: Tensor | None = None,
         past: KeyValue | None = None,
     ) -> tuple[Tensor, KeyValue | None]:
-        """(B, L, dim) to (B, L, dim), or of some columns (B, M) only; cond is (1 or B, cond_dim).
+        """(B, L, dim) to (B, L, dim), or to (B, M, dim) for the columns `queries`; cond is (1 or B, cond_dim).
 
-        With the keys and values of what stands before x, `past`, those of both come back as well.
+        With `past`, the keys and values of the columns before x, those of both are returned as well.
         """
         shift1, scale1, gate1, shift2, scale2, gate2 = self._modulation(cond)
         h = self.norm1(x, shift1, scale1)
@@ -86,7 +86,7 @@ class DiTBlock(nn.Module):
         return *qk.transpose(1, 3).unbind(2), qkv[:, :, 2].transpose(1, 2)
 
     def _qkv_of_some(self, h: Tensor, rotary: tuple[Tensor, Tensor], queries: Tensor) -> Sequence[Tensor]:
-        """The same with the queries of some columns (B, M) only."""
+        """The same, with only the queries of some columns (B, M)."""
         batch, length, dim = h.shape
         q_weight, kv_weight = self.attn_qkv.weight.split([dim, 2 * dim])
         kv = F.linear(h, kv_weight).view(batch, length, 2, self.n_heads, -1)
@@ -103,7 +103,7 @@ class DiTBlock(nn.Module):
 
 
 def pick(x: Tensor, columns: Tensor) -> Tensor:
-    """(B, M, dim) of (B, L, dim): some columns of each row."""
+    """(B, L, dim) to (B, M, dim): some columns of each row."""
     return x[torch.arange(len(x), device=x.device)[:, None], columns]
 
 
@@ -128,7 +128,7 @@ class OutputLayer(nn.Module):
 
 
 def rotary_of(positions: Tensor, head_dim: int) -> tuple[Tensor, Tensor]:
-    """Cos and sin of positions (L,) or (B, L) as blocks take them: (1 or B, L, 1, D)."""
+    """Cos and sin of positions (L,) or (B, L) in the shape that blocks take: (1 or B, L, 1, D)."""
     cos, sin = rotary_table(positions, head_dim)
     shape = (-1, positions.shape[-1], 1, head_dim)
     return cos.view(shape), sin.view(shape)
@@ -139,7 +139,7 @@ class DiT(Network):
 
     takes = frozenset(field.name for field in fields(NetworkInput)) - {"types"}
 
-    looks = frozenset({"both", "left"})
+    directions = frozenset({"both", "left"})
     takes_labels = True
 
     def __init__(
@@ -185,7 +185,7 @@ class DiT(Network):
 
     @override
     def condition(self, sigma: Tensor, label: Tensor | None = None) -> Tensor:
-        """(B,) sigma and labels (-1 = none) to (B, cond_dim), or (1, cond_dim) where nothing tells rows apart."""
+        """(B,) sigma and labels (-1 = none) to (B, cond_dim), or (1, cond_dim) if it is the same for all rows."""
         if not self.time_conditioning:
             sigma = sigma.new_zeros(1)
         cond = self.sigma_map(sigma)
@@ -196,10 +196,10 @@ class DiT(Network):
         return F.silu(cond)
 
     def _label(self, label: Tensor | None) -> Tensor:
-        """(B, cond_dim) of the labels, or (1, cond_dim) of "no label" for all."""
+        """(B, cond_dim) for the labels, or (1, cond_dim) for "no label" in all rows."""
         if label is None:
             return self.label_embed.embedding[-1:]
-        beyond = label >= self.n_labels  # n_labels itself must fail like all others above it, not mean "none"
+        beyond = label >= self.n_labels  # n_labels must fail like all larger ids, not mean "no label"
         return self.label_embed(torch.where(label < 0, self.n_labels, label + beyond))
 
     @override
@@ -209,7 +209,7 @@ class DiT(Network):
     def forward(self, inputs: NetworkInput) -> tuple[Tensor, list[KeyValue] | None]:
         """(B, L) tokens, or (B, L, hidden) embeddings, to (B, L, hidden).
 
-        A cache is for attention in which a column does not see what is read after it (`Attention.cacheable`).
+        A cache requires attention in which a column does not see what is read after it (`Attention.cacheable`).
         """
         assert inputs.condition is not None, "the DiT needs condition = network.condition(sigma)"
         return run_blocks(self, inputs)
@@ -220,7 +220,7 @@ class DiT(Network):
 
 
 class _Transformer(Protocol):
-    """What `run_blocks` needs of a network."""
+    """What `run_blocks` needs from a network."""
 
     vocab_embed: Embedding
     blocks: nn.ModuleList
@@ -230,7 +230,7 @@ class _Transformer(Protocol):
 
 
 def run_blocks(net: _Transformer, inputs: NetworkInput) -> tuple[Tensor, list[KeyValue] | None]:
-    """Embedding, blocks and the last norm; columns that are not wanted are left out of the last block."""
+    """Embedding, blocks and the last norm; the last block computes only the columns that are wanted."""
     cache: Sequence[KeyValue | None] = [None] * len(net.blocks) if inputs.cache is None else inputs.cache
     x = net.vocab_embed(inputs.tokens) if inputs.embeddings is None else inputs.embeddings
     positions = inputs.positions
@@ -247,8 +247,8 @@ def run_blocks(net: _Transformer, inputs: NetworkInput) -> tuple[Tensor, list[Ke
 
 
 def append(past: KeyValue, new: KeyValue) -> KeyValue:
-    """Keys and values of cached columns and those of new ones behind them."""
-    k, v = (torch.cat((old.to(own.dtype), own), dim=2) for old, own in zip(past, new, strict=True))
+    """Keys and values of the cached columns, followed by those of the new ones."""
+    k, v = (torch.cat((old.to(fresh.dtype), fresh), dim=2) for old, fresh in zip(past, new, strict=True))
     return k, v
 
 

@@ -1,7 +1,7 @@
-"""Any masked language model of transformers as a backbone: tokens to its last hidden states, rows to its logits.
+"""Any masked language model of transformers as a network: tokens to its last hidden states, rows to its logits.
 
-The whole model of transformers is inside, as `model`, so tensors have their names there after "model.". Nothing comes
-from the network and no code of a repository runs: `from_architecture` makes it from what its config.json says.
+The whole model of transformers is held as `model`, so tensors have its names after "model.". Nothing is downloaded and
+no code from a repository is run: `from_architecture` builds it from its config.json.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from ..types import UserError, Vocab
 from .architectures import buffers_of, first_line, fresh, positions_of, quiet, settings
 from .interface import Network, NetworkInput
 
-UNUSED = ("pooler", "contact_head")  # parts of some networks that have no influence on logits
-CANNOT_PAD = ("convbert", "fnet", "nystromformer", "yoso")  # their padding changes what is said of real tokens
+UNUSED = ("pooler", "contact_head")  # parts of some networks that do not affect the logits
+CANNOT_PAD = ("convbert", "fnet", "nystromformer", "yoso")  # padding changes their predictions for real tokens
 PROBED = 8  # tokens on which the whole network is compared with its two halves
 
 
 class Encoder(Network):
     """A masked language model of transformers, cut between its base and its head."""
 
-    shardable = False  # its blocks are found, and its ties would be cut
+    shardable = False  # sharding would break its tied weights
 
     def __init__(self, model: Any, vocab: Vocab) -> None:
         super().__init__()
         spec = model.config
         if model.base_model is model:
-            raise UserError(f"{_kind(model)} has no base model apart from its head, so that unmask cannot run it")
+            raise UserError(f"{_kind(model)} has no base model separate from its head, so unmask cannot run it")
         if spec.vocab_size < vocab.size:
             raise UserError(
                 f"this {_kind(model)} has {spec.vocab_size:,} tokens and its tokenizer {vocab.size:,}; give the "
@@ -58,7 +58,7 @@ class Encoder(Network):
 
     @classmethod
     def from_architecture(cls, tree: Mapping[str, Any], vocab: Vocab, dropout: float | None = None) -> Encoder:
-        """The network that a config.json describes, with fresh weights; `dropout` replaces all that it says of it."""
+        """The network that a config.json describes, with fresh weights; `dropout` replaces its dropout settings."""
         return cls(fresh(settings(tree, dropout)), vocab)
 
     @override
@@ -104,12 +104,12 @@ class Encoder(Network):
         if self.model.config.model_type in CANNOT_PAD or "attention_mask" not in self._arguments:
             if bool(valid.all()):
                 return None
-            raise UserError(f"{_kind(self.model)} cannot leave out padding; use rows without it: data.layout=wrap")
-        # A row of nothing but padding would be softmax over nothing: let it see all of itself; nobody reads it.
+            raise UserError(f"{_kind(self.model)} cannot ignore padding; use rows without it: data.layout=wrap")
+        # A row of padding alone would be a softmax over nothing: let it see all of itself; its output is not used.
         return (valid | ~valid.any(1, keepdim=True)).long()
 
     def _positions(self, x: Tensor, positions: Tensor | None) -> Tensor | None:
-        """Columns are positions. RoBERTa and its kin would count tokens that are not its pad, from pad + 1 on."""
+        """Positions are column indices. RoBERTa and the like would instead count non-pad tokens from pad + 1 on."""
         if positions is None and not self.first:
             return None
         if "position_ids" not in self._arguments:
@@ -120,9 +120,9 @@ class Encoder(Network):
         return (places + self.first).expand(x.shape[:2])
 
     def _embed(self, tokens: Tensor, **more: Tensor) -> Tensor:
-        """ESM's embeddings. It scales them by the share of masks, where it counts those in the padding, too.
+        """The embeddings of ESM, which scales them by the share of masks and counts those in the padding, too.
 
-        And of a row of masks alone it makes 0 / 0: there the right answer is the embedding of nothing.
+        For a row of masks alone it computes 0 / 0: there the right answer is an embedding of zeros.
         """
         mask, valid = self.model.config.mask_token_id, more.get("attention_mask")
         absent = torch.zeros_like(tokens, dtype=torch.bool) if valid is None else valid == 0
@@ -133,11 +133,11 @@ class Encoder(Network):
 
     @override
     def head(self, rows: Tensor) -> Tensor:
-        """(N, hidden) to (N, V) logits, by the model's own forward with these rows in the place of its base's."""
+        """(N, hidden) to (N, V) logits, by the forward of the model with these rows as the output of its base."""
         hidden = rows.flatten(0, -2)[None]
-        given = FixedEmbeddings(hidden)
+        output = FixedEmbeddings(hidden)
         base, model = copy.copy(self.base), copy.copy(self.model)  # shallow: they share all weights
-        base.__dict__["forward"] = lambda *args, **more: given
+        base.__dict__["forward"] = lambda *args, **more: output
         model.__dict__["_modules"] = {**self.model._modules, self.model.base_model_prefix: base}
         ids = torch.zeros(hidden.shape[:2], dtype=torch.int64, device=rows.device)
         logits: Tensor = model(input_ids=ids).logits
@@ -146,10 +146,10 @@ class Encoder(Network):
 
     @torch.no_grad()
     def probe(self, where: Any = "this model") -> None:
-        """Raise if the logits of the whole are not those of base and head one after the other, or padding is seen."""
-        usual = [token for token in range(self.vocab.size) if token != self.model.config.pad_token_id]
+        """Raise if base and head in sequence do not give the logits of the whole model, or if padding has an effect."""
+        tokens = [token for token in range(self.vocab.size) if token != self.model.config.pad_token_id]
         count = min(PROBED, self.longest or PROBED) // 2
-        row = torch.tensor([usual[: 2 * count]], device=next(self.parameters()).device)
+        row = torch.tensor([tokens[: 2 * count]], device=next(self.parameters()).device)
         valid = torch.arange(row.shape[1], device=row.device)[None] < count
         padded = self.model.config.model_type not in CANNOT_PAD and "attention_mask" in self._arguments
         training = self.training
@@ -159,20 +159,20 @@ class Encoder(Network):
                 whole = self.model(input_ids=row).logits[..., : self.vocab.size]
                 split = self.head(self(row)[0])
                 alone, beside = self(row[:, :count])[0], self(row, valid=valid if padded else None)[0]
-        except Exception as error:  # whatever networks for something else raise
+        except Exception as error:  # networks for other purposes may raise anything
             raise UserError(f"{where} cannot be run as a masked language model: {first_line(error)}") from None
         finally:
             self.train(training)
         if whole.shape != split.shape or not close(whole, split):
-            why = "whose logits are no function of its last hidden states"
+            why = "whose logits are not a function of its last hidden states"
         elif padded and not close(alone, beside[:, :count]):
-            why = "in which padding changes what is said of the other tokens"
+            why = "in which padding changes the predictions for other tokens"
         else:
             return
         raise UserError(f"{where} is a {_kind(self.model)}, {why}; unmask cannot run it")
 
     def _apply(self, fn: Any, recurse: bool = True) -> Encoder:
-        """As ever, and then tie again what `to_empty` makes twice, and compute the buffers that it leaves unset."""
+        """As in nn.Module; then restore ties that `to_empty` breaks, and compute the buffers that it leaves unset."""
         hollow = any(buffer.is_meta for buffer in self.buffers())
         super()._apply(fn, recurse)
         for name, source in self.ties.items():
@@ -183,14 +183,14 @@ class Encoder(Network):
         return self
 
     def _restore_buffers(self) -> None:
-        own = dict(self.model.named_buffers())
+        buffers = dict(self.model.named_buffers())
         with torch.no_grad():
             for name, value in buffers_of(self.model.config).items():
-                own[name].copy_(value)
+                buffers[name].copy_(value)
 
 
 class FixedEmbeddings:
-    """What a base model would have returned, were these its last hidden states; of all else, nothing."""
+    """The output of a base model with these last hidden states; every other attribute is None."""
 
     def __init__(self, hidden: Tensor) -> None:
         self.last_hidden_state = hidden
@@ -204,7 +204,7 @@ class FixedEmbeddings:
 
 
 def close(a: Tensor, b: Tensor) -> bool:
-    """Whether two outputs of a network differ by rounding only."""
+    """Whether two outputs of a network differ only by rounding."""
     return bool((a - b).abs().max() <= 1e-3 * a.abs().max().clamp(min=1e-3))
 
 
@@ -216,7 +216,7 @@ def _kind(model: Any) -> str:
 
 
 def ties_of(module: nn.Module) -> dict[str, str]:
-    """Every further name of a parameter, with its first one."""
+    """Every additional name of a parameter, with its first name."""
     first: dict[int, str] = {}
     named = list(module.named_parameters(remove_duplicate=False))
     for name, parameter in named:

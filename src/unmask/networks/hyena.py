@@ -1,21 +1,22 @@
 """HyenaDNA (paper 5.2 and D.7): long convolutions between gates instead of attention, causal.
 
 Each block is a pre-norm residual block around the Hyena operator of order 2 and an MLP. The operator gates, convolves
-with a filter as long as the row, and gates again; the filter is what a small network with sines says of each position,
-times a window that decays. The residual stream is float32, dropout stands after the embedding only, and the head is
-the embedding. The vocabulary is padded to a multiple of 8, and logits of the padding are not made.
+with a filter as long as the row, and gates again; the filter is the output of a small network with sines at each
+position, times a decaying window. The residual stream is float32, dropout is applied after the embedding only, and the
+head is tied to the embedding. The vocabulary is padded to a multiple of 8; logits of the padding are not computed.
 
-Tensors inside a language model have the published names (LongSafari/hyenadna-*, less "model." or "hyena." in front):
+Tensors inside a language model have the published names (LongSafari/hyenadna-*, without "model." or "hyena." in front):
 backbone.embeddings.word_embeddings.weight, backbone.layers.i.{norm1, norm2, mixer.{in_proj, out_proj, short_filter,
-filter_fn.{bias, implicit_filter.{0, 2, 4, 6, 1.freq}}}, mlp.{fc1, fc2}}, backbone.ln_f. Every tensor is there once:
-implicit_filter.{3, 5}.freq are implicit_filter.1.freq, and lm_head.weight is the embedding. What is fixed, pos_emb.{z,
-t} and modulation.deltas, is computed and no state: it never has a gradient, an average of weights need not hold it, and
-a model that is built without memory loses nothing. So the paper's size is 436,096: frequencies count once, fixed tables
-and the head do not. `published` makes our names of those of a published file, and checks all that it leaves out.
+filter_fn.{bias, implicit_filter.{0, 2, 4, 6, 1.freq}}}, mlp.{fc1, fc2}}, backbone.ln_f. Every tensor is stored once:
+implicit_filter.{3, 5}.freq are implicit_filter.1.freq, and lm_head.weight is the embedding. The fixed tables,
+pos_emb.{z, t} and modulation.deltas, are computed and not part of the state: they never have a gradient, and weight
+averages and models on the meta device need not hold them. So the size in the paper is 436,096: frequencies count once,
+fixed tables and the head do not. `published` maps the names of a published file to ours, and checks everything that it
+drops.
 
-Padding is neutral, wherever it stands. Without a cache the tokens of a row are moved together, to its front, and what
-follows them is not seen. With a cache, where padding stands before a row, its columns are zeros in both convolutions,
-as what stands before the first column is.
+Padding has no effect, wherever it is. Without a cache the tokens of a row are moved to its front, and what follows
+them is not seen. With a cache, where padding precedes a row, its columns are zeros in both convolutions, like anything
+before the first column.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from .layers import PackedRows, padded
 
 INIT_STD = 0.02
 WIDTH = 3  # columns that the short filter sees
-BANDS = 2  # frequencies by which the filter's network is told a position
+BANDS = 2  # frequencies that encode a position for the filter's network
 FREQUENCY = 10.0  # of its sines, before training
 FAST, SLOW, TARGET = 0.3, 1.5, 0.01  # channels decay to TARGET at these shares of the longest row
 
@@ -49,7 +50,7 @@ Kept = tuple[
 
 
 def positions(longest: int, like: Tensor) -> tuple[Tensor, Tensor]:
-    """What the filter's network is told of each column, z (longest, 5), and the time t (longest, 1) from 0 to 1."""
+    """The input of the filter's network for each column, z (longest, 5), and the time t (longest, 1) from 0 to 1."""
     how = _how(like)
     t = torch.linspace(0, 1, longest, **how)[:, None]
     angle = 2 * math.pi * torch.linspace(0, longest - 1, longest, **how)[:, None] / longest
@@ -58,12 +59,12 @@ def positions(longest: int, like: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def deltas(dim: int, like: Tensor) -> Tensor:
-    """(dim,) rates by which the filters of the channels decay: slow ones first."""
+    """(dim,): the rates at which the filters of the channels decay, slow ones first."""
     return torch.linspace(math.log(TARGET) / SLOW, math.log(TARGET) / FAST, dim, **_how(like))
 
 
 def _how(like: Tensor) -> dict[str, Any]:
-    """Type and device of a table: 16 bits would not tell the positions apart."""
+    """Type and device of a table; at least float32, as 16 bits cannot distinguish the positions."""
     return {"dtype": torch.promote_types(like.dtype, torch.float32), "device": like.device}
 
 
@@ -80,7 +81,7 @@ class Sine(nn.Module):
 
 
 class Filter(nn.Module):
-    """The long filter of each channel; `bias` is what a column adds to itself."""
+    """The long filter of each channel; `bias` weighs the contribution of a column to itself."""
 
     def __init__(self, dim: int, width: int, longest: int, shift: float) -> None:
         super().__init__()
@@ -89,7 +90,7 @@ class Filter(nn.Module):
         self.implicit_filter = nn.ModuleDict(
             {
                 "0": nn.Linear(1 + 2 * BANDS, width),
-                "1": Sine(width),  # one for all, under its first published name
+                "1": Sine(width),  # shared by all layers, under its first published name
                 "2": nn.Linear(width, width),
                 "4": nn.Linear(width, width),
                 "6": nn.Linear(width, dim, bias=False),
@@ -118,9 +119,9 @@ class Operator(nn.Module):
         self.filter_fn = Filter(dim, width, longest, shift)
 
     def forward(self, h: Tensor, past: Kept | None = None, absent: Tensor | None = None) -> tuple[Tensor, Kept | None]:
-        """(B, L, dim) to (B, L, dim); with what is kept of n columns before them, that of both.
+        """(B, L, dim) to (B, L, dim); with `past`, the cache of n columns before them, also the cache of both.
 
-        `absent` (B, n + L, 1) are the columns of padding.
+        `absent` (B, n + L, 1) marks the columns of padding.
         """
         new, p, short = h.shape[1], self.in_proj(h), self.short_filter
         assert short.bias is not None
@@ -165,19 +166,19 @@ class HyenaBlock(nn.Module):
         self.mlp = Mlp(dim, inner)
 
     def forward(self, x: Tensor, past: Kept | None = None, absent: Tensor | None = None) -> tuple[Tensor, Kept | None]:
-        """(B, L, dim) to (B, L, dim) in the type of x, and what is kept of the columns, as `Operator` has it."""
+        """(B, L, dim) to (B, L, dim) in the type of x, and the new cache, as in `Operator`."""
         mixed, past = self.mixer(self.norm1(x), past, absent)
         x = x + mixed.to(x.dtype)
         return x + self.mlp(self.norm2(x)).to(x.dtype), past
 
 
 class Hyena(Network):
-    """Tokens to hidden states, of which column j has seen the tokens 0 .. j; rows of at most `filter_length`."""
+    """Tokens to hidden states; column j has seen the tokens 0 .. j; rows have at most `filter_length` tokens."""
 
     takes = frozenset({"tokens", "valid", "positions", "cache"})
     attention = Causal()
     causal = True
-    looks = frozenset({"left"})
+    directions = frozenset({"left"})
 
     def __init__(
         self,
@@ -199,7 +200,7 @@ class Hyena(Network):
         self._initialise()
 
     def _initialise(self) -> None:
-        """GPT-2's: normal with a deviation of 0.02, less for what is added to the residual stream; zero biases."""
+        """As in GPT-2: normal with a deviation of 0.02, smaller for what is added to the residuals; zero biases."""
         for name, module in self.named_modules():
             if isinstance(module, nn.Linear | nn.Embedding):
                 added = name.endswith((".out_proj", ".fc2"))
@@ -220,7 +221,7 @@ class Hyena(Network):
 
     @property
     def table(self) -> nn.Parameter:
-        """The embedding, which is the head, too."""
+        """The embedding, to which the head is tied."""
         weight = self.embeddings["word_embeddings"].weight
         assert isinstance(weight, nn.Parameter)
         return weight
@@ -238,9 +239,9 @@ class Hyena(Network):
         return [(short, long)] * len(self.layers)
 
     def forward(self, inputs: NetworkInput) -> tuple[Tensor, list[Kept] | None]:
-        """(B, L) tokens, which stand after those of the cache, to (B, L, hidden); with a cache also that of both.
+        """(B, L) tokens, which follow those of the cache, to (B, L, hidden); with a cache also the new one.
 
-        `positions` change nothing: a column is as far from another one as there are tokens between them.
+        `positions` have no effect: the distance of two columns is the number of tokens between them.
         """
         tokens, cache = inputs.content, inputs.cache
         self._check_length(tokens.shape[1] + (0 if cache is None else cache[0][0].shape[2]))
@@ -255,7 +256,7 @@ class Hyena(Network):
         assert self.longest is not None
         if length > self.longest:
             raise UserError(
-                f"{length} tokens are more than the {self.longest} that the filters of this Hyena are made for; set "
+                f"{length} tokens are more than the {self.longest} that the filters of this Hyena were made for; set "
                 f"data.length to at most {self.longest}, or train a model with model.filter_length={length}"
             )
 
@@ -265,9 +266,9 @@ class Hyena(Network):
         x = dropout(F.embedding(tokens, self.table), self.dropout, self.training)
         past: Sequence[Kept | None] = [None] * len(self.layers) if cache is None else cache
         kept = []
-        for block, own in zip(self.layers, past, strict=True):
-            x, own = block(x, own, absent)
-            kept.append(own)
+        for block, memory in zip(self.layers, past, strict=True):
+            x, memory = block(x, memory, absent)
+            kept.append(memory)
         return self.ln_f(x), kept
 
     @override
@@ -276,9 +277,9 @@ class Hyena(Network):
 
 
 def _absent(valid: Tensor | None) -> Tensor | None:
-    """(B, L, 1): where padding is. It must stand before the rows, so that their columns are next to each other."""
+    """(B, L, 1): where padding is. It must precede the rows, so that their columns are contiguous."""
     if valid is None:
         return None
     if bool((valid[:, :-1] & ~valid[:, 1:]).any()):
-        raise ValueError("with a cache, the Hyena backbone takes padding before the rows only")
+        raise ValueError("with a cache, the Hyena network takes padding before the rows only")
     return ~valid[..., None]

@@ -1,4 +1,4 @@
-"""The seam of every network: one record of inputs -> hidden states (`forward`), chosen rows -> logits (`head`)."""
+"""The interface of all networks: a record of inputs -> hidden states (`forward`), chosen rows -> logits (`head`)."""
 
 from __future__ import annotations
 
@@ -14,50 +14,50 @@ from .kernels.attention import Attention, Full
 
 @dataclass(frozen=True)
 class NetworkInput:
-    """What a network may be called with. It says which of these fields it takes (`Network.takes`)."""
+    """What a network may be called with. A network declares which of these fields it takes (`Network.takes`)."""
 
     tokens: Tensor | None = None  # (B, L) int64
-    embeddings: Tensor | None = None  # (B, L, dim) in place of those of tokens
+    embeddings: Tensor | None = None  # (B, L, dim) instead of tokens
     types: Tensor | None = None  # (B, L) which text of a pair a token belongs to: 0 or 1
-    condition: Tensor | None = None  # what `Network.condition` made of noise levels and labels
-    attention: Attention | None = None  # who may see whom; None = as the network was made
-    valid: Tensor | None = None  # (B, L) bool: what is not padding, of the cached columns too; None = all
+    condition: Tensor | None = None  # from `Network.condition`
+    attention: Attention | None = None  # which columns may see which; None = the default of the network
+    valid: Tensor | None = None  # (B, L) bool: not padding, cached columns included; None = all
     positions: Tensor | None = None  # (B, L) or (L,) int64; None = 0, 1, 2, ...
     queries: Tensor | None = None  # (B, M) columns whose hidden states are wanted; None = all
     cache: Any = None  # what an earlier call returned, or `Network.empty_cache`
 
     @property
     def content(self) -> Tensor:
-        """Tokens or embeddings, whichever there are."""
+        """The tokens or the embeddings, whichever are set."""
         content = self.tokens if self.embeddings is None else self.embeddings
         assert content is not None
         return content
 
 
 class Network(nn.Module, ABC):
-    """A network without a method. Fields of the input that it does not take are refused before `forward`."""
+    """A network, without a method. Fields of the input that it does not take raise an error before `forward`."""
 
     vocab: Vocab
     hidden_dim: int
-    takes: frozenset[str] = frozenset({"tokens", "valid"})  # with "attention": any specification
-    attention: Attention = Full()  # who sees whom if the input does not say
-    looks: frozenset[str] = frozenset({"both"})  # "both" ways, to the "left": what `from_config` can make
-    takes_labels: bool = False  # whether it can be made for labels
-    shardable: bool = True  # whether FSDP can cut it into its blocks
+    takes: frozenset[str] = frozenset({"tokens", "valid"})  # with "attention": any `Attention`
+    attention: Attention = Full()  # if the input does not say
+    directions: frozenset[str] = frozenset({"both"})  # "both" ways, to the "left": what `from_config` supports
+    takes_labels: bool = False  # whether it can be built with labels
+    shardable: bool = True  # whether FSDP can shard it by blocks
     time_conditioning: bool = False  # whether the condition depends on the time
     causal: bool = False  # whether it looks to the left only, and so has a cache
-    recurrent: bool = False  # whether that cache is a state: all that was read, which cannot be cut shorter
-    longest: int | None = None  # the most tokens that it can take; None = any number
+    recurrent: bool = False  # whether that cache is a state, which cannot be cut back to a shorter prefix
+    longest: int | None = None  # the largest number of tokens; None = any
     n_labels: int = 0  # labels that `condition` takes: 0 .. n_labels - 1, and -1 = no label
 
     @classmethod
     def from_config(cls, settings: Any, vocab: Vocab, n_labels: int = 0, causal: bool = False) -> Network:
-        """The network that its section of a config describes, with fresh weights; `looks` says what `causal` may be."""
-        raise NotImplementedError(f"{cls.__name__} is not made from a config")
+        """The network described by its section of a config, with fresh weights; `directions` limits `causal`."""
+        raise NotImplementedError(f"{cls.__name__} cannot be built from a config")
 
-    def __call__(self, given: NetworkInput | Tensor | None = None, **more: Any) -> Any:
-        """`forward` of a record, or of one that is made here: net(tokens, valid=valid)."""
-        inputs = given if isinstance(given, NetworkInput) else NetworkInput(given, **more)
+    def __call__(self, inputs: NetworkInput | Tensor | None = None, **more: Any) -> Any:
+        """`forward` on a record, or on one made from the arguments: net(tokens, valid=valid)."""
+        inputs = inputs if isinstance(inputs, NetworkInput) else NetworkInput(inputs, **more)
         self.refuse(inputs)
         return super().__call__(inputs)
 
@@ -65,21 +65,21 @@ class Network(nn.Module, ABC):
     def forward(self, inputs: NetworkInput) -> tuple[Tensor, Any]:
         """(B, L, hidden) states, final norm applied, and the new cache (or None).
 
-        With `queries` (B, M), where the network takes them, (B, M, hidden): only those columns.
+        With `queries` (B, M), if the network takes them, only these columns: (B, M, hidden).
         """
 
     @abstractmethod
     def head(self, rows: Tensor) -> Tensor:
-        """(N, hidden) to (N, V) logits; those of the padding of a vocabulary are not made."""
+        """(N, hidden) to (N, V) logits, without those of the padding of the vocabulary."""
 
     def condition(self, sigma: Tensor, label: Tensor | None = None) -> Tensor | None:
-        """(B,) noise levels, and (B,) labels where the network has any, to the `condition` of its input."""
+        """(B,) noise levels, and (B,) labels if the network takes them, to the `condition` of its input."""
         if label is not None:
             raise ValueError(f"the {self.name} network does not take labels")
         return None
 
     def empty_cache(self, rows: int) -> Any:
-        """The cache of `rows` rows before their first token: give it to the network to get one back."""
+        """The cache of `rows` rows before their first token; with it the network returns a new cache."""
         raise ValueError(f"the {self.name} network looks both ways and has no cache")
 
     def no_decay(self) -> set[str]:
@@ -88,11 +88,11 @@ class Network(nn.Module, ABC):
 
     @property
     def name(self) -> str:
-        """What messages call it."""
+        """Its name in messages."""
         return type(self).__name__
 
     def refuse(self, inputs: NetworkInput) -> None:
-        """Raise for an input that this network does not take, in one sentence."""
+        """Raise for an input that this network does not take."""
         asked = (field.name for field in fields(inputs) if getattr(inputs, field.name) is not None)
         for field in asked:
             if field not in self.takes and field != "attention":

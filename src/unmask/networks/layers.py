@@ -9,11 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-MULTIPLE = 8  # vocabularies of networks with tied heads are padded to one of these
+MULTIPLE = 8  # vocabularies of networks with tied heads are padded to a multiple of this
 
 
 def wide(x: Tensor) -> Tensor:
-    """At least float32: what norms, sums and times are computed in, whatever the weights are kept in."""
+    """At least float32, in which norms, sums and times are computed, whatever the type of the weights."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
@@ -23,7 +23,7 @@ def padded(size: int) -> int:
 
 
 class LayerNorm(nn.Module):
-    """Layer norm with a scale and no bias, in float32 at least, with the shift and scale of adaLN taken in."""
+    """Layer norm with a scale and without a bias, in at least float32, fused with the shift and scale of adaLN."""
 
     def __init__(self, dim: int) -> None:
         super().__init__()
@@ -73,24 +73,24 @@ class TimestepEmbedder(nn.Module):
 
 @dataclass(frozen=True)
 class PackedRows:
-    """The columns of rows with padding, moved together: real ones first, in their order."""
+    """Rows with their padding moved to the end; the other columns keep their order."""
 
     order: Tensor  # (R, L): where each column comes from
     exists: Tensor  # (R, L) bool, true first
 
     @classmethod
     def of(cls, valid: Tensor | None) -> PackedRows | None:
-        """None where nothing is padding."""
+        """The packing for a mask; None if nothing is padding."""
         if valid is None or bool(valid.all()):
             return None
         order = torch.argsort(~valid, dim=1, stable=True)
         return cls(order, valid.gather(1, order))
 
     def take(self, columns: Tensor) -> Tensor:
-        """(R, L) or (R, L, dim), moved."""
+        """(R, L) or (R, L, dim), packed."""
         index = self.order if columns.dim() == 2 else self.order[..., None].expand_as(columns)
         return columns.gather(1, index)
 
     def back(self, columns: Tensor) -> Tensor:
-        """(R, L, dim), each where it came from."""
+        """(R, L, dim), unpacked: each column back in its place."""
         return columns.gather(1, self.order.argsort(1)[..., None].expand_as(columns))

@@ -2,10 +2,10 @@
 
 Parameter names are those of the published checkpoints (`layers.0.mixer.A_log`). The embedding is padded to a multiple
 of 8 and tied to the head; the padding is never predicted. Its cache is a state: the last columns before the short
-convolution and the state of the scan, so one more token costs the same whatever stands before it.
+convolution and the state of the scan, so one more token costs the same after any prefix.
 
-Padding is skipped wherever it stands: the columns that exist are moved together, and those behind them leave state and
-convolution as they are.
+Padding is skipped wherever it is: the columns that exist are moved to the front, and those after them leave state and
+convolution unchanged.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class RMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(dim))
 
     def forward(self, x: Tensor) -> Tensor:
-        """(..., dim) to the same, scaled."""
+        """(..., dim) to (..., dim), scaled."""
         wide = torch.promote_types(x.dtype, torch.float32)
         return F.rms_norm(x.to(wide), (x.shape[-1],), self.weight.to(wide), NORM_EPS)
 
@@ -55,7 +55,7 @@ class Mixer(nn.Module):
         if projections:
             self.in_proj = nn.Linear(dim, 2 * inner, bias=False)
             self.out_proj = nn.Linear(inner, dim, bias=False)
-        self.conv1d = nn.Conv1d(inner, inner, conv_width, groups=inner)  # its weights; `short_conv` computes
+        self.conv1d = nn.Conv1d(inner, inner, conv_width, groups=inner)  # holds the weights; `short_conv` computes
         self.x_proj = nn.Linear(inner, rank + 2 * state_dim, bias=False)
         self.dt_proj = nn.Linear(rank, inner)
         self.A_log = nn.Parameter(torch.arange(1, state_dim + 1, dtype=torch.float32).log().repeat(inner, 1))
@@ -63,7 +63,7 @@ class Mixer(nn.Module):
         self._first_steps(inner)
 
     def _first_steps(self, inner: int) -> None:
-        """Steps (delta) that are spread evenly in their logarithm at the start."""
+        """Initialise the steps (delta) evenly in their logarithm."""
         nn.init.uniform_(self.dt_proj.weight, -(self.rank**-0.5), self.rank**-0.5)
         with torch.no_grad():
             step = torch.exp(torch.rand(inner) * (math.log(DT_MAX) - math.log(DT_MIN)) + math.log(DT_MIN))
@@ -73,9 +73,9 @@ class Mixer(nn.Module):
     def scan(
         self, x: Tensor, exists: Tensor | None = None, memory: Memory | None = None
     ) -> tuple[Tensor, Memory | None]:
-        """Inner channels (R, L, E) to the same: short convolution and scan. `exists` (R, L) says what is no padding.
+        """Inner channels (R, L, E) to (R, L, E): short convolution and scan. `exists` (R, L) is False for padding.
 
-        With a memory of what stands before, and padding at the end only, the new memory comes back too.
+        With a memory of the columns before, and padding only at the end, the new memory is returned too.
         """
         before, state = (None, None) if memory is None else memory
         assert self.conv1d.bias is not None
@@ -84,7 +84,7 @@ class Mixer(nn.Module):
         seen = x
         x = F.silu(short_conv(x, self.conv1d.weight[:, 0], self.conv1d.bias, before))
         dt, b, c = self.x_proj(x).split([self.rank, self.state_dim, self.state_dim], dim=-1)
-        wide = torch.promote_types(self.A_log.dtype, torch.float32)  # steps and decays are never of 16 bits
+        wide = torch.promote_types(self.A_log.dtype, torch.float32)  # steps and decays are never 16-bit
         delta = F.softplus(F.linear(dt, self.dt_proj.weight).to(wide) + self.dt_proj.bias.to(wide))
         if exists is not None:
             delta = delta * exists[..., None]
@@ -112,7 +112,7 @@ def _last_columns(before: Tensor, new: Tensor, exists: Tensor | None) -> Tensor:
 
 
 class MambaLayer(nn.Module):
-    """Add, norm, mix: what comes back is not yet added."""
+    """Add, norm, mix; the result is added by the next layer."""
 
     def __init__(self, dim: int, mixer: nn.Module) -> None:
         super().__init__()
@@ -122,7 +122,7 @@ class MambaLayer(nn.Module):
     def forward(
         self, hidden: Tensor | None, residual: Tensor, exists: Tensor | None, memory: Memory | None = None
     ) -> tuple[Tensor, Tensor, Memory | None]:
-        """What the layer adds, the stream before that, and the memory; the stream is float32 at least."""
+        """What the layer adds, the residual stream before that, and the memory; the stream is at least float32."""
         if hidden is not None:
             residual = residual + hidden.to(residual.dtype)
         hidden, memory = self.mixer(self.norm(residual), exists, memory)
@@ -130,7 +130,7 @@ class MambaLayer(nn.Module):
 
 
 def initialise(net: nn.Module, n_layers: int) -> None:
-    """Embeddings small and normal; what a layer adds is smaller the more layers there are."""
+    """Small normal embeddings; the more layers there are, the less each of them adds."""
     for name, module in net.named_modules():
         if isinstance(module, nn.Embedding):
             nn.init.normal_(module.weight, std=EMBED_STD)
@@ -141,17 +141,17 @@ def initialise(net: nn.Module, n_layers: int) -> None:
 
 
 def undecayed(net: nn.Module) -> set[str]:
-    """Weights that are not pulled towards 0: biases, embeddings, A and D (as Caduceus was trained)."""
+    """The names of weights without weight decay: biases, embeddings, A and D (as Caduceus was trained)."""
     return {name for name, _ in net.named_parameters() if name.endswith((".bias", ".A_log", ".D")) or "embed" in name}
 
 
 class Mamba(Network):
-    """Tokens to hidden states, of which column j has seen the tokens 0 .. j."""
+    """Tokens to hidden states; column j has seen the tokens 0 .. j."""
 
     takes = frozenset({"tokens", "valid", "cache"})
     attention = Causal()
     causal = True
-    looks = frozenset({"left"})
+    directions = frozenset({"left"})
     recurrent = True
 
     def __init__(
@@ -191,13 +191,13 @@ class Mamba(Network):
     @override
     def empty_cache(self, rows: int) -> list[Memory]:
         new = self.embeddings.weight.new_zeros
-        one = new(rows, self.conv_width - 1, self.inner), new(rows, self.state_dim, self.inner)
-        return [one] * len(self.layers)
+        empty = new(rows, self.conv_width - 1, self.inner), new(rows, self.state_dim, self.inner)
+        return [empty] * len(self.layers)
 
     def forward(self, inputs: NetworkInput) -> tuple[Tensor, list[Memory] | None]:
-        """(B, L) tokens, which stand after what the cache has read, to (B, L, hidden); with a cache also the new one.
+        """(B, L) tokens, which follow those of the cache, to (B, L, hidden); with a cache also the new one.
 
-        There are no positions: what is read is read in the order of its columns.
+        There are no positions: columns are read in order.
         """
         tokens, valid, cache = inputs.content, inputs.valid, inputs.cache
         together = PackedRows.of(None if valid is None else valid[:, -tokens.shape[1] :])
@@ -206,8 +206,8 @@ class Mamba(Network):
             tokens, exists = together.take(tokens), together.exists
         past: Sequence[Memory | None] = [None] * len(self.layers) if cache is None else cache
         hidden, residual, kept = None, self.embeddings(tokens), []
-        for layer, own in zip(self.layers, past, strict=True):
-            hidden, residual, memory = layer(hidden, residual, exists, own)
+        for layer, past_memory in zip(self.layers, past, strict=True):
+            hidden, residual, memory = layer(hidden, residual, exists, past_memory)
             kept.append(memory)
         assert hidden is not None
         out = self.norm_f(residual + hidden.to(residual.dtype))

@@ -1,8 +1,8 @@
 """MosaicBERT (paper 5.1 and D.6): BERT with ALiBi instead of positions and GEGLU instead of the MLP.
 
-Norms stand after the residual sum, the MLM head is tied to the embedding, and the vocabulary is padded to a multiple of
-8; the logits of the padding are cut off, so that it is never predicted. Parameter names are those of the published
-checkpoints. The causal variant is the same network that looks to the left only: it has a cache like `causal.py`.
+Norms follow the residual sum, the MLM head is tied to the embedding, and the vocabulary is padded to a multiple of 8;
+the logits of the padding are cut off, so that it is never predicted. Parameter names are those of the published
+checkpoints. The causal variant is the same network looking to the left only; it has a cache like `causal.py`.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class MosaicBertLayer(nn.Module):
     def forward(
         self, x: Tensor, bias: Tensor, queries: Tensor | None = None, past: KeyValue | None = None
     ) -> tuple[Tensor, KeyValue | None]:
-        """(B, L, dim) to (B, L, dim), or of some columns (B, M) only; with `past` the keys and values of both."""
+        """(B, L, dim) to (B, L, dim), or to (B, M, dim) for `queries`; with `past` also the keys and values of both."""
         out: Any = self.attention["output"]
         heads, past = self._attend(x, bias, queries, past)
         x = x if queries is None else pick(x, queries)
@@ -85,10 +85,10 @@ class MosaicBertLayer(nn.Module):
 
 
 class MosaicBert(Network):
-    """Tokens, and the types 0 and 1 of the texts of a pair, to hidden states; `head` is BERT's MLM head."""
+    """Tokens, with types 0 and 1 for the texts of a pair, to hidden states; `head` is the MLM head of BERT."""
 
     takes = frozenset({"tokens", "types", "attention", "valid", "positions", "queries"})
-    looks = frozenset({"both", "left"})
+    directions = frozenset({"both", "left"})
 
     def __init__(
         self,
@@ -173,17 +173,17 @@ class MosaicBert(Network):
         slopes, new = alibi_slopes(self.n_heads, x.device), tokens.shape[1]
         bias = alibi(slopes, before + new, new, attention, inputs.valid, inputs.positions)
         kept = []
-        for number, (layer, own) in enumerate(zip(self.blocks, past, strict=True), 1):
-            queries = inputs.queries if number == len(self.blocks) else None  # only there can columns be left out
+        for number, (layer, layer_past) in enumerate(zip(self.blocks, past, strict=True), 1):
+            queries = inputs.queries if number == len(self.blocks) else None  # columns can be left out only there
             rows = bias if queries is None else pick_rows(bias, queries)
-            x, own = layer(x, rows, queries, own)
-            kept.append(own)
+            x, layer_past = layer(x, rows, queries, layer_past)
+            kept.append(layer_past)
         return x, None if cache is None else kept
 
     def _embed(self, tokens: Tensor, types: Tensor | None) -> Tensor:
-        own = self.embeddings
-        kind = own["token_type_embeddings"].weight[0] if types is None else own["token_type_embeddings"](types)
-        x = own["LayerNorm"](own["word_embeddings"](tokens) + kind)
+        tables = self.embeddings
+        kind = tables["token_type_embeddings"].weight[0] if types is None else tables["token_type_embeddings"](types)
+        x = tables["LayerNorm"](tables["word_embeddings"](tokens) + kind)
         return dropout(x, self.dropout, self.training)
 
     @override
@@ -210,7 +210,7 @@ def pick_rows(bias: Tensor, queries: Tensor) -> Tensor:
 
 
 def _initialise(module: nn.Module) -> None:
-    """BERT's: normal with a deviation of 0.02, zero biases."""
+    """As in BERT: normal with a deviation of 0.02, zero biases."""
     if isinstance(module, nn.Linear | nn.Embedding):
         nn.init.normal_(module.weight, std=INIT_STD)
     if isinstance(module, nn.Linear) and module.bias is not None:

@@ -1,8 +1,8 @@
 """Orders that are decided step by step, by what the network says: the surest positions first.
 
-They are no longer samples of the law that `unmask eval` bounds: the order prefers likely tokens. But the order
+Their samples no longer follow the law that `unmask eval` bounds: the order prefers likely tokens. But the order
 depends on the network's distribution alone, never on the token that is drawn, so a text still has an exact likelihood
-under such a plan (`replay` computes it).
+under such a sampler (`replay` computes it).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def confidence(log_x: Tensor) -> Tensor:
 
 
 def entropy(log_x: Tensor) -> Tensor:
-    """Minus the entropy in nats: larger is surer, like the others."""
+    """The negative entropy in nats: as in the other measures, larger means surer."""
     return -torch.special.entr(log_x.exp()).sum(-1)
 
 
@@ -43,7 +43,7 @@ def by_score(scores: Tensor) -> Tensor:
     """Indices from the highest score to the lowest; ties go from left to right.
 
     Ties are the rule, not the exception: all positions of an empty canvas have the same distribution, since attention
-    over equal values cannot see where they stand. Rounding must not choose among them, as it depends on the batch.
+    over equal values cannot tell positions apart. Rounding must not choose among them, as it depends on the batch.
     """
     order = scores.argsort(descending=True, stable=True)
     rank = torch.zeros_like(order)
@@ -56,7 +56,7 @@ MEASURES: dict[str, Callable[[Tensor], Tensor]] = {"confidence": confidence, "en
 
 @dataclass(frozen=True)
 class Adaptive(Sampler):
-    """The surest positions first: k a step, or as many as reach a threshold (at least one)."""
+    """The surest positions first: k per step, or as many as reach a threshold (at least one)."""
 
     measure: str = "confidence"
     k: int | None = k_setting(None)
@@ -70,7 +70,7 @@ class Adaptive(Sampler):
     def __post_init__(self) -> None:
         choose(self.measure, MEASURES, "measure")
         if sum(x is not None for x in (self.k, self.steps, self.threshold)) != 1:
-            raise UserError(f"give the {self.measure} order either tokens a step, a number of steps, or a threshold")
+            raise UserError(f"give the {self.measure} order either tokens per step, a number of steps, or a threshold")
         if self.threshold is not None:
             top = float("inf") if self.measure == "entropy" else 1.0
             if not 0 <= self.threshold <= top:
@@ -79,7 +79,7 @@ class Adaptive(Sampler):
         super().__post_init__()
 
     def trajectory(self, request: Request, model: TokenDenoiser) -> Trajectory:
-        """Ready, with all free positions as candidates."""
+        """A trajectory with all free positions as candidates."""
         free = int(request.writable(model.vocab).sum())
         k = None if self.steps is None else -(-free // self.steps)
         k = k if self.k is None else min(self.k, len(request.canvas))

@@ -1,8 +1,8 @@
-"""The textbook (paper section 3.2): a network call and a full look at every masked position, at each of T steps.
+"""The textbook sampler (paper section 3.2): at each of T steps one network call, over every masked position.
 
-Slow and obvious; a reference for the others, and the right step for networks whose x̂ has mass on [MASK] or does not
-sum to 1, where the chance of being revealed is the network's to say: D3PM and SEDD, whose analytic (tau-leaping) step
-it is. Euler's step differs in nothing but that chance.
+Slow and obvious: a reference for the others, and the right sampler for networks whose x̂ has mass on [MASK] or does not
+sum to 1, so that the network decides the chance of being revealed. These are D3PM and SEDD, whose analytic
+(tau-leaping) step it is. Euler's step differs only in that chance.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from .settings import steps_setting
 
 @dataclass(frozen=True)
 class Ancestral(Sampler):
-    """T steps, each with a network call, needed or not."""
+    """T steps, each with a network call, whether it reveals anything or not."""
 
     steps: int = steps_setting()
     euler: bool = False  # the chance of a step is its length times the rate at its beginning
     any_mass = True
 
     def trajectory(self, request: Request, model: TokenDenoiser) -> Trajectory:
-        """Ready at t = 1."""
+        """The trajectory from t = 1."""
         times, alphas = time_grid(model.schedule, self.steps)
         chances = reveal_chance(alphas[1:], alphas[:-1])
         if self.euler:
@@ -37,7 +37,7 @@ class Ancestral(Sampler):
 
 
 class _AncestralTrajectory(Trajectory):
-    ruled = False  # rules never touch when a position is revealed, also where the network says it
+    ruled = False  # rules never change when a position is revealed, even where the network decides it
 
     def __init__(self, request: Request, model: TokenDenoiser, times: Tensor, chances: Tensor) -> None:
         super().__init__(request, model.vocab)
@@ -57,10 +57,10 @@ class _AncestralTrajectory(Trajectory):
 
     @property
     def finished(self) -> bool:
-        """After T steps, and one more at t = 0 that writes all that is left over.
+        """After T steps, and one more at t = 0 that writes whatever is left.
 
-        Only a schedule with alpha_0 < 1, or a network that has mass on [MASK] to the end, leaves anything. Without
-        carry-over step T is the one that writes all.
+        Something is left only under a schedule with alpha_0 < 1, or if the network has mass on [MASK] to the end.
+        Without carry-over, step T writes everything.
         """
         return self.step > self.last or (self.step == self.last and not len(self.masked) and not self._rewriting)
 
@@ -80,7 +80,7 @@ class _AncestralTrajectory(Trajectory):
         if self.step == self.last:
             self.revealed = self.candidates()
             return
-        chance = self.chances[self.step] * scores.double()  # above 1 for a measure that is too large: then for sure
+        chance = self.chances[self.step] * scores.double()  # above 1 where x̂ is too large a measure: then always
         self.revealed = self.masked[self._draws[0, self.masked] < chance]
 
     def due(self) -> Tensor:

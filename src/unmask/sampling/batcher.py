@@ -2,7 +2,7 @@
 
 Every step is one network call for all active sequences, whatever the method: the model's denoiser advances their
 trajectories. A sequence keeps its slot from admission to its end, and a finished one makes room for the next. Nothing
-here depends on who else is in the batch, so a sample does not either. Where a text ends early, it ends here.
+depends on what else is in the batch, so a sample does not either. A text that stops early is also ended here.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from ..errors import UserError, at_least
 from ..process.keys import Keys
-from ..types import State, UserError
+from ..types import State
 from .request import NOTHING, Request, Written
 from .rules import Rules
 from .sampler import Denoiser, Sampler, TokenDenoiser, Trajectory
@@ -25,15 +26,14 @@ from .sampler import Denoiser, Sampler, TokenDenoiser, Trajectory
 class Batcher:
     """Requests that wait, and trajectories that are under way.
 
-    With a `token_budget`, a step costs every sequence the same: it saves up so many tokens a step (or the median
-    length, if that is more) and goes through the network when it has saved its length. So one long sequence among short
-    ones does not make each of their steps long. Without it, and where the model keeps what it has read, all go every
-    time.
+    With a `token_budget`, every sequence gets the same share of the network: it saves up that many tokens per step (or
+    the median length, if that is more) and goes through the network once it has saved its length. So a long sequence
+    among short ones does not slow down each of their steps. Without a budget, and where the model caches what it has
+    read, all sequences go in every step.
     """
 
     def __init__(self, model: Denoiser, batch_size: int, token_budget: int | None = None) -> None:
-        if batch_size < 1:
-            raise UserError(f"batch_size={batch_size} must be at least 1")
+        at_least("batch_size", batch_size)
         self.model, self.batch_size = model, batch_size
         self.token_budget = None if model.cached else token_budget
         self.waiting: deque[Request] = deque()
@@ -48,12 +48,14 @@ class Batcher:
         return bool(self.waiting or self.active)
 
     def add(self, request: Request) -> None:
-        """Queue a request; what the model cannot do is said now."""
+        """Queue a request; raises at once if the model cannot follow it."""
         self.model.check(request)
         if request.guidance != 1 and request.label is None:
             raise UserError(f"guidance={request.guidance} needs a label to be guided by")
         if not math.isfinite(request.guidance):
-            raise UserError(f"guidance={request.guidance} must be a finite number; 1 is the label's own distribution")
+            raise UserError(
+                f"guidance={request.guidance} must be a finite number; 1 is the distribution given the label"
+            )
         if request.rules is not None:
             request.rules.check(request.canvas, self.model.vocab, free=request.free)
         self.waiting.append(request)
@@ -83,7 +85,7 @@ class Batcher:
                 yield state
 
     def _admit(self) -> list[tuple[State, Tensor]]:
-        """Give slots to those that wait; the states of those that have nothing to write."""
+        """Give slots to waiting requests; returns the states of those that have nothing to write."""
         empty: list[tuple[State, Tensor]] = []
         while self.waiting and len(self.active) < self.batch_size:
             request = self.waiting.popleft()
@@ -101,7 +103,7 @@ class Batcher:
         return empty
 
     def _end(self, rows: set[int]) -> None:
-        """Sequences that are under way no longer: their slots are free."""
+        """Remove sequences that have ended, and free their slots."""
         ended = [trajectory for trajectory in self.active if trajectory.request.row in rows]
         for trajectory in ended:
             self._slots.append(trajectory.slot)
@@ -168,7 +170,7 @@ def replay(
     rules: Rules | None = None,
     labels: Sequence[int] | None = None,
 ) -> list[Tensor]:
-    """Follow a sampler, but write the tokens of `targets`: (L,) float64 log-probability of each, 0 where it was given.
+    """Follow a sampler, but write the tokens of `targets`: (L,) float64 log-probabilities, 0 where a token was given.
 
     The sum is log p(target | the sampler's order). Where the order depends on nothing but what the network says, that
     is the exact log-likelihood of the sampler; under rules, that of the sampler under them.
@@ -191,6 +193,6 @@ def _check_target(request: Request, target: Tensor, free: Tensor, mask: int) -> 
     if canvas.shape != target.shape:
         raise UserError(f"target {row} has {len(target)} tokens, but its canvas has {len(canvas)}")
     if (target == mask).any():
-        raise UserError(f"target {row} holds [MASK], which no plan ever writes")
+        raise UserError(f"target {row} holds [MASK], which no sampler ever writes")
     if (off := torch.nonzero(~free & (canvas != target))).numel():
         raise UserError(f"target {row} differs from its canvas at position {int(off[0])}, where the token is given")

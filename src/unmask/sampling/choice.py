@@ -1,4 +1,4 @@
-"""How a token is taken from x̂. Nothing here touches the chance of being revealed."""
+"""How a token is drawn from x̂. None of this changes the chance of being revealed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..process.masking import categorical
+from ..process.masking import at_tokens, categorical
 from .settings import check_settings, setting
 
 NEVER = float("-inf")
@@ -15,7 +15,7 @@ NEVER = float("-inf")
 
 @dataclass(frozen=True)
 class Choice:
-    """Temperature, then top-k, top-p and min-p, each on what the one before it left."""
+    """Temperature, then top-k, top-p and min-p, each applied to what the previous one left."""
 
     temperature: float = setting(1.0, "Divides the log-probabilities; 0 takes the most likely token", least=0)
     top_k: int | None = setting(  # tokens as likely as the k-th are kept too
@@ -32,18 +32,18 @@ class Choice:
         check_settings(self)
 
     def __call__(self, log_x: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
-        """(tokens, what the network gave them) for rows of log x̂ (N, V) and one uniform a row."""
+        """(tokens, their probabilities under the network) for rows of log x̂ (N, V) and one uniform number per row."""
         tokens = self.tokens(log_x, uniform)
-        return tokens, log_x.gather(-1, tokens[:, None]).squeeze(-1).exp()
+        return tokens, at_tokens(log_x, tokens).exp()
 
     def tokens(self, log_x: Tensor, uniform: Tensor) -> Tensor:
-        """(N,) tokens for rows of log weights (N, V), which need not be normalised, and one uniform a row."""
+        """(N,) tokens for rows of log weights (N, V), which need not be normalised, and one uniform number per row."""
         return log_x.argmax(-1) if self.temperature == 0 else categorical(self.filtered(log_x), uniform)
 
     def filtered(self, log_x: Tensor) -> Tensor:
-        """Log weights after temperature, top-k, top-p and min-p, not normalised."""
+        """Unnormalised log weights after temperature, top-k, top-p and min-p."""
         logits = log_x
-        if self.temperature != 1:  # the largest becomes 0 first: no temperature is too small
+        if self.temperature != 1:  # the largest is shifted to 0 first, so that no temperature is too small
             logits = (log_x - log_x.amax(-1, keepdim=True)).double() / self.temperature
         if self.top_k is not None and self.top_k < logits.shape[-1]:
             least = logits.topk(self.top_k, dim=-1).values[:, -1:]

@@ -1,16 +1,16 @@
-"""Plaid's way of writing (Gulrajani and Hashimoto 2023): ancestral sampling of Gaussian diffusion over embeddings.
+"""Plaid's sampler (Gulrajani and Hashimoto 2023): ancestral sampling of Gaussian diffusion over embeddings.
 
-All positions of a canvas are one z (L, D). It begins as noise; in every step the network guesses x̂, the mean of the
-embeddings under what it says of the tokens, and z moves to the next time by the posterior q(z_s | z_t, x = x̂) of the
-noise (eq. 33 of Variational Diffusion Models), in float64. At t = 0 the tokens are drawn from p(x | z_0), which is part
-of the model; temperature 0 takes the most likely ones, as published.
+All positions of a canvas share one z (L, D), which begins as noise. In every step the network guesses x̂, the mean of
+the embeddings under its distribution over tokens, and z moves to the next time by the posterior q(z_s | z_t, x = x̂) of
+the noise (eq. 33 of Variational Diffusion Models), in float64. At t = 0 the tokens are drawn from p(x | z_0), which is
+part of the model; temperature 0 takes the most likely ones, as published.
 
-Given tokens are clamped: at every time their z is drawn anew from q(z_t | x), and their x̂ is the truth. So prompts,
-suffixes and gaps anywhere are the same to it. (Replacement says of the rest what the network says beside a noised
-context; it is not the exact conditional.)
+Given tokens are clamped: at every time their z is drawn anew from q(z_t | x), and their x̂ is the true embedding. So
+prompts, suffixes and gaps anywhere are treated alike. (With such replacement the rest is predicted beside a noised
+context, which is not the exact conditional.)
 
-Canvases go through the network together, each at its own time. All noise of a canvas is from its own keys, so a sample
-does not depend on who else is in the batch.
+Canvases go through the network together, each at its own time. A canvas draws all noise from its keys, so a sample
+does not depend on what else is in the batch.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..process.chunks import rows_at_once
 from ..types import UserError
 from .request import Request, Written, read_off
 from .sampler import Denoiser, Sampler, Trajectory, positions_of
@@ -33,7 +34,7 @@ from .token_step import LOGITS_AT_ONCE
 
 
 def alpha(gamma: Tensor) -> Tensor:
-    """What is left of the signal: alpha² = sigmoid(-gamma)."""
+    """The signal that is left: alpha² = sigmoid(-gamma)."""
     return torch.exp(F.logsigmoid(-gamma) / 2)
 
 
@@ -43,12 +44,12 @@ def sigma(gamma: Tensor) -> Tensor:
 
 
 def noised(x: Tensor, gamma: Tensor, noise: Tensor) -> Tensor:
-    """alpha·x + sigma·noise, which is z; gamma broadcasts against x."""
+    """The noised x, z = alpha·x + sigma·noise; gamma broadcasts against x."""
     return alpha(gamma).to(x.dtype) * x + sigma(gamma).to(x.dtype) * noise
 
 
 def ancestral(z: Tensor, x: Tensor, gamma_t: Tensor, gamma_s: Tensor, noise: Tensor) -> Tensor:
-    """A draw of q(z_s | z_t, x) for s < t.
+    """A draw from q(z_s | z_t, x) for s < t.
 
     With c = 1 - e^(gamma_s - gamma_t) its mean is (1 - c) alpha_s/alpha_t z + c alpha_s x and its variance c sigma_s².
     """
@@ -67,7 +68,7 @@ def cooled(x: Tensor, z: Tensor, gamma: Tensor, temperature: float) -> Tensor:
 
 @dataclass(frozen=True)
 class Gaussian(Sampler):
-    """T steps for the whole canvas, and one call more that reads the tokens."""
+    """T steps for the whole canvas, and one more call that reads the tokens."""
 
     steps: int = steps_setting(256)
     score_temperature: float = setting(  # 1: the model's law; Plaid's samples were drawn with 0.9
@@ -75,14 +76,12 @@ class Gaussian(Sampler):
     )
 
     def check(self, model: Any) -> None:
-        """Models over tokens have no embeddings to put noise on."""
+        """Raise for a model over tokens, which has no embeddings to add noise to."""
         if not hasattr(model, "embeddings"):
-            raise UserError(
-                "only Plaid models (model.method=plaid) can follow the gaussian sampler; choose another one"
-            )
+            raise UserError("only Plaid models (model.method=plaid) can use the gaussian sampler; choose another one")
 
     def trajectory(self, request: Request, model: EmbeddingDenoiser) -> GaussianTrajectory:
-        """All of the canvas as noise, at t = 1."""
+        """The trajectory from t = 1, where the whole canvas is noise."""
         self.check(model)
         return GaussianTrajectory(request, model, self)
 
@@ -91,15 +90,15 @@ class Gaussian(Sampler):
 
 
 class EmbeddingDenoiser(Denoiser, Protocol):
-    """What this sampler needs of a model."""
+    """What this sampler needs from a model."""
 
     self_condition: float
 
     def embeddings(self) -> Tensor:
-        """(V, D), of length 1 each."""
+        """(V, D), each of length 1."""
 
     def gamma(self, t: Tensor) -> Tensor:
-        """Noise levels of times in [0, 1], in float64."""
+        """Noise levels at times in [0, 1], in float64."""
 
     def hidden(
         self, z: Tensor, gamma: Tensor, guess: Tensor | None, present: Tensor | None, label: Tensor | None
@@ -111,7 +110,7 @@ class EmbeddingDenoiser(Denoiser, Protocol):
 
 
 def advance_gaussian(model: EmbeddingDenoiser, active: Sequence[GaussianTrajectory]) -> list[Written | None]:
-    """One network call for all; shorter canvases are padded on the right. Tokens for those that it ends."""
+    """One network call for all; shorter canvases are padded on the right. Tokens for the canvases that are done."""
     device, longest, table = model.device, max(len(trajectory.canvas) for trajectory in active), model.embeddings()
     times = [[trajectory.t for trajectory in active], [trajectory.next_t for trajectory in active]]
     levels = model.gamma(torch.tensor(times, dtype=torch.float64).flatten()).view(2, -1)
@@ -145,7 +144,7 @@ def advance_gaussian(model: EmbeddingDenoiser, active: Sequence[GaussianTrajecto
 
 
 class GaussianTrajectory(Trajectory):
-    """One canvas on its way; its z is kept on the CPU, where float64 is."""
+    """One canvas being written; its z stays on the CPU, where float64 is available."""
 
     def __init__(self, request: Request, model: EmbeddingDenoiser, sampler: Gaussian) -> None:
         super().__init__(request, model.vocab)
@@ -165,16 +164,16 @@ class GaussianTrajectory(Trajectory):
 
     @property
     def finished(self) -> bool:
-        """Whether the tokens were read."""
+        """Whether the tokens have been read."""
         return not self.open.any()
 
     def due(self) -> Tensor:
-        """All that is free, at the end."""
+        """All free positions: they are written together at the end."""
         return self.masked
 
     @property
     def next_t(self) -> float:
-        """The time of the next z; after the last there is none."""
+        """The time of the next z, or 0 at the end."""
         return max(0.0, 1 - (self.step + 1) / self.sampler.steps)
 
     def clamp(self, gamma: Tensor) -> None:
@@ -187,9 +186,9 @@ class GaussianTrajectory(Trajectory):
     def predictions(
         self, model: EmbeddingDenoiser, hidden: Tensor, gamma: Tensor, dtype: torch.dtype
     ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Of some free positions at a time: (positions, log-probabilities, the same under the user's rules)."""
+        """In chunks of free positions: (positions, log-probabilities, the same under the user's rules)."""
         rows, z = hidden[self.masked.to(hidden.device)], self.z[self.masked].to(dtype)
-        size, rules = max(1, LOGITS_AT_ONCE // self.vocab.size), self.request.rules
+        size, rules = rows_at_once(self.vocab.size, LOGITS_AT_ONCE), self.request.rules
         for row, noisy, positions in zip(
             rows.split(size), z.to(rows.device).split(size), self.masked.split(size), strict=True
         ):
@@ -199,7 +198,7 @@ class GaussianTrajectory(Trajectory):
     def move(
         self, predictions: Iterable[tuple[Tensor, Tensor, Tensor]], table: Tensor, gamma_t: Tensor, gamma_s: Tensor
     ) -> None:
-        """On to the next time."""
+        """Move z to the next time."""
         x = torch.zeros_like(self.z)
         x[self.clamped] = self.known
         x[self.masked] = torch.cat([(ruled.exp() @ table).double().cpu() for _, _, ruled in predictions])
@@ -211,7 +210,7 @@ class GaussianTrajectory(Trajectory):
         self.t = 1 - self.step / self.sampler.steps
 
     def tokens(self, predictions: Iterable[tuple[Tensor, Tensor, Tensor]]) -> Written:
-        """Tokens from p(x | z_0)."""
+        """Draw tokens from p(x | z_0)."""
         uniform = torch.from_numpy(self.key.stream("token").random(len(self.masked)))
         parts, done = [], 0
         for positions, log_x, ruled in predictions:

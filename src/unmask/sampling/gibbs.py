@@ -1,15 +1,15 @@
 """Gibbs sampling from a masked language model (BERT-Mouth: Wang & Cho 2019, arXiv 1902.04094).
 
-Every gap begins as [MASK]. An update takes one position back to [MASK], asks the network for it given all the others,
-and draws its token anew. Where these conditionals belong to one joint law, that law is left as it is, and the chain
-comes to it from anywhere. A trained network's conditionals need not belong to any: then there is no law to name.
+Every gap begins as [MASK]. An update masks one position, asks the network for its distribution given all the others,
+and draws its token anew. If these conditionals belong to one joint law, updates leave that law invariant and the chain
+converges to it from anywhere. The conditionals of a trained network need not belong to any joint law.
 
-The published `parallel` way is no Gibbs sampler: nothing is masked after the first update, the network reads the text
-as it stands and every position is drawn anew at once, also from what the network says where it sees the token. No
-update of this kind leaves the joint law as it is, however good the network.
+The published `parallel` scan is not a Gibbs sampler: nothing is masked after the first update, the network reads the
+text as it stands, and all positions are drawn anew at once, even though the network sees the token it predicts. Such an
+update does not leave the joint law invariant, however good the network.
 
-Unlike the published code, each sequence draws its own positions, and the first updates visit every gap once (in random
-order, or from left to right): no [MASK] is ever left. Given positions never change.
+Unlike in the published code, each sequence draws its positions independently, and the first updates visit every gap
+once (in random order, or from left to right), so that no [MASK] remains. Given positions never change.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Scan = Literal["random", "sequential", "parallel"]
 
 @dataclass(frozen=True)
 class Gibbs(Sampler):
-    """Updates of one position each, at `random` or `sequential` (sweeps to the right); `parallel`: of all at once."""
+    """Updates of one position at a time, `random` or `sequential` (sweeps to the right), or `parallel`: all at once."""
 
     steps: int = steps_setting(500)  # updates, each with one network call; the authors make 500 for 40 tokens
     scan: Scan = setting("random", "gibbs: positions at random, in sweeps to the right, or all at once")
@@ -45,11 +45,11 @@ class Gibbs(Sampler):
             raise UserError(f"burn={self.burn} must be at least 0 and less than steps={self.steps}")
 
     def trajectory(self, request: Request, model: TokenDenoiser) -> Trajectory:
-        """Ready at the first update."""
+        """The trajectory from the first update."""
         return _GibbsTrajectory(request, model.vocab, self)
 
     def turns(self, gaps: Tensor, key: Keys) -> Tensor:
-        """(steps, k) the positions of each update, for gaps (n,)."""
+        """(steps, k): the positions of each update, for gaps (n,)."""
         n = len(gaps)
         if self.scan == "parallel":
             return gaps.expand(self.steps, n)
@@ -63,7 +63,7 @@ class Gibbs(Sampler):
 
 
 class _GibbsTrajectory(Trajectory):
-    """Update after update. A state shows the canvas as the network sees it next: the next position is taken back."""
+    """One update after another. A state shows the canvas as the network sees it next: the next position is masked."""
 
     final = False
 
@@ -89,7 +89,7 @@ class _GibbsTrajectory(Trajectory):
     def write(self, positions: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
         self.put(positions, tokens)
         self.step += 1
-        self.t = 1 - self.step / len(self.turns)  # the share of updates that are left; no network is told
+        self.t = 1 - self.step / len(self.turns)  # the share of updates that are left; the network does not see it
         if self.finished or not self.masks:
             return positions, tokens
         back = self.due()[self.canvas[self.due()] != self.vocab.mask]  # none in the first visit

@@ -4,7 +4,7 @@ Under SUBS *when* a position is revealed does not depend on the network: a maske
 t -> s with chance (alpha_s - alpha_t)/(1 - alpha_1), and what a cut schedule leaves over, (1 - alpha_0)/(1 - alpha_1),
 in one last step. So the whole schedule of a T-step run is drawn ahead, and the network runs only where something is
 revealed, on those rows. That is the same joint law as T-step ancestral sampling (paper section 4.1), at a cost that
-does not grow with T: at most min(T, masks) calls a sequence. T -> infinity is the first-hitting sampler.
+does not grow with T: at most min(T, masks) calls per sequence. T -> infinity is the first-hitting sampler.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Reveal(NamedTuple):
 
 
 class PlannedTrajectory(Trajectory):
-    """A trajectory whose events are known beforehand."""
+    """A trajectory whose events are known in advance."""
 
     def __init__(self, request: Request, vocab: Vocab, events: list[Reveal]) -> None:
         super().__init__(request, vocab)
@@ -61,7 +61,7 @@ class PlannedTrajectory(Trajectory):
 
 @dataclass(frozen=True)
 class RevealPlan(Sampler):
-    """T-step ancestral sampling, drawn ahead. Each sequence follows its own clock, so batches stay full."""
+    """T-step ancestral sampling with the reveals drawn ahead. Each sequence has its own clock, so batches stay full."""
 
     steps: int = steps_setting()
 
@@ -75,7 +75,7 @@ class RevealPlan(Sampler):
 
     @staticmethod
     def draw(free: Tensor, alphas: Tensor, key: Keys) -> Tensor:
-        """(L,) the step in which each position is revealed: 0 .. T - 1, T for what is left over, -1 if not free."""
+        """(L,): the step in which each position is revealed: 0 .. T - 1, T if it is left over, -1 if it is not free."""
         uniform = key.uniform("reveal", [0], len(free))[0]
         revealed_by = (alphas[1:] - alphas[0]) / (1 - alphas[0])  # after steps 0 .. T - 1
         step = torch.searchsorted(revealed_by, uniform, right=True)
@@ -84,10 +84,10 @@ class RevealPlan(Sampler):
 
 @dataclass(frozen=True)
 class FirstHitting(Sampler):
-    """Ancestral sampling with infinitely many steps: every position has its own time, and no two are equal."""
+    """Ancestral sampling with infinitely many steps: every position has its own time, and no two times are equal."""
 
     def trajectory(self, request: Request, model: TokenDenoiser) -> PlannedTrajectory:
-        """One event per position, in the order of their times; what a cut schedule leaves over goes together."""
+        """One event per position, in the order of their times; what a cut schedule leaves over is written together."""
         positions = positions_of(request.writable(model.vocab))
         first, last = model.schedule.alpha(torch.tensor([1.0, 0.0], dtype=torch.float64))
         alpha = first + request.key.uniform("reveal", [0], len(request.canvas))[0][positions] * (1 - first)
@@ -119,7 +119,7 @@ class LeftToRight(Sampler):
     timeless = True
 
     def trajectory(self, request: Request, model: TokenDenoiser) -> PlannedTrajectory:
-        """Free positions as they stand."""
+        """The free positions from left to right."""
         return in_order(request, model.vocab, positions_of(request.writable(model.vocab)), self.k)
 
 
@@ -135,7 +135,7 @@ class GivenOrder(Sampler):
     timeless = True
 
     def trajectory(self, request: Request, model: TokenDenoiser) -> PlannedTrajectory:
-        """Free positions in that order."""
+        """The free positions in that order."""
         positions = positions_of(request.writable(model.vocab))
         wanted, known, seen = list(self.order), range(len(positions)), set[int]()
         for index in wanted:

@@ -1,4 +1,4 @@
-"""How a canvas is to be written: samplers by name, all settings that a user may give, and what is made of them."""
+"""How to write a canvas: samplers by name, all settings that a user may give, and the objects made from them."""
 
 from __future__ import annotations
 
@@ -36,18 +36,18 @@ UNKNOWN = ("[UNK]", "<unk>", "\ufffd")  # what tokenizers write for a word that 
 
 @dataclass(frozen=True, eq=False)
 class SamplerEntry:
-    """A sampler that can be asked for by name: its class, the fields that the name stands for, and its law."""
+    """A sampler with a name: its class, the fields that the name presets, and its law."""
 
     make: type[Sampler]
     law: str  # as protocols name it
     about: str  # what it does
     note: str  # how its samples relate to the model's likelihood
     preset: Mapping[str, Any] = field(default_factory=dict)
-    omit: tuple[str, ...] = ()  # settings of the class that this name has no use for
+    omit: tuple[str, ...] = ()  # settings of the class that do not apply to this name
 
     @functools.cached_property
     def settings(self) -> dict[str, Setting]:
-        """What a user may set, with the defaults of this name."""
+        """What a user may set, with the defaults for this name."""
         return {
             name: replace(spec, default=self.preset.get(name, spec.default))
             for name, spec in settings_of(self.make).items()
@@ -59,11 +59,11 @@ class SamplerEntry:
         """The names of its settings."""
         return tuple(self.settings)
 
-    def __call__(self, **given: Any) -> Sampler:
-        """The sampler; what is given replaces presets, also those that it stands instead of."""
-        replaced = {other for name in given for other in self.settings[name].instead}
+    def __call__(self, **chosen: Any) -> Sampler:
+        """The sampler; chosen settings replace presets, including those that they are an alternative to."""
+        replaced = {other for name in chosen for other in self.settings[name].instead}
         preset = {name: value for name, value in self.preset.items() if name not in replaced}
-        return self.make(**{**preset, **given})
+        return self.make(**{**preset, **chosen})
 
 
 def _adaptive(measure: str) -> SamplerEntry:
@@ -137,24 +137,24 @@ SAMPLERS: dict[str, SamplerEntry] = {
 
 
 def make_sampler(name: str, **settings: Any) -> Sampler:
-    """The sampler of a name; settings that are None take their default. One that it has no use for is refused."""
+    """The sampler with this name; None means the default of a setting. Raises for a setting that it does not have."""
     entry = SAMPLERS[choose(name, SAMPLERS, "sampler")]
-    given = {setting: value for setting, value in settings.items() if value is not None}
-    for setting_name in given:
+    chosen = {setting: value for setting, value in settings.items() if value is not None}
+    for setting_name in chosen:
         if setting_name not in entry.takes:
             users = ", ".join(other for other, its in SAMPLERS.items() if setting_name in its.takes)
-            raise UserError(f"sampler {name!r} has no use for {setting_name}; it belongs to {users or 'no sampler'}")
+            raise UserError(f"sampler {name!r} does not take {setting_name}; it belongs to {users or 'no sampler'}")
     for setting_name, spec in entry.settings.items():
-        if spec.required and setting_name not in given:
+        if spec.required and setting_name not in chosen:
             raise UserError(f"sampler {name!r} needs the {setting_name} ({spec.help.lower()})")
-    return entry(**given)
+    return entry(**chosen)
 
 
 @dataclass(frozen=True, init=False)
 class SamplingParams:
-    """Settings of one sequence: those below, those of its sampler, and those of `Choice`, all by keyword.
+    """The settings of one sequence: those below, those of its sampler, and those of `Choice`, all by keyword.
 
-    Every setting is an attribute; what a sampler takes is None where it was not given, which means its default.
+    Every setting is an attribute; a setting of the sampler is None if it was not given, which means its default.
     """
 
     seed: int = setting(
@@ -162,7 +162,7 @@ class SamplingParams:
         "Sample i has the seed + i",
         least=-(2**63),
         most=2**63 - 1,
-        absent={"harness": "every request has a seed of its own"},
+        absent={"harness": "every request has its own seed"},
     )
     sampler: str | None = setting(  # None: the model's default (`settle`)
         None, "How positions are written one after another", kind="sampler"
@@ -185,7 +185,7 @@ class SamplingParams:
         absent=dict.fromkeys(("cli", "http", "page", "loop", "harness"), "a function exists in Python only"),
     )
     label: Word | None = setting(None, "Label of a model that was trained with labels", kind="label", needs="labels")
-    guidance: float = setting(  # beyond a million differences of log-probabilities are no numbers any more
+    guidance: float = setting(  # beyond a million, differences of log-probabilities overflow
         1.0, "Classifier-free guidance towards the label; 1 is none", least=0, most=1_000_000, needs="labels"
     )
     stride: int | None = setting(
@@ -210,15 +210,15 @@ class SamplingParams:
     )
     values: Mapping[str, Any] = field(default_factory=dict)  # of the sampler and of `Choice`, where given
 
-    def __init__(self, **given: Any) -> None:
+    def __init__(self, **chosen: Any) -> None:
         known = all_settings()
-        given = {**given.pop("values", {}), **given}
-        if unknown := [name for name in given if name not in known]:
+        chosen = {**chosen.pop("values", {}), **chosen}
+        if unknown := [name for name in chosen if name not in known]:
             raise TypeError(f"there is no setting {unknown[0]!r}{nearest(unknown[0], known)}")
         names, values = {spec.name for spec in fields(self)}, {}
         for name, spec in known.items():
-            value = given.get(name, spec.default)
-            if name in given:
+            value = chosen.get(name, spec.default)
+            if name in chosen:
                 (spec.check if name in names else spec.check_kind)(value)
             if name in names:
                 object.__setattr__(self, name, value)  # a frozen record
@@ -236,11 +236,11 @@ class SamplingParams:
         return self.values.get(name, known[name].default)
 
     def _of(self, record: type) -> dict[str, Any]:
-        """What was given of the settings of a class."""
+        """The settings of a class that were given."""
         return {name: value for name, value in self.values.items() if name in settings_of(record)}
 
     def settle(self, model: LanguageModel) -> SamplingParams:
-        """The same, with the model's usual sampler where none was named."""
+        """The same, with the model's default sampler if none was named."""
         return self if self.sampler is not None else replace(self, sampler=model.default_sampler)
 
     @property
@@ -252,48 +252,48 @@ class SamplingParams:
         """How tokens are drawn."""
         return Choice(**self._of(Choice))
 
-    def plan(self, painter: PromptBuilder) -> Sampler:
-        """The plan, in windows if a stride is given."""
+    def plan(self, builder: PromptBuilder) -> Sampler:
+        """The sampler, in windows if a stride is given."""
         if self.stride is None:
             return self._plan()
-        return Windows(self._plan(), painter.spec.length, self.stride, painter.block_ends)
+        return Windows(self._plan(), builder.spec.length, self.stride, builder.block_ends)
 
     def _plan(self) -> Sampler:
         chosen = settings_of(Choice)
         return make_sampler(self._sampler, **{name: value for name, value in self.values.items() if name not in chosen})
 
-    def control(self, canvas: Canvas, painter: PromptBuilder) -> Rules | None:
-        """The rules for a canvas, or None where there are none."""
+    def control(self, canvas: Canvas, builder: PromptBuilder) -> Rules | None:
+        """The rules for a canvas, or None if there are none."""
         only = self.only
-        if only is None and painter.tokenizer.kind == "dna":  # neither N nor the special tokens of its vocabulary
+        if only is None and builder.tokenizer.kind == "dna":  # neither N nor the special tokens of its vocabulary
             only = tuple(BASES)
         if only is None and not (self.ban or self.allowed or self.min_length or self.constrain):
             return None
-        vocab = painter.vocab
+        vocab = builder.vocab
         masked = torch.nonzero(canvas.ids == vocab.mask).squeeze(-1).tolist()
         if self.min_length and vocab.eos is None:
-            raise UserError("min_length needs a tokenizer with an end-of-text token, and this model's has none")
+            raise UserError("min_length needs a tokenizer with an end-of-text token, which this model's does not have")
         for index in self.allowed:
             if not 0 <= index < len(masked):
                 raise UserError(f"allowed names masked token {index}, but there are {len(masked)} (from 0)")
         least = min(self.min_length, len(masked))
         control = Rules(  # as the user counts: masked tokens from 0
-            banned=_outside(only, painter) | {token for word in self.ban for token in tokens_of(word, painter)},
+            banned=_outside(only, builder) | {token for word in self.ban for token in tokens_of(word, builder)},
             allowed={
-                index: [token for word in words for token in tokens_of(word, painter)]
+                index: [token for word in words for token in tokens_of(word, builder)]
                 for index, words in self.allowed.items()
             },
             eos_from=least,
             constrain=self.constrain,
         )
-        control.check(canvas.ids[masked], vocab, painter.tokenizer.piece)
+        control.check(canvas.ids[masked], vocab, builder.tokenizer.piece)
         if least and len(control.banned | {vocab.mask, vocab.eos}) == vocab.size:
-            raise UserError("contradiction: ban leaves only the end of text, which min_length forbids at first")
+            raise UserError("contradiction: ban leaves only the end of text, which min_length forbids at the beginning")
         allowed = {masked[index]: tokens for index, tokens in control.allowed.items()}
         return replace(control, allowed=allowed, eos_from=masked[least - 1] + 1 if least else 0)
 
     def label_id(self, labels: Sequence[str]) -> int | None:
-        """The number of the label, by its name or number."""
+        """The id of the label, which is given by name or id."""
         if self.label is None and self.guidance != 1:
             raise UserError(f"guidance={self.guidance} needs a label to be guided by; give one with label")
         if self.label is None:
@@ -307,7 +307,7 @@ class SamplingParams:
         raise UserError(f"unknown label {name!r}{nearest(name, labels)}; the model knows {known}")
 
     def describe(self) -> dict[str, Any]:
-        """Law and settings, for protocols: those that were given, and those that the sampler has from itself."""
+        """Law and settings, for protocols: those that were given, and the defaults of the sampler."""
         entry, always = SAMPLERS[self._sampler], ("temperature", "top_k", "top_p")
         kept = {
             name: value
@@ -327,7 +327,7 @@ class SamplingParams:
 
 
 def all_settings() -> dict[str, Setting]:
-    """Every setting by name: those of samplers follow `sampler`, and None is their default until one is chosen."""
+    """Every setting by name: those of samplers follow `sampler`, and default to None until a sampler is chosen."""
     return _merged(tuple(SAMPLERS.values()))
 
 
@@ -337,18 +337,18 @@ def _merged(entries: tuple[SamplerEntry, ...]) -> dict[str, Setting]:
     result = {name: common[name] for name in ("seed", "sampler")}
     for entry in entries:
         for name, spec in entry.settings.items():
-            assert name not in common and name not in chosen, f"{name} is the name of two settings"
+            assert name not in common and name not in chosen, f"{name} names two settings"
             result.setdefault(name, replace(spec, default=None, nullable=True, required=False))
     return result | chosen | common
 
 
 def settings_on(surface: str) -> dict[str, Setting]:
-    """Those that make sense there."""
+    """The settings that a surface offers."""
     return {name: spec for name, spec in all_settings().items() if surface not in spec.absent}
 
 
 def default_words(name: str) -> str:
-    """The defaults of a setting in words: those of samplers where they differ."""
+    """The default of a setting in words, with those of samplers that differ."""
     spec = all_settings()[name]
     if spec.default is not None and spec.default not in ((), {}):
         return str(spec.default)
@@ -359,70 +359,70 @@ def default_words(name: str) -> str:
             groups.setdefault(shown, []).append(sampler)
     if not groups:
         return ""
-    usual = max(groups, key=lambda shown: len(groups[shown]))
-    rest = [f"{sampler}: {shown}" for shown, users in groups.items() if shown != usual for sampler in users]
-    return "; ".join([usual, *rest])
+    common = max(groups, key=lambda shown: len(groups[shown]))
+    rest = [f"{sampler}: {shown}" for shown, users in groups.items() if shown != common for sampler in users]
+    return "; ".join([common, *rest])
 
 
-def _outside(only: Sequence[Word] | None, painter: PromptBuilder) -> frozenset[int]:
-    """All tokens but these."""
+def _outside(only: Sequence[Word] | None, builder: PromptBuilder) -> frozenset[int]:
+    """All tokens except these."""
     if only is None:
         return frozenset()
-    kept = {token for word in only for token in tokens_of(word, painter)}
-    return frozenset(range(painter.vocab.size)) - kept
+    kept = {token for word in only for token in tokens_of(word, builder)}
+    return frozenset(range(builder.vocab.size)) - kept
 
 
 def _says(value: Any) -> bool:
-    """Whether a setting is there at all: an empty list of rules is none."""
+    """Whether a setting says anything: an empty list of rules does not."""
     return value is not None and (not isinstance(value, Sequence | Mapping) or len(value) > 0)
 
 
-def tokens_of(word: Word, painter: PromptBuilder) -> list[int]:
-    """The tokens that stand for a word: its own id, or the id with and without the space before it."""
+def tokens_of(word: Word, builder: PromptBuilder) -> list[int]:
+    """The tokens for a word: the id itself, or the ids of the word with and without a leading space."""
     if isinstance(word, int):
-        if not 0 <= word < painter.vocab.size:
-            raise UserError(f"token {word} is outside the vocabulary of {painter.vocab.size} tokens")
+        if not 0 <= word < builder.vocab.size:
+            raise UserError(f"token {word} is outside the vocabulary of {builder.vocab.size} tokens")
         return [word]
     if not word:
         raise UserError("a token in a rule is empty; give its text or its id")
-    spellings = [word] if word.startswith(" ") or not painter.joins_spaces else [word, " " + word]
-    found = {ids[0] for ids in map(painter.encode, spellings) if len(ids) == 1}
-    if not found:
+    spellings = [word] if word.startswith(" ") or not builder.joins_spaces else [word, " " + word]
+    tokens = {ids[0] for ids in map(builder.encode, spellings) if len(ids) == 1}
+    if not tokens:
         raise UserError(
-            f"{word!r} is {len(painter.encode(word))} tokens for this model's tokenizer; rules work on single tokens: "
+            f"{word!r} is {len(builder.encode(word))} tokens for this model's tokenizer; rules work on single tokens: "
             "name its parts or an id, or use constrain="
         )
-    if any(piece in UNKNOWN and piece != word for piece in map(painter.tokenizer.piece, found)):
+    if any(piece in UNKNOWN and piece != word for piece in map(builder.tokenizer.piece, tokens)):
         raise UserError(f"{word!r} is unknown to this model's tokenizer, so it is never written; take it out")
-    return sorted(found)
+    return sorted(tokens)
 
 
 @dataclass(frozen=True)
 class Stop:
-    """Where a text is to end: at an end of text or a stop string in what was written."""
+    """Where a text ends: at an end-of-text token or a stop string in what was written."""
 
     canvas: Canvas
     options: SamplingParams
-    painter: PromptBuilder
+    builder: PromptBuilder
 
     @staticmethod
-    def of(canvas: Canvas, options: SamplingParams, painter: PromptBuilder) -> Stop | None:
-        """None where nothing stops a text."""
+    def of(canvas: Canvas, options: SamplingParams, builder: PromptBuilder) -> Stop | None:
+        """The stop condition of a request; None if nothing stops it."""
         if not options.stop and not options.stop_at_eos:
             return None
         if not canvas.open_end:
-            raise UserError("stop and stop_at_eos belong to texts that end in a gap; this one ends in given text")
-        if options.stop_at_eos and painter.vocab.eos is None:
-            raise UserError("stop_at_eos needs a tokenizer with an end-of-text token, and this model's has none")
-        return Stop(canvas, options, painter)
+            raise UserError("stop and stop_at_eos need a text that ends in a gap; this one ends in given text")
+        if options.stop_at_eos and builder.vocab.eos is None:
+            raise UserError("stop_at_eos needs a tokenizer with an end-of-text token, which this model's does not have")
+        return Stop(canvas, options, builder)
 
     def __call__(self, state: State) -> Ending | None:
-        """None while it goes on."""
+        """Where the text of a state ends; None while it goes on."""
         gap = next(part for part in reversed(self.canvas.parts) if isinstance(part, slice))
         if self.options.stop_at_eos:
             written = state.canvas[gap.start : state.fixed].tolist()
-            if self.painter.vocab.eos in written:
-                last = gap.start + written.index(self.painter.vocab.eos)
+            if self.builder.vocab.eos in written:
+                last = gap.start + written.index(self.builder.vocab.eos)
                 return self._cut(state, last, "eos", gap.start)
         if not self.options.stop or state.fixed <= gap.start:
             return None
@@ -430,10 +430,10 @@ class Stop:
         return ending if ending.reason else None
 
     def _cut(self, state: State, tokens: int, why: str, start: int) -> Ending:
-        """At the first stop string in what was written from `start` on."""
+        """Cut the text at the first stop string in what was written from `start` on."""
         text = self._reads(state, tokens)
-        given = len(self._reads(state, start))
-        places = [(at, at + len(word)) for word in self.options.stop if (at := text.find(word, given)) >= 0]
+        before = len(self._reads(state, start))
+        places = [(at, at + len(word)) for word in self.options.stop if (at := text.find(word, before)) >= 0]
         if not places:
             return Ending(text, why, tokens)
         at, end = min(places)
@@ -441,8 +441,8 @@ class Stop:
         def complete(count: int) -> bool:
             return self._reads(state, count)[:end] == text[:end]
 
-        # No token after the one that completed the stop string.
+        # Without tokens after the one that completed the stop string.
         return Ending(text[:at], "stop", bisect_left(range(tokens), True, lo=start, key=complete))
 
     def _reads(self, state: State, tokens: int) -> str:
-        return self.painter.text(self.canvas, state.canvas, tokens)
+        return self.builder.text(self.canvas, state.canvas, tokens)

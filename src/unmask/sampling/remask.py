@@ -4,11 +4,11 @@ A leg leads from alpha_t to alpha_s. In it a written position becomes [MASK] aga
 is revealed with chance (alpha_s - (1 - sigma) alpha_t)/(1 - alpha_t), so that the share of masks stays the schedule's
 (Wang et al. 2025, arXiv 2503.00307). Alpha is `Schedule.keep` here, which is 0 where all are masked: with the alpha of
 a cut schedule the share would be a little off. sigma = 0 is ancestral sampling; alpha_s = alpha_t is a corrector step,
-which only takes back and writes anew. All kinds are tables of legs. When something is revealed still does not depend
-on the network, so legs without a reveal cost no call.
+which only takes tokens back and writes them anew. Every variant is a table of legs. When something is revealed still
+does not depend on the network, so legs without a reveal cost no call.
 
-Early mistakes can be mended, so the text is often better at equal calls, but the samples no longer follow the law that
-`unmask eval` bounds. Given positions never change.
+Early mistakes can be corrected, so the text is often better for the same number of calls, but the samples no longer
+follow the law that `unmask eval` bounds. Given positions never change.
 """
 
 from __future__ import annotations
@@ -46,38 +46,38 @@ class Legs:
 
 
 def sigma_most(alpha_t: Tensor, alpha_s: Tensor) -> Tensor:
-    """The largest chance of remasking that leaves the share of masks to the schedule."""
+    """The largest chance of remasking under which the share of masks can follow the schedule."""
     return ((1 - alpha_s) / alpha_t.clamp(min=1e-300)).clamp(max=1)  # nothing is written yet where alpha_t = 0
 
 
 def keep_grid(schedule: Schedule, steps: int) -> tuple[Tensor, Tensor]:
-    """Times 1, 1 - 1/T, ..., 0 and the share of positions that is written at each, (T + 1,) both."""
+    """Times 1, 1 - 1/T, ..., 0 and the share of positions that are written at each; both (T + 1,)."""
     times, _ = time_grid(schedule, steps)
     return times, schedule.keep(times)
 
 
 def legs_of(t: Tensor, alpha: Tensor, sigma: Tensor) -> Legs:
-    """Legs along times t and alphas (N + 1,), with one more at the end where alpha does not reach 1."""
+    """Legs along times t and alphas (N + 1,), with one more at the end if alpha does not reach 1."""
     t, alpha_t, alpha_s = t[:-1], alpha[:-1], alpha[1:]
     if alpha[-1] < 1:
-        one, none = torch.ones(1, dtype=torch.float64), torch.zeros(1, dtype=torch.float64)
+        full, none = torch.ones(1, dtype=torch.float64), torch.zeros(1, dtype=torch.float64)
         t, sigma = torch.cat([t, none]), torch.cat([sigma, none])
-        alpha_t, alpha_s = torch.cat([alpha_t, alpha[-1:]]), torch.cat([alpha_s, one])
+        alpha_t, alpha_s = torch.cat([alpha_t, alpha[-1:]]), torch.cat([alpha_s, full])
     return Legs(t, alpha_t, alpha_s, sigma)
 
 
 def eta_setting(default: float) -> Any:
-    """How strong remasking is."""
+    """The strength of remasking."""
     return setting(default, "Strength of remasking and correction", title="Remasking η", least=0, most=1)
 
 
 def window_setting() -> Any:
-    """When remasking is on: for off < t <= on; corrections where off < s <= on, s being the time after the step."""
+    """When remasking is on: for off < t <= on; corrections for off < s <= on, where s is the time after the step."""
     return setting((1.0, 0.0), "Times between which remasking is on, as 0.55,0.05")
 
 
 def check_window(window: tuple[float, float]) -> None:
-    """The times between which remasking is switched on, as a user gave them."""
+    """Raise if the times between which remasking is on are not valid."""
     on, off = window
     if not 0 <= off < on <= 1:
         raise UserError(f"the remasking window ({on}, {off}) must go down from at most 1 to at least 0")
@@ -85,7 +85,7 @@ def check_window(window: tuple[float, float]) -> None:
 
 @dataclass(frozen=True)
 class Remasking(Sampler):
-    """ReMDM with T steps. `cap`: at most eta; `rescale`: eta times the most; `loop`: inside the window alpha stands."""
+    """ReMDM with T steps. `cap`: at most eta; `rescale`: eta times the most; `loop`: constant alpha in the window."""
 
     steps: int = steps_setting()
     kind: str = "cap"
@@ -99,7 +99,7 @@ class Remasking(Sampler):
         choose(self.kind, ("cap", "rescale", "loop"), "kind of remasking")
 
     def legs(self, schedule: Schedule) -> Legs:
-        """The table for a schedule."""
+        """The table of legs for a schedule."""
         times, alphas = keep_grid(schedule, self.steps)
         on = (times[:-1] <= self.window[0]) & (times[:-1] > self.window[1])
         if self.kind == "loop":
@@ -109,27 +109,27 @@ class Remasking(Sampler):
         return legs_of(times, alphas, sigma * on)
 
     def _loop(self, schedule: Schedule, times: Tensor) -> Legs:
-        """Down to `keep` before the window, standing there inside it, down to the end after it."""
+        """From all masked to the share `keep` before the window, constant inside it, and on to the end after it."""
         start, stop = self.window
         first, last = schedule.alpha(torch.tensor([1.0, 0.0], dtype=torch.float64))
         rest = schedule.inverse(torch.minimum(first + self.keep * (1 - first), last))
         before = (times - start) / (1 - start) if start < 1 else torch.zeros_like(times)
         after = times / stop if stop > 0 else torch.zeros_like(times)
-        told = torch.where(times > start, rest + (1 - rest) * before, torch.where(times > stop, rest, rest * after))
-        told[0], told[-1] = 1.0, 0.0
-        alphas = schedule.keep(told)
-        standing = (told[:-1] == rest) & (told[1:] == rest)
+        clock = torch.where(times > start, rest + (1 - rest) * before, torch.where(times > stop, rest, rest * after))
+        clock[0], clock[-1] = 1.0, 0.0
+        alphas = schedule.keep(clock)
+        standing = (clock[:-1] == rest) & (clock[1:] == rest)
         sigma = sigma_most(alphas[:-1], alphas[1:]).clamp(max=self.eta) * standing
-        return legs_of(told, alphas, sigma)
+        return legs_of(clock, alphas, sigma)
 
     def trajectory(self, request: Request, model: TokenDenoiser) -> Trajectory:
-        """Ready at t = 1."""
+        """The trajectory from t = 1."""
         return _RemaskTrajectory(request, model.vocab, self.legs(model.schedule))
 
 
 @dataclass(frozen=True)
 class PredictorCorrector(Sampler):
-    """T ancestral steps, each followed by corrector steps that take back a share eta and write it anew."""
+    """T ancestral steps, each followed by corrector steps that remask a share eta and write it anew."""
 
     steps: int = steps_setting()
     corrections: int = setting(1, "Corrector steps after each step", least=1, most=MOST_STEPS)
@@ -146,7 +146,7 @@ class PredictorCorrector(Sampler):
             )
 
     def legs(self, schedule: Schedule) -> Legs:
-        """The table for a schedule."""
+        """The table of legs for a schedule."""
         times, alphas = keep_grid(schedule, self.steps)
         t, alpha, correct = [times[0]], [alphas[0]], []
         for s, alpha_s in zip(times[1:], alphas[1:], strict=True):
@@ -160,12 +160,12 @@ class PredictorCorrector(Sampler):
         return legs_of(torch.stack(t), grid, sigma)
 
     def trajectory(self, request: Request, model: TokenDenoiser) -> Trajectory:
-        """Ready at t = 1."""
+        """The trajectory from t = 1."""
         return _RemaskTrajectory(request, model.vocab, self.legs(model.schedule))
 
 
 class _RemaskTrajectory(Trajectory):
-    """Leg after leg; what is taken back in legs without a reveal is reported with the next write."""
+    """One leg after another; what legs without a reveal take back is reported with the next write."""
 
     final = False
 
@@ -182,7 +182,7 @@ class _RemaskTrajectory(Trajectory):
         return self.leg == len(self.reveal)  # the last leg reveals all that is left
 
     def _seek(self) -> None:
-        """On to the next leg in which something is revealed."""
+        """Go to the next leg in which something is revealed."""
         while not self.finished:
             uniform = self.key.uniform("leg", [self.leg], len(self.canvas))[0]
             self.fresh = positions_of(self.open & (uniform < self.reveal[self.leg]))

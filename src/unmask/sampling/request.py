@@ -1,4 +1,4 @@
-"""The record of what is to be written, and the record of what one network call wrote of it."""
+"""Two records: what is to be written, and what one network call wrote."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ..process.keys import Keys
+from ..process.masking import at_tokens
 from ..types import Ending, State, Vocab
 from .choice import Choice
 from .rules import Rules
@@ -24,16 +25,16 @@ StopCondition = Callable[[State], Ending | None]  # where the text of a state en
 
 @dataclass(frozen=True, eq=False)
 class Request:
-    """A canvas and how it is to be written. Where it comes from a text, also that text and its settings."""
+    """A canvas and how to write it; with the prompt and the settings that it was made from, if any."""
 
-    row: int  # its name in the states
+    row: int  # how states refer to it
     canvas: Tensor  # (L,) int64
     sampler: Sampler
     key: Keys
     choice: Choice = PLAIN
     rules: Rules | None = None
     label: int | None = None
-    guidance: float = 1.0  # how far to go from the distribution without a label towards (and beyond) the one with it
+    guidance: float = 1.0  # 0: the distribution without the label, 1: the one with it; above 1 beyond that
     tops: int = 0  # alternatives to report for each written position
     target: Tensor | None = None  # replay: write these tokens instead of drawing any
     free: Tensor | None = None  # (L,) bool: may be written; None: where the canvas holds [MASK]
@@ -57,19 +58,19 @@ class Written:
     top_probs: Tensor
 
     def part(self, start: int, stop: int) -> Written:
-        """Some of the rows."""
+        """The rows from `start` to `stop`."""
         rows = slice(start, stop)
         return Written(
             self.positions[rows], self.tokens[rows], self.log_probs[rows], self.tops[rows], self.top_probs[rows]
         )
 
     def best(self, m: int) -> tuple[Tensor, Tensor] | None:
-        """The m best alternatives of each row: a neighbour in the batch may have asked for more, or for none."""
+        """The m best alternatives of each row (a neighbour in the batch may have asked for more), or None for m = 0."""
         return (self.tops[:, :m], self.top_probs[:, :m]) if m else None
 
 
 def read_off(log_x: Tensor, positions: Tensor, tokens: Tensor, m: int) -> Written:
-    """What was written, with the probabilities that rows of log x̂ (n, V) give it and their m best tokens."""
-    log_probs = log_x.gather(-1, tokens.to(log_x.device)[:, None]).squeeze(-1).double().cpu()
+    """What was written, with its probabilities under rows of log x̂ (n, V) and their m best tokens."""
+    log_probs = at_tokens(log_x, tokens.to(log_x.device)).double().cpu()
     best = log_x.topk(min(m, log_x.shape[-1] - 1), dim=-1)
     return Written(positions, tokens.cpu(), log_probs, best.indices.cpu(), best.values.exp().cpu())

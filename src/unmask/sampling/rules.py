@@ -1,7 +1,7 @@
-"""What may be written where: rules on the tokens of a canvas, and a function of the user's.
+"""What may be written where: rules for the tokens of a canvas, and a function that the user supplies.
 
-Rules shape the distribution that a token is drawn from. They never touch when a position is revealed, and the
-probability that is reported stays the network's own.
+Rules shape the distribution that a token is drawn from. They never change when a position is revealed, and the
+probability that is reported is still the network's.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ class Rules:
     constrain: Constrain | None = None
 
     def check(self, canvas: Tensor, vocab: Vocab, name: Callable[[int], str] = str, free: Tensor | None = None) -> None:
-        """Raise, with the rules that contradict each other, where they leave nothing to write; `name` shows a token.
+        """Raise if the rules contradict each other and leave nothing to write; `name` shows a token.
 
-        `free` (L,) says where something may be written; None: where [MASK] is.
+        `free` (L,): the positions that may be written; None: those that hold [MASK].
         """
         free = canvas == vocab.mask if free is None else free
         for token in (*self.banned, *(token for tokens in self.allowed.values() for token in tokens)):
@@ -42,8 +42,8 @@ class Rules:
                 raise UserError(f"allowed names position {position}, but the canvas has {len(canvas)} positions")
             if not free[position]:
                 if int(canvas[position]) not in tokens:
-                    given = name(int(canvas[position]))
-                    raise UserError(f"position {position} is given as {given!r}, which its allowed set excludes")
+                    shown = name(int(canvas[position]))
+                    raise UserError(f"position {position} is given as {shown!r}, which its allowed set excludes")
                 continue
             if vocab.mask in tokens:
                 raise UserError(f"[MASK] cannot be allowed at position {position}: it is never written")
@@ -93,12 +93,12 @@ class Rules:
             raise UserError(f"the constraints leave no token to write at position {int(positions[nothing.cpu()][0])}")
 
     def _ask(self, log_x: Tensor, positions: Tensor, canvas: Tensor, vocab: Vocab) -> Tensor:
-        """The user's function on what the other rules left; it cannot bring back what they forbid."""
+        """Apply the user's function to what the other rules left; it cannot bring back what they forbid."""
         assert self.constrain is not None
         out = self.constrain(torch.log_softmax(log_x, -1), positions.clone(), canvas.clone())
         if not isinstance(out, Tensor) or out.shape != log_x.shape:
             shape = tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__
-            raise UserError(f"constrain must give log-probabilities of shape {tuple(log_x.shape)}, not {shape}")
+            raise UserError(f"constrain must return log-probabilities of shape {tuple(log_x.shape)}, not {shape}")
         if torch.isnan(out).any() or torch.isposinf(out).any():
-            raise UserError("constrain gave NaN or +inf; use -inf to forbid a token and finite numbers otherwise")
+            raise UserError("constrain returned NaN or +inf; use -inf to forbid a token and finite numbers otherwise")
         return out.to(log_x).masked_fill(torch.isneginf(log_x), NEVER)

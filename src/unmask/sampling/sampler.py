@@ -1,7 +1,7 @@
-"""The interface of all ways of writing: a sampler makes a trajectory for each request, which says what it needs next.
+"""The interface of samplers: a sampler makes a trajectory for each request, and the trajectory says what it needs next.
 
 A trajectory never calls the network. In every step it names a time and, of the positions that may be written, the
-*candidates* that it wants scored (adaptive orders rank them) and those that are *due* (they get a token now).
+*candidates* to be scored (adaptive orders rank them) and those that are *due* (they get a token now).
 `batcher.py` takes many trajectories through the network together.
 """
 
@@ -14,24 +14,25 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from ..errors import UserError, at_least
 from ..process.schedule import Schedule
-from ..types import UserError, Vocab
+from ..types import Vocab
 from .choice import Choice
 from .request import NOTHING, Request, Written
 from .settings import check_settings
 
 
 class Slot(NamedTuple):
-    """Where a sequence lives from its admission to its end, and what of its canvas is as it was in its last call."""
+    """The place of a sequence from admission to end, and how much of its canvas is unchanged since its last call."""
 
     number: int
     kept: int  # tokens at the beginning of the canvas that have not changed since
-    prompt: tuple[int, ...] | None  # sequences with the same one begin with the same tokens ...
-    shared: int  # ... so many of them
+    prompt: tuple[int, ...] | None  # sequences with the same prompt begin with the same tokens ...
+    shared: int  # ... this many
 
 
 class Denoiser(Protocol):
-    """What the batcher needs of a model. A model may keep something for each slot until the slot is released."""
+    """What the batcher needs from a model. A model may keep data for each slot until the slot is released."""
 
     @property
     def vocab(self) -> Vocab:
@@ -43,34 +44,34 @@ class Denoiser(Protocol):
 
     @property
     def cached(self) -> bool:
-        """Whether it keeps what it has read of each slot, so that a long canvas costs no more than a short one."""
+        """Whether it caches what it has read of each slot, so that a long canvas costs no more than a short one."""
 
     def check(self, request: Request) -> None:
         """Raise if the request cannot be followed."""
 
     def advance(self, trajectories: Sequence[Any]) -> list[Written | None]:
-        """One network call: what each trajectory is to write, or None where its next token takes more calls."""
+        """One network call: what each trajectory writes, or None where its next token needs more calls."""
 
     def release(self, slot: int) -> None:
         """The sequence of this slot has ended."""
 
 
 class TokenDenoiser(Denoiser, Protocol):
-    """A model that says of positions of a canvas of tokens what stands there."""
+    """A model that predicts the tokens at positions of a canvas."""
 
     schedule: Schedule
 
     @property
     def time_conditioned(self) -> bool:
-        """Whether the network is told the time."""
+        """Whether the network depends on the time."""
 
     @property
     def normalised(self) -> bool:
-        """Whether the schedule alone says when a position is revealed, and no token changes afterwards."""
+        """Whether the schedule alone decides when a position is revealed, and no token changes afterwards."""
 
     @property
     def carry_over(self) -> bool:
-        """Whether a written token stays: without it the last step writes all tokens anew."""
+        """Whether a written token stays; if not, the last step writes all tokens anew."""
 
     def hidden(
         self,
@@ -80,9 +81,9 @@ class TokenDenoiser(Denoiser, Protocol):
         label: Tensor | None = None,
         queries: Tensor | None = None,
     ) -> Tensor:
-        """Hidden states of z at times t, of the columns (B, M) that are asked for.
+        """Hidden states of z at times t, for the columns `queries` (B, M).
 
-        Of a model that is `cached` it takes `slots` too, one per row.
+        If the model is `cached` it also takes `slots`, one per row.
         """
 
     def log_x(self, rows: Tensor) -> Tensor:
@@ -90,9 +91,9 @@ class TokenDenoiser(Denoiser, Protocol):
 
 
 class Trajectory(ABC):
-    """One canvas on its way. Positions that are not free never change."""
+    """One canvas being written. Positions that are not free never change."""
 
-    ruled = True  # whether scores are of the distribution under the user's rules, or of the network's own
+    ruled = True  # whether scores are computed under the user's rules, or from the network's distribution alone
     final = True  # whether a written token stays
 
     def __init__(self, request: Request, vocab: Vocab) -> None:
@@ -101,9 +102,9 @@ class Trajectory(ABC):
         self.free = request.writable(vocab)  # (L,) bool: may be written
         self.open = self.free.clone()  # (L,) bool: is still to be written
         self.calls = 0
-        self.step, self.t = 0, 1.0  # of the call that comes; a state reports those of its own call
+        self.step, self.t = 0, 1.0  # of the next call; a state reports those of its call
         self.slot = -1  # the batcher's
-        self.kept = 0  # tokens at the beginning of `canvas` that are as in the last call
+        self.kept = 0  # tokens at the beginning of `canvas` that are unchanged since the last call
         self._uniform: Tensor | None = None
 
     @property
@@ -112,15 +113,15 @@ class Trajectory(ABC):
         """Whether nothing is left to do."""
 
     def candidates(self) -> Tensor:
-        """Positions to be scored before it is decided what is due; none by default."""
+        """Positions to be scored before deciding what is due; none by default."""
         return NOTHING
 
     def score(self, log_x: Tensor) -> Tensor:
-        """(k,) a score of each row of log-probabilities (k, V). Only asked where there are candidates."""
+        """(k,): a score for each row of log-probabilities (k, V). Only called if there are candidates."""
         raise NotImplementedError
 
     def choose(self, scores: Tensor) -> None:
-        """Take the scores of the candidates. Only called where there are any."""
+        """Take the scores of the candidates. Only called if there are any."""
         raise NotImplementedError
 
     @abstractmethod
@@ -132,29 +133,29 @@ class Trajectory(ABC):
         return log_x
 
     def uniform(self, positions: Tensor) -> Tensor:
-        """One uniform number for the token of each position; a position that is written once needs one only."""
+        """One uniform number per position; the same in all steps, as by default a position is written once."""
         if self._uniform is None:
             self._uniform = self.key.uniform("token", [0], len(self.canvas))[0]
         return self._uniform[positions]
 
     def choice(self, asked: Choice) -> Choice:
-        """How the tokens of this step are drawn, if the user asked for `asked`; a trajectory may do so later only."""
+        """How the tokens of this step are drawn: as the user asked, unless a trajectory differs."""
         return asked
 
     def write(self, positions: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Write the tokens that were due and go on; gives what changed in the whole canvas, (positions, tokens)."""
+        """Write the tokens that were due and go on; returns what changed in the whole canvas, (positions, tokens)."""
         self.put(positions, tokens)
         return positions, tokens
 
     def put(self, positions: Tensor, tokens: Tensor | int) -> None:
-        """Change the canvas; the first change after a call says how much of it is as in that call."""
+        """Change the canvas; `kept` is then how much of its beginning is unchanged since the last call."""
         self.canvas[positions] = tokens
         self.open[positions] = False
         if len(positions):
             self.kept = min(self.kept, int(positions.min()))
 
     def place(self, positions: Tensor) -> Tensor:
-        """The positions of the whole canvas that positions of `canvas` stand for."""
+        """Positions of `canvas` as positions of the whole canvas."""
         return positions
 
     def whole(self) -> Tensor:
@@ -162,7 +163,7 @@ class Trajectory(ABC):
         return self.canvas
 
     def fixed(self) -> int:
-        """How many tokens at the beginning of the whole canvas will never change any more."""
+        """How many tokens at the beginning of the whole canvas will not change any more."""
         if self.finished:
             return len(self.whole())
         changing = torch.nonzero(self.open if self.final else self.free)
@@ -170,20 +171,20 @@ class Trajectory(ABC):
 
     @property
     def prompt(self) -> tuple[int, ...] | None:
-        """What names the tokens before the first one that is free, where other requests begin with the same."""
+        """Identifies the tokens before the first free position: requests with the same value share them."""
         return None if self.request.prompt is None else (id(self.request.prompt),)
 
     def in_slot(self) -> Slot:
-        """For the call that comes."""
+        """The slot as of the next call."""
         writable = torch.nonzero(self.free) if self.prompt is not None and not self.calls else NOTHING
         return Slot(self.slot, self.kept, self.prompt, int(writable[0]) if len(writable) else 0)
 
 
 class Sampler(ABC):
-    """A way of writing: a dataclass whose fields are its settings (`settings.setting`)."""
+    """A sampling method: a dataclass whose fields are its settings (`settings.setting`)."""
 
     deterministic = False  # whether the order depends on nothing but what the network says
-    timeless = False  # whether it has no clock: a network that is told the time cannot follow it
+    timeless = False  # whether it has no clock, so that it cannot drive a network that depends on the time
     any_mass = False  # whether it is right for networks whose x̂ does not sum to 1 over the clean tokens
 
     def __post_init__(self) -> None:
@@ -191,31 +192,30 @@ class Sampler(ABC):
 
     @abstractmethod
     def trajectory(self, request: Request, model: Any) -> Trajectory:
-        """The canvas of a request, ready to go; the model is a `TokenDenoiser` unless the sampler says otherwise."""
+        """The trajectory of a request; the model is a `TokenDenoiser` unless the sampler says otherwise."""
 
     def check(self, model: Any) -> None:
         """Raise if this model cannot follow the sampler."""
         name = type(self).__name__
-        if not self.any_mass and not model.normalised:  # first: what the other one advises needs this too
+        if not self.any_mass and not model.normalised:  # first: what the other message suggests needs it too
             raise UserError(
-                f"{name} needs a model whose prediction sums to 1 over the tokens and carries them over, and this "
-                "one's does not; choose the textbook ancestral sampler"
+                f"{name} needs a model that carries tokens over and whose prediction sums to 1 over them, which this "
+                "model does not; choose the textbook ancestral sampler"
             )
         if self.timeless and model.time_conditioned:
             raise UserError(
-                f"{name} has no time to tell the network, and this model was trained with time conditioning; "
+                f"{name} has no clock, and this model was trained with time conditioning; "
                 "choose ancestral, first-hitting or a remasking sampler"
             )
 
     def describe(self) -> dict[str, Any]:
-        """For protocols."""
+        """The sampler, for protocols."""
         return {"plan": repr(self)}
 
 
 def time_grid(schedule: Schedule, steps: int) -> tuple[Tensor, Tensor]:
     """Times 1, 1 - 1/T, ..., 0 and their alphas, (T + 1,) each."""
-    if steps < 1:
-        raise UserError(f"steps={steps} must be at least 1")
+    at_least("steps", steps)
     times = 1 - torch.arange(steps + 1, dtype=torch.float64) / steps
     return times, schedule.alpha(times)
 
@@ -226,7 +226,7 @@ def positions_of(chosen: Tensor) -> Tensor:
 
 
 def stack(canvases: Sequence[Tensor], vocab: Vocab) -> tuple[Tensor, Tensor | None]:
-    """(B, L) canvases of any lengths side by side, and which positions exist (None = all)."""
+    """Canvases of any lengths as one (B, L) tensor, and which positions exist (None = all)."""
     lengths = [len(canvas) for canvas in canvases]
     if len(set(lengths)) == 1:
         return torch.stack(list(canvases)), None

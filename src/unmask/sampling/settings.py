@@ -1,7 +1,7 @@
-"""The schema of sampling settings: a field of a dataclass says its kind, its limits and what it is for, in one line.
+"""The schema of sampling settings: a dataclass field declares its kind, its limits and its help text.
 
 The command line, HTTP bodies and their OpenAPI document, the page, the terminal loop, the evaluation harness and the
-tables of docs/sampling.md are generated from these records; nobody else lists settings.
+tables of docs/sampling.md are generated from these records; settings are listed nowhere else.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from ..errors import UserError, choose
 
-STEPS = 128  # where nobody says how many
+STEPS = 128  # by default
 MOST_STEPS = 10_000_000  # steps and corrections together; first-hitting is the limit of infinitely many
 Surface = Literal["cli", "http", "page", "loop", "harness"]
 
@@ -74,12 +74,12 @@ def _mapping(text: str) -> Any:
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of values: whether a value is of it, what it is called, and how it is read from text."""
+    """A kind of value: the check for it, its name in messages, and how it is read from text."""
 
     fits: Callable[[Any], bool]
     name: str
     parse: Callable[[str], Any]
-    spelled: str = ""  # how text of it looks like, where its name does not say it
+    spelled: str = ""  # what it looks like as text, where its name does not say
     several: bool = False  # a list whose entries are written one by one
 
 
@@ -121,7 +121,7 @@ KINDS: dict[str, Kind] = {
 
 @dataclass(frozen=True)
 class Setting:
-    """One setting. `default` is what holds where it is not given; None: off, or what the sampler decides."""
+    """One setting. `default` applies if it is not given; None: off, or left to the sampler."""
 
     name: str
     kind: str
@@ -135,19 +135,19 @@ class Setting:
     above: float | None = None
     below: float | None = None
     choices: tuple[str, ...] = ()
-    off: bool = False  # over HTTP and in the harness 0 means not given, as other libraries write it
+    off: bool = False  # over HTTP and in the harness 0 means "off", as in other libraries
     instead: tuple[str, ...] = ()  # settings of the sampler that it replaces
     needs: str = ""  # what a model must have for it: labels, eos or windows
     absent: Mapping[str, str] = field(default_factory=dict)  # surface -> why it makes no sense there
 
     @property
     def option(self) -> str:
-        """As the command line has it."""
+        """The option of the command line."""
         return f"-{self.name}" if len(self.name) == 1 else f"--{self.name.replace('_', '-')}"
 
     @property
     def limits(self) -> str:
-        """The range in words; empty where there is none."""
+        """The range in words; empty if there is none."""
         if self.kind not in ("whole", "number"):
             return ""
         if self.least is not None and self.most is not None:
@@ -159,13 +159,13 @@ class Setting:
         return " and ".join(filter(None, (low, high)))
 
     def check_kind(self, value: Any) -> None:
-        """Raise if a value is not of the kind."""
+        """Raise if a value is not of this kind."""
         if not KINDS[self.kind].fits(value) and not (value is None and self.nullable):
             what = f"the name of a {self.name}" if self.kind == "choice" else KINDS[self.kind].name
             raise UserError(f"{self.name}={_shown(value)} must be {what}")
 
     def check(self, value: Any) -> None:
-        """Raise if a value is not of the kind or outside the limits."""
+        """Raise if a value is not of this kind or is outside the limits."""
         self.check_kind(value)
         if value is None:
             return
@@ -188,11 +188,11 @@ class Setting:
         )
 
     def switches_off(self, value: Any) -> bool:
-        """Whether a client says that it wants no such filter, as 0 (or -1) of another library."""
+        """Whether a client switches a filter off the way other libraries do, with 0 (or -1)."""
         return self.off and _number(value) and (value == 0 or (self.kind == "whole" and value < 0))
 
     def parse(self, text: str | Sequence[str], where: str = "") -> Any:
-        """The value that a text stands for; of lists whose entries are written one by one, a list of texts."""
+        """Read a value from text; for lists whose entries are given one by one, from a list of texts."""
         kind = KINDS[self.kind]
         if kind.several:
             return [kind.parse(word) for word in ([text] if isinstance(text, str) else text)]
@@ -203,7 +203,7 @@ class Setting:
             raise UserError(f"{where or f'{self.name}={text}'} must be {kind.spelled or kind.name}") from None
 
     def from_json(self, value: Any) -> Any:
-        """A value of JSON or YAML: a mapping has texts for keys, a list may be written as text."""
+        """A value from JSON or YAML, where keys of mappings are strings and a list may be given as text."""
         if self.kind == "rules" and isinstance(value, Mapping):
             return {int(key) if str(key).isdecimal() else key: words for key, words in value.items()}
         if isinstance(value, str) and self.kind in ("wholes", "pair", "texts", "tokens"):
@@ -212,19 +212,19 @@ class Setting:
 
 
 def setting(default: Any = MISSING, help: str = "", *, kind: str = "", factory: Any = MISSING, **facts: Any) -> Any:
-    """A dataclass field that is a setting; its kind is that of its annotation where it is not named."""
+    """A dataclass field that is a setting; by default its kind follows from its annotation."""
     return field(default=default, default_factory=factory, metadata={"setting": {"kind": kind, "help": help, **facts}})
 
 
 def steps_setting(default: int | None = STEPS) -> Any:
-    """T of a sampler."""
+    """The number of steps of a sampler."""
     return setting(default, "T, the number of denoising steps", least=1, most=MOST_STEPS)
 
 
 def k_setting(default: int | None = 1) -> Any:
-    """How many tokens an order writes at a time."""
+    """The number of tokens that an order writes at a time."""
     instead = ("steps", "threshold")
-    return setting(default, "Tokens per step, for orders", title="Tokens a step", least=1, instead=instead)
+    return setting(default, "Tokens per step, for orders", title="Tokens per step", least=1, instead=instead)
 
 
 def settings_of(record: type) -> dict[str, Setting]:
@@ -258,7 +258,7 @@ def _declared(record: Any) -> dict[str, Setting]:
 
 
 def _kind(hint: Any) -> tuple[str, tuple[str, ...]]:
-    """The kind of an annotation, and its choices."""
+    """The kind that an annotation stands for, and its choices."""
     if get_origin(hint) in (Union, types.UnionType):
         hint = next(part for part in get_args(hint) if part is not type(None))
     if get_origin(hint) is Literal:
@@ -271,12 +271,12 @@ def _kind(hint: Any) -> tuple[str, tuple[str, ...]]:
 
 
 def check_settings(record: Any) -> None:
-    """Raise for the first setting of a dataclass whose value is wrong."""
+    """Raise for the first setting of a dataclass whose value is not valid."""
     for name, spec in settings_of(type(record)).items():
         spec.check(getattr(record, name))
 
 
 def _shown(value: Any) -> str:
-    """A value that is wrong, cut short."""
+    """A wrong value for a message, shortened."""
     text = repr(list(value) if isinstance(value, tuple) else value)
     return text if len(text) <= 60 else text[:57] + "..."

@@ -1,12 +1,12 @@
-"""SSD-LM's way of writing (Han et al. 2022; the rival of the paper's table of semi-autoregressive samples).
+"""SSD-LM's sampler (Han et al. 2022), with which the paper compares its semi-autoregressive samples.
 
-A block of tokens is a block of logits z (block, V). It begins as noise; in every step the network says x̂ of the block,
-x̂ is projected to ±K (almost one-hot), and noise is added again, a little less each time. Blocks follow each other from
-left to right, each with the finished tokens as its context. A last block that is longer than what is left is
-written whole, as the network was trained, and cut.
+A block of tokens is a block of logits z (block, V), which begins as noise. In every step the network predicts x̂ of the
+block, x̂ is projected to ±K (almost one-hot), and noise is added again, a little less each time. Blocks follow each
+other from left to right, each with the finished tokens as its context. If the last block is longer than what is left,
+it is written whole, as in training, and cut.
 
-Canvases go through the network together, each at its own time and in its own block. All noise of a canvas is from its
-own keys, so a sample does not depend on who else is in the batch.
+Canvases go through the network together, each at its own time and in its own block. A canvas draws all noise from its
+keys, so a sample does not depend on what else is in the batch.
 """
 
 from __future__ import annotations
@@ -85,26 +85,24 @@ PROJECTIONS: dict[str, Callable[[Tensor, Tensor, Choice, float], Tensor]] = {
 
 @dataclass(frozen=True)
 class Simplex(Sampler):
-    """Block after block, each in `steps` steps; T may differ from that of the training."""
+    """One block after another, each in `steps` steps; T may differ from training."""
 
     steps: int = steps_setting(1000)
     projection: Projection = setting("sampling", "simplex: how a token becomes a point of the simplex")
     context: int | None = setting(None, "simplex: tokens of context that a block sees (as in training)", least=1)
 
     def check(self, model: Any) -> None:
-        """Models over tokens have nothing to project."""
+        """Raise for a model over tokens, which has nothing to project."""
         if not hasattr(model, "block"):
-            raise UserError(
-                "only SSD-LM models (model.method=ssd-lm) can follow the simplex sampler; choose another one"
-            )
+            raise UserError("only SSD-LM models (model.method=ssd-lm) can use the simplex sampler; choose another one")
 
     def trajectory(self, request: Request, model: BlockDenoiser) -> SimplexTrajectory:
-        """The first block as noise."""
+        """The trajectory from the first block, which begins as noise."""
         self.check(model)
         return SimplexTrajectory(request, model, self)
 
     def check_choice(self, choice: Choice) -> None:
-        """Raise where every token would be in the nucleus: the network would then be told nothing."""
+        """Raise if every token would be in the nucleus: z would then tell the network nothing."""
         cut = choice.temperature == 0 or choice.top_k or choice.min_p or (choice.top_p or 1) < 1
         if self.projection == "multi-hot" and not cut:
             raise UserError(
@@ -116,7 +114,7 @@ class Simplex(Sampler):
 
 
 class BlockDenoiser(Denoiser, Protocol):
-    """What this sampler needs of a model."""
+    """What this sampler needs from a model."""
 
     block: int
     scale: float
@@ -127,7 +125,7 @@ class BlockDenoiser(Denoiser, Protocol):
 
 
 def advance_blocks(model: BlockDenoiser, active: Sequence[SimplexTrajectory]) -> list[Written | None]:
-    """One network call for all; shorter contexts are padded on the left. Tokens for blocks that it ends."""
+    """One network call for all; shorter contexts are padded on the left. Tokens for the blocks that are done."""
     contexts = [trajectory.seen() for trajectory in active]
     most, device = max(map(len, contexts)), model.device
     context = torch.zeros(len(active), most, dtype=torch.int64)
@@ -146,7 +144,7 @@ def advance_blocks(model: BlockDenoiser, active: Sequence[SimplexTrajectory]) ->
 
 
 class SimplexTrajectory(Trajectory):
-    """One canvas on its way. A step is a block; every block begins at time 1."""
+    """One canvas being written. A step is a block; every block begins at time 1."""
 
     def __init__(self, request: Request, model: BlockDenoiser, sampler: Simplex) -> None:
         super().__init__(request, model.vocab)
@@ -157,7 +155,7 @@ class SimplexTrajectory(Trajectory):
             self._begin()
 
     def _begin(self) -> None:
-        """The block that begins at `start`: noise, from a stream of its own."""
+        """Begin the block at `start` with noise, from a random stream for this block."""
         self.rng: np.random.Generator = self.key.stream("block", self.step)
         self.left = self.sampler.steps
         self.z = self.model.scale * self._noise()
@@ -168,7 +166,7 @@ class SimplexTrajectory(Trajectory):
 
     @property
     def finished(self) -> bool:
-        """Whether the last block was written."""
+        """Whether the last block has been written."""
         return self.start == len(self.canvas)
 
     @property
@@ -177,7 +175,7 @@ class SimplexTrajectory(Trajectory):
         return self.left / self.sampler.steps
 
     def due(self) -> Tensor:
-        """Positions of the block, as far as the canvas has room for it."""
+        """The positions of the block that are on the canvas."""
         return torch.arange(self.start, min(self.start + self.model.block, len(self.canvas)))
 
     def seen(self) -> Tensor:
@@ -186,7 +184,7 @@ class SimplexTrajectory(Trajectory):
         return self.canvas[0 if most is None else max(0, self.start - most) : self.start]
 
     def move(self, log_x: Tensor) -> Written | None:
-        """What the network said of z: go on to the next time, or end the block."""
+        """Take the prediction for z: go to the next time, or finish the block."""
         ruled = self._ruled(log_x)
         if self.left == 1:  # the most likely tokens of the last step, as published
             positions = self.due()
@@ -199,7 +197,7 @@ class SimplexTrajectory(Trajectory):
         return None
 
     def _ruled(self, log_x: Tensor) -> Tensor:
-        """The same under the user's rules, which know nothing of what will be cut off."""
+        """The prediction under the user's rules, which do not apply to what will be cut off."""
         if self.request.rules is None:
             return log_x
         positions = self.due()

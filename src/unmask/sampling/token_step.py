@@ -1,7 +1,7 @@
-"""One network call for trajectories over tokens, and the head on the rows that they ask for.
+"""One network call for trajectories over tokens, and the head on the rows that they need.
 
 Each sequence is at its own time and has its own length. The head runs a chunk of rows at a time: no (B, L, V) tensor is
-ever made. Guidance, rules, replay and the draw of the tokens are here, once for all samplers.
+ever made. Guidance, rules, replay and the drawing of tokens are implemented here for all samplers.
 """
 
 from __future__ import annotations
@@ -12,18 +12,20 @@ from dataclasses import fields, replace
 import torch
 from torch import Tensor
 
+from ..process.chunks import rows_at_once
+from ..process.masking import at_tokens
 from .choice import NEVER, Choice
 from .request import NOTHING, Written, read_off
 from .sampler import Slot, TokenDenoiser, Trajectory, stack
 
 Segments = list[tuple[int, Tensor]]  # sequences by their number, with positions of each
-TOKENS_AT_ONCE = 2048  # that go through the network together on a CPU
-PADDING = 128  # tokens of padding that go along with them: more than that costs more than another call
+TOKENS_AT_ONCE = 2048  # tokens that go through the network together on a CPU
+PADDING = 128  # tokens of padding among them: more than that costs more than another call
 LOGITS_AT_ONCE = 2**25  # float32 logits held at a time (128 MiB)
 
 
 def advance_tokens(model: TokenDenoiser, trajectories: Sequence[Trajectory]) -> list[Written | None]:
-    """One network call for all: tokens for what each has due."""
+    """One network call for all trajectories: tokens for the positions that are due."""
     candidates = [trajectory.candidates() for trajectory in trajectories]
     wanted = [c if len(c) else trajectory.due() for c, trajectory in zip(candidates, trajectories, strict=True)]
     rows = _HeadRows(model, trajectories, wanted)
@@ -52,7 +54,7 @@ class _HeadRows:
                 label[i] = -1 if request.label is None else request.label
             label = label.to(model.device)
         queries = torch.nn.utils.rnn.pad_sequence([*wanted, *(wanted[i] for i in guided)], batch_first=True)
-        if not queries.shape[1]:  # a textbook step after the last reveal: one column, as no network takes none
+        if not queries.shape[1]:  # an ancestral step after the last reveal: one column, as no network accepts zero
             queries = queries.new_zeros(len(every), 1)
         self.column = torch.zeros(len(trajectories), z.shape[1], dtype=torch.int64)  # of a position in `hidden`
         for i, positions in enumerate(wanted):
@@ -61,10 +63,10 @@ class _HeadRows:
         counts += [counts[i] for i in guided]
         slots = [trajectory.in_slot() for trajectory in every] if model.cached else None
         self.hidden = _hidden(model, z, t, present, label, queries, counts, slots)
-        self.at_once = max(1, LOGITS_AT_ONCE // model.vocab.size)
+        self.at_once = rows_at_once(model.vocab.size, LOGITS_AT_ONCE)
 
     def _chunks(self, wanted: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor, Segments]]:
-        """Positions of all sequences, a chunk at a time: whose each is, the positions, and the same by sequence."""
+        """Positions of all sequences in chunks: the sequence of each, the positions, and the positions by sequence."""
         which = torch.repeat_interleave(torch.arange(len(wanted)), torch.tensor([len(p) for p in wanted]))
         if not len(which):
             return
@@ -74,7 +76,7 @@ class _HeadRows:
             yield part, positions, list(zip(numbers.tolist(), positions.split(counts.tolist()), strict=True))
 
     def scores(self, candidates: Sequence[Tensor]) -> list[Tensor | None]:
-        """What each trajectory makes of its candidates."""
+        """The scores that each trajectory gives its candidates."""
         parts: list[list[Tensor]] = [[] for _ in candidates]
         for which, positions, segments in self._chunks(candidates):
             shaped = self._ruled(self._log_x(which, positions), segments, scoring=True)
@@ -96,7 +98,7 @@ class _HeadRows:
     def _write(self, which: Tensor, positions: Tensor, segments: Segments, m: int) -> Written:
         """Tokens for one chunk of rows, which may belong to several sequences."""
         log_x = self._log_x(which, positions)
-        log_x[:, self.model.vocab.mask] = NEVER  # never written, whatever mass the network gives it
+        log_x[:, self.model.vocab.mask] = NEVER  # never written, whatever its probability
         if not self.model.normalised:
             log_x = torch.log_softmax(log_x, -1)  # of a token that is written now
         log_x = self._law(log_x, segments)
@@ -119,10 +121,10 @@ class _HeadRows:
         written = read_off(log_x, positions, tokens, m)
         if law is log_x:
             return written
-        return replace(written, log_probs=law.gather(-1, tokens.to(law.device)[:, None]).squeeze(-1).double().cpu())
+        return replace(written, log_probs=at_tokens(law, tokens.to(law.device)).double().cpu())
 
     def _law(self, log_x: Tensor, segments: Segments) -> Tensor:
-        """What tokens are drawn from: the trajectory may make something else of x̂."""
+        """The distribution that tokens are drawn from: a trajectory may change x̂."""
         if all(type(self.active[i]).law is Trajectory.law for i, _ in segments):
             return log_x
         rows = log_x.split([len(positions) for _, positions in segments])
@@ -138,7 +140,7 @@ class _HeadRows:
         return groups
 
     def _log_x(self, which: Tensor, positions: Tensor) -> Tensor:
-        """Log x̂ (N, V) of positions of sequences, guided where that was asked for."""
+        """Log x̂ (N, V) at positions of sequences, with guidance where it was asked for."""
         device = self.hidden.device
         columns = self.column[which, positions].to(device)
         log_x = self.model.log_x(self.hidden[which.to(device), columns])
@@ -179,9 +181,9 @@ def _hidden(
     counts: Sequence[int],
     slots: Sequence[Slot] | None,
 ) -> Tensor:
-    """One network call; on a CPU a few rows at a time, so that what is between two layers stays in its caches.
+    """One network call; on a CPU a few rows at a time, so that activations stay in its caches.
 
-    There rows of like lengths go together, each part as wide as its longest row: padding costs as much as text.
+    There rows of similar lengths go together, each part as wide as its longest row: padding costs as much as text.
     """
 
     def ask(rows: list[int], z: Tensor, t: Tensor, present: Tensor | None, label: Tensor | None, q: Tensor) -> Tensor:

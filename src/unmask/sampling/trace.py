@@ -1,7 +1,7 @@
 """How a text came to be: a record of every event of a generation, and its form as plain JSON data.
 
-A `Trace` is called with each `State` (it is a `watch=`). Its data are what the replay page and a server show, so the
-format is one thing with one law: positions are absolute, a position that is masked again changes to the mask token,
+A `Trace` is called with each `State` (pass it as `watch=`). Its data are what the replay page and a server show, so the
+format has one invariant: positions are absolute, a position that is masked again changes to the mask token,
 and the events applied to the first canvas give exactly the last one. docs/replay.md describes every field.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -41,10 +42,10 @@ class Change(NamedTuple):
 
 @dataclass(frozen=True)
 class TraceEvent:
-    """What one step of a plan changed."""
+    """What one step of a sampler changed."""
 
     step: int
-    t: float | None  # None: the plan has no time
+    t: float | None  # None: the sampler has no time
     calls: int  # network calls for this sequence so far
     changes: tuple[Change, ...]
     length: int | None = None  # where the canvas grew: its positions from now on; new ones are masks
@@ -58,11 +59,11 @@ class Recording:
     given: list[tuple[int, int]]  # runs [start, end) of positions that hold what the user wrote
     events: list[TraceEvent] = field(default_factory=list)
     text: str | None = None
-    name: str = ""  # how it is told from the others: its seed
+    name: str = ""  # what distinguishes it from the others: its seed
     done: bool = False
 
     def replay(self, mask: int, events: int | None = None) -> list[int]:
-        """The canvas after the first so many events (None: all)."""
+        """The canvas after the first `events` events (None: all)."""
         canvas = list(self.canvas)
         for event in self.events[:events]:
             canvas += [mask] * ((event.length or 0) - len(canvas))
@@ -81,7 +82,7 @@ class Trace:
         protocol: dict[str, Any] | None = None,
         free: Sequence[Tensor] | None = None,
     ) -> None:
-        """`free` (L,) each says which positions may be written; None: those that hold [MASK]."""
+        """`free`: for each canvas (L,) the positions that may be written; None: those that hold [MASK]."""
         vocab = tokenizer.vocab
         self.tokenizer: Tokenizer | None = tokenizer
         self.mask = vocab.mask
@@ -91,13 +92,19 @@ class Trace:
         self._now = [canvas.detach().cpu().clone() for canvas in canvases]
         starts = [canvas.tolist() for canvas in self._now]
         free = [canvas == self.mask for canvas in self._now] if free is None else free
-        self.courses = [Recording(ids, _runs((~may).tolist())) for ids, may in zip(starts, free, strict=True)]
+        self.recordings = [Recording(ids, _runs((~may).tolist())) for ids, may in zip(starts, free, strict=True)]
         self._meet({self.mask}.union(*starts))
 
+    @property
+    def courses(self) -> list[Recording]:
+        """The old name of `recordings`."""
+        warnings.warn("Trace.courses is Trace.recordings now", DeprecationWarning, stacklevel=2)
+        return self.recordings
+
     def __call__(self, state: State) -> None:
-        """Take a state of the generation."""
+        """Record a state of the generation."""
         assert self.tokenizer is not None, "a trace that was read from a file is complete"
-        course, before, canvas = self.courses[state.row], self._now[state.row], state.canvas.detach().cpu()
+        recording, before, canvas = self.recordings[state.row], self._now[state.row], state.canvas.detach().cpu()
         assert len(canvas) >= len(before), "a canvas never shrinks"
         changes = changes_of(state, self.mask)
         now = canvas.new_full(canvas.shape, self.mask)
@@ -108,15 +115,15 @@ class Trace:
         changes += [Change(p, int(canvas[p]), 0.0) for p in (now != canvas).nonzero().flatten().tolist()]
         length = len(canvas) if len(canvas) > len(before) else None
         t = float(f"{state.t:.6g}") if math.isfinite(state.t) else None
-        course.events.append(TraceEvent(state.step, t, state.calls, tuple(changes), length))
-        course.done = state.done
+        recording.events.append(TraceEvent(state.step, t, state.calls, tuple(changes), length))
+        recording.done = state.done
         self._now[state.row] = canvas.clone()
         self._meet({change.token for change in changes} | {token for change in changes for token, _ in change.tops})
 
     def finish(self, samples: Sequence[Sample]) -> None:
-        """Take texts and seeds from what `LM.write` returned: given strings then stand as they were typed."""
-        for course, sample in zip(self.courses, samples, strict=True):
-            course.text, course.name = sample.text, f"seed {sample.seed}"
+        """Take texts and seeds from what `LM.write` returned: given strings then appear as they were typed."""
+        for recording, sample in zip(self.recordings, samples, strict=True):
+            recording.text, recording.name = sample.text, f"seed {sample.seed}"
 
     def to_json(self) -> dict[str, Any]:
         """The trace as plain data for `json.dumps`."""
@@ -128,20 +135,20 @@ class Trace:
             "protocol": self.protocol,
             "sequences": [
                 {
-                    "canvas": list(course.canvas),
-                    "given": [list(run) for run in course.given],
-                    "events": [_event_json(event) for event in course.events],
-                    "text": self._text(course),
-                    "name": course.name,
-                    "done": course.done,
+                    "canvas": list(recording.canvas),
+                    "given": [list(run) for run in recording.given],
+                    "events": [_event_json(event) for event in recording.events],
+                    "text": self._text(recording),
+                    "name": recording.name,
+                    "done": recording.done,
                 }
-                for course in self.courses
+                for recording in self.recordings
             ],
         }
 
     @classmethod
     def from_json(cls, data: Any) -> Trace:
-        """Read what `to_json` gave; anything else is refused."""
+        """Read the data of `to_json`; raises if it is anything else."""
         if not isinstance(data, dict) or not isinstance(data.get("format"), str):
             raise UserError('this is not a trace: a JSON object with a "format" is expected')
         if data["format"] != FORMAT:
@@ -152,19 +159,20 @@ class Trace:
         pieces, special, trace.protocol = data["pieces"], data["special"], data["protocol"]
         _need(
             isinstance(trace.protocol, dict) and described(trace.protocol, BROWSER) == trace.protocol,
-            '"protocol" is no object',
+            '"protocol" is not an object',
         )
         good = isinstance(pieces, dict) and all(
             key.isdecimal() and len(key) < 12 and type(piece) is str for key, piece in pieces.items()
         )
         _need(good, '"pieces" does not map token ids to text')
         trace.pieces = {int(token): piece for token, piece in pieces.items()}
-        _need(isinstance(special, list) and _known(special, trace.pieces), '"special" is no list of tokens in "pieces"')
-        _need(_known([data["mask"]], trace.pieces), '"mask" is no token in "pieces"')
+        good = isinstance(special, list) and _known(special, trace.pieces)
+        _need(good, '"special" is not a list of tokens in "pieces"')
+        _need(_known([data["mask"]], trace.pieces), '"mask" is not a token in "pieces"')
         trace.mask, trace.special = data["mask"], set(special)
-        _need(isinstance(data["sequences"], list), '"sequences" is no list')
-        trace.courses = [
-            _read_course(sequence, trace.mask, trace.pieces, f"sequence {i + 1}")
+        _need(isinstance(data["sequences"], list), '"sequences" is not a list')
+        trace.recordings = [
+            _read_recording(sequence, trace.mask, trace.pieces, f"sequence {i + 1}")
             for i, sequence in enumerate(data["sequences"])
         ]
         return trace
@@ -190,13 +198,13 @@ class Trace:
         new = [token for token in tokens if token not in self.pieces]
         self.pieces.update(zip(new, self.tokenizer.pieces(new), strict=True))
 
-    def _text(self, course: Recording) -> str:
-        """Its text, or what can be read so far; an end of text reads as a line break."""
-        if course.text is not None or self.tokenizer is None:
-            return course.text or ""
+    def _text(self, recording: Recording) -> str:
+        """The text, or as much as can be read so far; an end of text becomes a line break."""
+        if recording.text is not None or self.tokenizer is None:
+            return recording.text or ""
         ends = {self.tokenizer.vocab.eos, self.tokenizer.vocab.bos}
         documents = [
-            list(ids) for end, ids in groupby(course.replay(self.mask), lambda token: token in ends) if not end
+            list(ids) for end, ids in groupby(recording.replay(self.mask), lambda token: token in ends) if not end
         ]
         return "\n".join(self.tokenizer.decode(ids) for ids in documents)
 
@@ -205,7 +213,7 @@ class Trace:
 
 
 def changes_of(state: State, mask: int) -> list[Change]:
-    """The changes that a state names."""
+    """The changes in a state."""
     positions, tokens = state.positions.tolist(), state.tokens.tolist()
     tops: list[tuple[tuple[int, float], ...]] = []
     if state.tops is not None:  # of the written positions, which come first
@@ -218,7 +226,7 @@ def changes_of(state: State, mask: int) -> list[Change]:
 
 
 def _chance(prob: float) -> float:
-    """A probability with four digits: nobody sees more, and a file has many."""
+    """A probability with four digits, which is all that is shown: a file has many of them."""
     return min(1.0, max(0.0, float(f"{prob:.4g}"))) if prob == prob else 0.0
 
 
@@ -239,7 +247,7 @@ def _runs(flags: Iterable[bool]) -> list[tuple[int, int]]:
 # -- data to events, checked -----------------------------------------------------------------------------------------
 
 
-def _read_course(data: Any, mask: int, pieces: dict[int, str], where: str) -> Recording:
+def _read_recording(data: Any, mask: int, pieces: dict[int, str], where: str) -> Recording:
     _keys(data, SEQUENCE_KEYS, where)
     canvas, given, events = data["canvas"], data["given"], data["events"]
     _need(isinstance(canvas, list) and _known(canvas, pieces), f'the canvas of {where} has tokens not in "pieces"')
@@ -247,17 +255,17 @@ def _read_course(data: Any, mask: int, pieces: dict[int, str], where: str) -> Re
     ends = [end for run in given for end in run] if pairs else []
     good = pairs and ends == sorted(ends) and (not ends or ends[-1] <= len(canvas))
     good = good and all(token != mask for start, end in given for token in canvas[start:end])
-    _need(good, f'"given" of {where} is no list of runs [start, end) of tokens')
-    _need(isinstance(events, list), f'"events" of {where} is no list')
-    _need(isinstance(data["text"], str), f'"text" of {where} is no text')
+    _need(good, f'"given" of {where} is not a list of runs [start, end) of tokens')
+    _need(isinstance(events, list), f'"events" of {where} is not a list')
+    _need(isinstance(data["text"], str), f'"text" of {where} is not a string')
     _need(type(data["done"]) is bool, f'"done" of {where} is neither true nor false')
-    _need(isinstance(data["name"], str), f'"name" of {where} is no text')
-    course = Recording(canvas, [(start, end) for start, end in given], [], data["text"], data["name"], data["done"])
+    _need(isinstance(data["name"], str), f'"name" of {where} is not a string')
+    recording = Recording(canvas, [(start, end) for start, end in given], [], data["text"], data["name"], data["done"])
     length, calls = len(canvas), 0
     for i, event in enumerate(events):
-        course.events.append(_read_event(event, length, calls, pieces, f"event {i + 1} of {where}"))
-        length, calls = course.events[-1].length or length, course.events[-1].calls
-    return course
+        recording.events.append(_read_event(event, length, calls, pieces, f"event {i + 1} of {where}"))
+        length, calls = recording.events[-1].length or length, recording.events[-1].calls
+    return recording
 
 
 def _read_event(data: Any, length: int, calls: int, pieces: dict[int, str], where: str) -> TraceEvent:
@@ -265,13 +273,13 @@ def _read_event(data: Any, length: int, calls: int, pieces: dict[int, str], wher
     _keys(data, EVENT_KEYS | ({"length"} if grows else set()), where)
     grown: Any = data["length"] if grows else None
     good = _counts([data["step"], data["calls"]]) and data["calls"] >= calls
-    _need(good, f'"step" or "calls" of {where} is no count that grows')
-    _need(data["t"] is None or _number(data["t"]), f'"t" of {where} is no number')
+    _need(good, f'"step" or "calls" of {where} is not a growing count')
+    _need(data["t"] is None or _number(data["t"]), f'"t" of {where} is not a number')
     _need(
         not grows or (_counts([grown]) and length < grown <= LONGEST),
         f'"length" of {where} does not grow or is too large',
     )
-    _need(isinstance(data["changes"], list), f'"changes" of {where} is no list')
+    _need(isinstance(data["changes"], list), f'"changes" of {where} is not a list')
     changes = []
     for item in data["changes"]:
         good = isinstance(item, list) and len(item) in (3, 4) and _counts(item[:1]) and item[0] < (grown or length)
@@ -285,7 +293,7 @@ def _read_event(data: Any, length: int, calls: int, pieces: dict[int, str], wher
 
 
 def _choice(pair: Any, pieces: dict[int, str]) -> bool:
-    """Whether it is [token, probability]."""
+    """Whether the pair is [token, probability]."""
     if not isinstance(pair, list) or len(pair) != 2 or not _known(pair[:1], pieces):
         return False
     return _number(pair[1]) and 0 <= pair[1] <= 1

@@ -1,8 +1,8 @@
 """Any length, semi-autoregressively (paper section 4.2): windows of L tokens that move by L' < L.
 
-A window is written by any sampler; then the next one begins L' tokens later, with the tail of what stands as its
-prefix. What a window has written never changes. The last window is moved back so that it ends with the canvas. Given
-tokens may stand anywhere, so long texts with gaps work too.
+Any sampler writes a window; the next window begins L' tokens later, with the end of the text so far as its prefix.
+What a window has written never changes. The last window is moved back so that it ends with the canvas. Given tokens may
+be anywhere, so long texts with gaps work too.
 
 Rows that were trained with BOS and EOS at their ends (`data.block_ends`) are shown to the network with the same frame
 around every window. The frame is not part of the canvas: no window can end the text by writing the EOS that training
@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from ..data.rows import capacity
 from ..types import UserError
 from .choice import Choice
 from .orders import GivenOrder
@@ -25,7 +26,7 @@ from .sampler import Sampler, TokenDenoiser, Trajectory
 
 @dataclass(frozen=True)
 class Windows(Sampler):
-    """Another sampler, window after window."""
+    """Another sampler (`plan`), one window after another."""
 
     plan: Sampler
     length: int  # tokens that the network sees at once, the frame included
@@ -40,27 +41,27 @@ class Windows(Sampler):
                 "what is left of the window is the context of the next one"
             )
         if isinstance(self.plan, GivenOrder):
-            raise UserError("a given order names positions of one window; it cannot be followed over several")
+            raise UserError("a given order names positions of one window; it cannot be used over several windows")
         if isinstance(self.plan, Windows):
-            raise UserError("a plan in windows cannot be followed inside the windows of another one")
+            raise UserError("a sampler in windows cannot be used inside windows")
         object.__setattr__(self, "deterministic", self.plan.deterministic)  # a frozen record
 
     @property
     def room(self) -> int:
         """Tokens of the canvas in a window."""
-        return self.length - (0 if self.frame is None else 2)
+        return capacity(self.length, self.frame)
 
     def check(self, model: TokenDenoiser) -> None:
-        """A model that can follow the plan can follow it in windows."""
+        """Raise if the model cannot follow the sampler inside the windows."""
         self.plan.check(model)
 
     def trajectory(self, request: Request, model: TokenDenoiser) -> Trajectory:
-        """Ready at the first window that has something to write."""
+        """The trajectory from the first window that has something to write."""
         return _WindowTrajectory(request, model, self)
 
 
 class _WindowTrajectory(Trajectory):
-    """The trajectory of the window that is open; `canvas`, `free` and `kept` are those of the window."""
+    """The trajectory of the current window; `canvas`, `free` and `kept` are those of the window."""
 
     def __init__(self, request: Request, model: TokenDenoiser, windows: Windows) -> None:
         super().__init__(request, model.vocab)
@@ -71,7 +72,7 @@ class _WindowTrajectory(Trajectory):
         self._open()
 
     def _open(self) -> None:
-        """The first window from here on that has something to write."""
+        """Open the next window that has something to write, beginning with the current one."""
         while True:
             key, canvas, free = self.key.fork(f"window {self.number}"), *self._framed()
             request = replace(self.request, canvas=canvas, free=free, key=key)
@@ -95,7 +96,7 @@ class _WindowTrajectory(Trajectory):
         return torch.cat([bos, part, eos]), torch.cat([never, free, never])
 
     def _move(self) -> bool:
-        """To the next window, if there is one."""
+        """Move to the next window; False if there is none."""
         if self.start + self.windows.room >= len(self.total):
             return False
         self.writable[self.start : self._end] = False
@@ -159,4 +160,4 @@ class _WindowTrajectory(Trajectory):
     def fixed(self) -> int:
         if self.finished:
             return len(self.total)
-        return min(self.start + self.inner.fixed() - self.first, self._end)  # the frame is no part of it
+        return min(self.start + self.inner.fixed() - self.first, self._end)  # the frame does not count

@@ -219,7 +219,7 @@ class Completion:
 
     async def stream(self) -> AsyncIterator[str]:
         """The text of every sample as it becomes final: what was sent never changes."""
-        pieces = [TextStream(self.lm.painter, work.prompt, work.params.stop) for work in self.handle.works]
+        pieces = [TextStream(self.lm.prompt_builder, work.prompt, work.params.stop) for work in self.handle.works]
         sent = [0] * len(pieces)
         samples: list[Sample] = []
         options = self.asked.stream_options

@@ -45,12 +45,12 @@ def prepare_completion(lm: LM, asked: CompletionBody, limits: Limits) -> list[Re
     prompts = [asked.prompt] if isinstance(asked.prompt, str) else asked.prompt
     if len(prompts) * asked.n > limits.n:
         raise Refusal(400, f"{len(prompts)} prompts with n={asked.n} are more than {limits.n} samples", param="n")
-    suffix, painter = asked.suffix or "", lm.painter
-    ends = not suffix and not asked.ignore_eos and painter.vocab.eos is not None
+    suffix, builder = asked.suffix or "", lm.prompt_builder
+    ends = not suffix and not asked.ignore_eos and builder.vocab.eos is not None
     options = asked.options(_seed(asked), stop_at_eos=ends)
     canvases: list[Canvas] = []
     for prompt in prompts:
-        fixed = painter.prompt_tokens(prompt, suffix, windowed=asked.stride is not None)
+        fixed = builder.prompt_tokens(prompt, suffix, windowed=asked.stride is not None)
         length = fixed + (asked.max_tokens or DEFAULT_TOKENS)
         most = limits.length if asked.stride is not None or lm.model.any_length else min(lm.length, limits.length)
         if length > most:
@@ -70,7 +70,7 @@ def tokens(lm: LM, asked: TokenizeBody, limits: Limits) -> list[int]:
     parts: list[str | Gap] = [asked.text]
     if len(split_gaps(asked.text)) > 1:
         parts = _parts(asked.text, limits)
-    ids: list[int] = lm.painter.gaps(parts, windowed=True).ids.tolist()
+    ids: list[int] = lm.prompt_builder.gaps(parts, windowed=True).ids.tolist()
     _fits(len(ids), limits)
     return ids
 

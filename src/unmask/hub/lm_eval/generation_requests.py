@@ -84,17 +84,17 @@ class GenerationRequests:
 
         Up to half of the model's length is written in one piece, with as much of the end of the context as fits.
         """
-        painter, length = self.lm.painter, self.lm.length
-        given = painter.encode(painter.before_gap(context)) or start_of_text(self.lm)
-        bos = [] if painter.block_ends is None else [painter.block_ends[0]]
+        builder, length = self.lm.prompt_builder, self.lm.length
+        given = builder.encode(builder.before_gap(context)) or start_of_text(self.lm)
+        bos = [] if builder.block_ends is None else [builder.block_ends[0]]
         room = length - len(bos)
-        too_long = len(given) + count > room and not painter.any_length
+        too_long = len(given) + count > room and not builder.any_length
         stride = max(1, length // 2) if too_long and count > room // 2 else None
         if too_long and stride is None:
             given = tail(given, room - count)
         if stride is None:  # windows get theirs later
             given = [*bos, *given]
-        ids = torch.tensor([*given, *[painter.vocab.mask] * count], dtype=torch.int64)
+        ids = torch.tensor([*given, *[builder.vocab.mask] * count], dtype=torch.int64)
         return Canvas(ids, [context, slice(len(given), len(ids))], [count]), stride
 
 

@@ -75,7 +75,7 @@ class LikelihoodRequests:
     @property
     def room(self) -> int:
         """The tokens of a text that the model can see at once."""
-        return room(self.lm.painter)
+        return room(self.lm.prompt_builder)
 
     # -- requests ----------------------------------------------------------------------------------------------------
 
@@ -88,7 +88,7 @@ class LikelihoodRequests:
         self._read([self._blocks(i, text) for i, text in enumerate(texts)], answer, greedy=False)
 
     def _continued(self, number: int, context: str, continuation: str) -> list[Passage]:
-        before, after = split(self.lm.painter, storable(context), storable(continuation))
+        before, after = split(self.lm.prompt_builder, storable(context), storable(continuation))
         if after and not before:
             before = self._prefix()
         parts = list(windows(before, after, self.room, self._given()))
@@ -101,14 +101,14 @@ class LikelihoodRequests:
         ]
 
     def _blocks(self, number: int, text: str) -> list[Passage]:
-        ids, prefix = self.lm.painter.encode(storable(text)), self._prefix() if text else []
+        ids, prefix = self.lm.prompt_builder.encode(storable(text)), self._prefix() if text else []
         size = self.room - len(prefix)
         blocks = [ids[i : i + size] for i in range(0, len(ids), size)]
         return [Passage(number, [*prefix, *block], None, len(prefix)) for block in blocks]
 
     def _given(self) -> int:
         """Tokens at the start of a row that the model cannot score; BOS is one where rows have it."""
-        return self.lm.model.given if self.lm.painter.block_ends is None else 0
+        return self.lm.model.unscored if self.lm.prompt_builder.block_ends is None else 0
 
     def _prefix(self) -> list[int]:
         return start_of_text(self.lm)
@@ -131,17 +131,17 @@ class LikelihoodRequests:
                     answer(passage.text, -nats[passage.text], same[passage.text])
 
     def _rows(self, passages: Sequence[Passage], greedy: bool) -> Iterator[tuple[Passage, float, bool]]:
-        model, painter = self.lm.model, self.lm.painter
+        model, builder = self.lm.model, self.lm.prompt_builder
         if model.exact:
             order = sorted(passages, key=lambda passage: -len(passage.ids))  # rows of a call are of one length, nearly
             for start in range(0, len(order), self.rows):
                 part = order[start : start + self.rows]
-                yield from zip(part, *next_tokens(model, painter, part), strict=True)
+                yield from zip(part, *next_tokens(model, builder, part), strict=True)
             return
         net = as_masked(model)
         assert net is not None
         for passage in passages:
-            batch, free = lay_out(painter, [passage], 0, 1)
+            batch, free = lay_out(builder, [passage], 0, 1)
             right = greedy and is_greedy(net, batch, free[0], self.rows)
             yield passage, self._nats(net, passage, batch, free), right
 
@@ -173,14 +173,14 @@ def _name(passage: Passage) -> str:
     return "harness " + hashlib.sha256(name.encode()).hexdigest()
 
 
-def room(painter: PromptBuilder) -> int:
+def room(builder: PromptBuilder) -> int:
     """The tokens of a text that fit into a row beside BOS and EOS."""
-    return painter.capacity
+    return builder.capacity
 
 
 def start_of_text(lm: LM) -> list[int]:
     """What has to stand before a text: for a model that cannot predict its first token, the end of another text."""
-    if not lm.model.given or lm.painter.block_ends is not None:
+    if not lm.model.unscored or lm.prompt_builder.block_ends is not None:
         return []
     vocab = lm.tokenizer.vocab
     token = vocab.eos if vocab.bos is None else vocab.bos
@@ -192,14 +192,14 @@ def start_of_text(lm: LM) -> list[int]:
     return [token]
 
 
-def split(painter: PromptBuilder, context: str, continuation: str) -> tuple[list[int], list[int]]:
+def split(builder: PromptBuilder, context: str, continuation: str) -> tuple[list[int], list[int]]:
     """The tokens of both, cut where the continuation begins; a token with characters of both belongs to the latter."""
     if not continuation:
-        return painter.encode(context), []
-    whole = painter.encode(context + continuation)
-    ids, offsets = painter.tokenizer.offsets(context + continuation)
+        return builder.encode(context), []
+    whole = builder.encode(context + continuation)
+    ids, offsets = builder.tokenizer.offsets(context + continuation)
     if ids != whole:  # a vocabulary with [MASK] as an ordinary word, which we take apart
-        return painter.encode(context), painter.encode(continuation)
+        return builder.encode(context), builder.encode(continuation)
     first = next((i for i, (_, end) in enumerate(offsets) if end > len(context)), len(ids))
     return ids[:first], ids[first:]
 
@@ -261,10 +261,10 @@ def is_greedy(model: MaskedDiffusion, batch: Batch, free: Tensor, rows: int) -> 
 
 
 def next_tokens(
-    model: LanguageModel, painter: PromptBuilder, passages: Sequence[Passage]
+    model: LanguageModel, builder: PromptBuilder, passages: Sequence[Passage]
 ) -> tuple[list[float], list[bool]]:
     """-log p of the asked tokens of each row, and whether each of them is the likeliest next one."""
-    batch, _ = lay_out(painter, passages, 0, len(passages))
+    batch, _ = lay_out(builder, passages, 0, len(passages))
     x, asked = batch.tokens.to(model.device), batch.weight()
     places = [torch.nonzero(row).squeeze(-1) for row in asked]
     most = max(map(len, places))

@@ -24,7 +24,7 @@ from ...config import Config
 from ...data.tokenization import Tokenizer
 from ...errors import UserError, at_least
 from ...models import registry
-from ...models.masked import SIGMA_TOLD
+from ...models.masked import MAX_SIGMA
 from ...process import bounds
 from ...process.keys import Keys
 from ...process.masking import corrupt
@@ -181,7 +181,7 @@ class MDLMCollator:
         draw = self.process.law.draw(strata(index, len(rows), keys), schedule)
         unit = torch.ones(len(rows), dtype=torch.float64)
         weights = bounds.nats(draw, unit, unit).float()  # the bound is linear in the cross-entropy: its factor
-        sigma = schedule.sigma(draw.t).clamp(max=SIGMA_TOLD).float()
+        sigma = schedule.sigma(draw.t).clamp(max=MAX_SIGMA).float()
         return [self._mask(row, i, draw.keep[i], weights[i], sigma[i], keys) for i, row in enumerate(rows)]
 
     def _mask(self, row: Row, i: int, keep: Tensor, weight: Tensor, sigma: Tensor, keys: Keys) -> dict[str, Any]:

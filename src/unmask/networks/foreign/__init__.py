@@ -1,6 +1,6 @@
-"""Networks as others publish them: from their config.json to our settings, from their tensors to our names.
+"""Published networks of other projects: from their config.json to our settings, from their tensors to our names.
 
-A format stands beside the network that it belongs to; `hub/layout` reads and writes the folders.
+Each format is a module here; `hub/layout` reads and writes the folders.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from . import hyenadna, mosaic, state_space
 class Format:
     """How a network is published."""
 
-    describes: Callable[[Mapping[str, Any]], bool]  # whether a config.json is of it
+    describes: Callable[[Mapping[str, Any]], bool]  # whether a config.json has this format
     from_published: Callable[[Mapping[str, Any], str | Path], dict[str, Any]]  # config.json to settings
     our_tensors: Callable[[Any, Mapping[str, Tensor], str | Path], dict[str, Tensor]]  # settings, tensors to ours
 
@@ -49,5 +49,5 @@ FORMATS: dict[str, Format] = {
 
 
 def format_of(tree: Mapping[str, Any]) -> str | None:
-    """The network whose published config.json this is; None: none of these."""
+    """The network that a published config.json describes; None if it is none of these."""
     return next((name for name, known in FORMATS.items() if known.describes(tree)), None)

@@ -1,8 +1,8 @@
-"""HyenaDNA as others publish it: what its config.json says, and the names of its tensors.
+"""Published HyenaDNA files: their config.json, and the names of their tensors.
 
-What of these is fixed or there twice must be what it has to be, and is left out.
+Fixed or duplicate tensors must have the expected values, and are left out.
 
-The port to transformers adds 0.05 to the decay of its filters, the training code nothing.
+The port to transformers adds 0.05 to the decay of its filters, the training code does not.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ PORT_SHIFT = 0.05  # of HyenaDNA in transformers
 
 
 def settings(tree: Mapping[str, Any], where: str | Path) -> dict[str, Any]:
-    """HyenaDNA: of transformers with all settings side by side, or of the training code with those of its `layer`."""
+    """The settings of a HyenaDNA: flat (transformers), or with a section `layer` (the training code)."""
     port = tree.get("model_type") == "hyenadna"
     layer = tree if port else mapping(tree, "layer", where)
     names = ("hyena_order", "max_seq_len", "use_bias") if port else ("order", "l_max", "bias")
     only(
         {"emb_dim": 3} | dict(layer),
-        {  # 3 is what both take where nothing is said
+        {  # 3 is the default of both
             "emb_dim": (5,),
             names[0]: (2,),
             "num_inner_mlps": (2,),
@@ -53,7 +53,7 @@ def settings(tree: Mapping[str, Any], where: str | Path) -> dict[str, Any]:
     dim = value(tree, "d_model", int, where)
     inner = value(tree, "d_inner", int, where, 4 * dim)
     if inner < 1 or dim < 1 or inner % dim:
-        raise UserError(f"{where} has d_inner {inner}, which is no multiple of its d_model")
+        raise UserError(f"{where} has d_inner {inner}, which is not a multiple of its d_model")
     longest = value(layer, names[1], int, where)
     return {
         "hidden_dim": dim,
@@ -67,17 +67,17 @@ def settings(tree: Mapping[str, Any], where: str | Path) -> dict[str, Any]:
 
 
 def our_tensors(settings: Any, tensors: Mapping[str, Tensor], where: str | Path) -> dict[str, Tensor]:
-    """The tensors of a file under our names, each of them once."""
+    """The tensors of a file under our names, each once."""
     return published(without_copies(settings, tensors, where), settings.filter_length, str(where))
 
 
 def published(tensors: Mapping[str, Tensor], longest: int, where: str) -> dict[str, Tensor]:
-    """The tensors of a published file under the names that they have in a language model, each of them once.
+    """The tensors of a published file under their names in a language model, each once.
 
-    What is fixed or there twice is left out, if it is what it has to be; `longest` is the length of the filters.
+    Fixed or duplicate tensors are left out after a check of their values; `longest` is the length of the filters.
     """
     named = {_our_name(name): tensor for name, tensor in tensors.items()}
-    found = {}
+    kept = {}
     for name, tensor in named.items():
         owner, _, leaf = name.rpartition(".")
         if leaf in ("z", "t", "deltas") and ".filter_fn." in name:
@@ -90,15 +90,15 @@ def published(tensors: Mapping[str, Tensor], longest: int, where: str) -> dict[s
             right = _is_same(tensor, named.get("backbone.embeddings.word_embeddings.weight"))
             what = "the embedding, to which the head is tied"
         else:
-            found[name] = tensor
+            kept[name] = tensor
             continue
         if not right:
             raise UserError(f"{where} does not fit this model: {name} is not {what}")
-    return found
+    return kept
 
 
 def _our_name(name: str) -> str:
-    """From "backbone." on, and without the ".layer" that files of checkpointed networks have."""
+    """The name from "backbone." on, without the ".layer" in files of networks with activation checkpointing."""
     _, inside, rest = name.rpartition("backbone.")
     return inside + rest.replace(".mixer.layer.", ".mixer.").replace(".mlp.layer.", ".mlp.")
 
@@ -108,7 +108,7 @@ def _is_same(tensor: Tensor, other: Tensor | None) -> bool:
 
 
 def _is_fixed(leaf: str, table: Tensor, longest: int) -> bool:
-    """Whether a fixed table is ours, up to rounding. Ours is made only if the file has as many numbers."""
+    """Whether a fixed table equals ours up to rounding. Ours is computed only if the sizes agree."""
     if leaf == "deltas":
         wanted = deltas(table.numel(), table)
     elif table.numel() == longest * (1 + 2 * BANDS if leaf == "z" else 1):

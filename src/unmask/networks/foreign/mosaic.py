@@ -1,4 +1,4 @@
-"""MosaicBERT as others publish it: its config.json is that of BERT with ALiBi."""
+"""Published MosaicBERT files: their config.json is that of BERT with ALiBi."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ def settings(tree: Mapping[str, Any], where: str | Path) -> dict[str, Any]:
     network = {ours: value(tree, theirs, int, where) for ours, theirs in names.items()}
     inner = value(tree, "intermediate_size", int, where)
     if inner < 1 or inner % network["hidden_dim"]:
-        raise UserError(f"{where} has intermediate_size {inner}, which is no multiple of its hidden_size")
+        raise UserError(f"{where} has intermediate_size {inner}, which is not a multiple of its hidden_size")
     dropout = value(tree, "hidden_dropout_prob", float, where, 0.1)
     return network | {"mlp_ratio": inner // network["hidden_dim"], "dropout": dropout}
 
 
 def our_tensors(settings: Any, tensors: Mapping[str, Tensor], where: str | Path) -> dict[str, Tensor]:
-    """Published names: without the pooler, and the decoder that is the embedding once more."""
+    """The tensors under published names, without the pooler and the decoder, which is tied to the embedding."""
     named = {name.removeprefix("backbone."): tensor for name, tensor in tensors.items()}
     kept = {name: tensor for name, tensor in named.items() if not OTHERS.search(name)}
     decoder = kept.pop("cls.predictions.decoder.weight", None)
     table = kept.get("bert.embeddings.word_embeddings.weight")
     if decoder is not None and (table is None or not torch.equal(decoder, table)):
-        raise UserError(f"{where} has a decoder that is not tied to its embedding, which MosaicBERT has not")
+        raise UserError(f"{where} has a decoder that is not tied to its embedding, unlike MosaicBERT")
     return {f"backbone.{name}": tensor for name, tensor in kept.items()}

@@ -1,9 +1,9 @@
-"""Caduceus and Mamba as others publish them: what their config.json says, and the names of their tensors.
+"""Published Caduceus and Mamba files: their config.json, and the names of their tensors.
 
-A setting that our network has no word for is an error that names its key. Whatever is there twice (tied weights) or is
-fixed (complements) must be what it has to be, and is left out.
+A setting that our network does not have is an error that names its key. Duplicate (tied) and fixed tensors
+(complements) must have the expected values, and are left out.
 
-The published "ps" Caduceus has fused_add_norm: true, and so exchanges the strands before every layer.
+The published "ps" Caduceus has fused_add_norm: true, and so swaps the strands before every layer.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ...errors import UserError
 from .fields import Allowed, only, value
 
 SIZES = {"d_state": "state_dim", "d_conv": "conv_width", "expand": "expand"}  # of ssm_cfg
-NO_MATTER = {"dt_min", "dt_max", "dt_init", "dt_scale", "dt_init_floor", "use_fast_path"}  # a fresh network, and speed
+NO_MATTER = {"dt_min", "dt_max", "dt_init", "dt_scale", "dt_init_floor", "use_fast_path"}  # initialisation and speed
 BEFORE = re.compile(r"^(model\.)?(caduceus\.|hyena\.)?(?=backbone\.|lm_head\.)")
 EMBEDDINGS = "backbone.embeddings."
 
@@ -42,12 +42,12 @@ def caduceus(tree: Mapping[str, Any], where: str | Path) -> dict[str, Any]:
 
 
 def mamba(tree: Mapping[str, Any], where: str | Path) -> dict[str, Any]:
-    """The settings of a Mamba, of transformers or of mamba_ssm."""
+    """The settings of a Mamba, from transformers or mamba_ssm."""
     return _ported_mamba(tree, where) if "hidden_size" in tree else _state_space(tree, where)
 
 
 def _state_space(tree: Mapping[str, Any], where: str | Path) -> dict[str, Any]:
-    """The sizes of a Mamba, in the words of mamba_ssm and Caduceus."""
+    """The sizes of a Mamba, under the names of mamba_ssm and Caduceus."""
     dim = value(tree, "d_model", int, where)
     only(
         tree,
@@ -61,32 +61,32 @@ def _state_space(tree: Mapping[str, Any], where: str | Path) -> dict[str, Any]:
         },
         where,
     )
-    own = tree.get("ssm_cfg") or {}
-    if not isinstance(own, Mapping):
-        raise UserError(f"{where} is damaged: its ssm_cfg is {str(own)[:80]!r}")
+    ssm = tree.get("ssm_cfg") or {}
+    if not isinstance(ssm, Mapping):
+        raise UserError(f"{where} is damaged: its ssm_cfg is {str(ssm)[:80]!r}")
     fixed: Allowed = {
         "layer": ("Mamba1",),
         "dt_rank": ("auto", math.ceil(dim / 16)),
         "conv_bias": (True,),
         "bias": (False,),
     }
-    only(own, fixed, where, "ssm_cfg.")
-    if unknown := sorted(own.keys() - SIZES.keys() - fixed.keys() - NO_MATTER):
+    only(ssm, fixed, where, "ssm_cfg.")
+    if unknown := sorted(ssm.keys() - SIZES.keys() - fixed.keys() - NO_MATTER):
         raise UserError(f"{where} has ssm_cfg.{str(unknown[0])[:80]}, which unmask does not know")
-    sizes = {ours: value(own, theirs, int, where) for theirs, ours in SIZES.items() if theirs in own}
+    sizes = {ours: value(ssm, theirs, int, where) for theirs, ours in SIZES.items() if theirs in ssm}
     return {"hidden_dim": dim, "n_blocks": value(tree, "n_layer", int, where), "dropout": 0.0, **sizes}
 
 
-def _check_complements(found: Any, where: str | Path) -> None:
-    """The complement of every id, as config.json has it: text to id."""
+def _check_complements(complements: Any, where: str | Path) -> None:
+    """Raise if the complements of ids, as config.json has them (string to id), are not ours."""
     wanted = {str(token): int(other) for token, other in enumerate(COMPLEMENT)}
-    own = {str(token): other for token, other in found.items()} if isinstance(found, Mapping) else None
-    if own is None or not own.items() <= wanted.items() or len(own) < VOCAB.size:
-        raise UserError(f"{where} has another complement_map than A and T, C and G (ids 7 and 10, 8 and 9)")
+    named = {str(token): other for token, other in complements.items()} if isinstance(complements, Mapping) else None
+    if named is None or not named.items() <= wanted.items() or len(named) < VOCAB.size:
+        raise UserError(f"{where} has a complement_map other than A and T, C and G (ids 7 and 10, 8 and 9)")
 
 
 def _ported_mamba(tree: Mapping[str, Any], where: str | Path) -> dict[str, Any]:
-    """The sizes of a Mamba, in the words of transformers."""
+    """The sizes of a Mamba, under the names of transformers."""
     names = {"hidden_dim": "hidden_size", "n_blocks": "num_hidden_layers"}
     more = {"state_dim": "state_size", "conv_width": "conv_kernel", "expand": "expand"}
     network = {ours: value(tree, theirs, int, where) for ours, theirs in names.items()}
@@ -109,9 +109,9 @@ def _ported_mamba(tree: Mapping[str, Any], where: str | Path) -> dict[str, Any]:
 
 
 def our_tensors(settings: Any, tensors: Mapping[str, Tensor], where: str | Path) -> dict[str, Tensor]:
-    """The tensors of a file under our names, each of them once."""
+    """The tensors of a file under our names, each once."""
     if getattr(settings, "strands", "ph") == "ph" and (odd := sorted(n for n in tensors if ".submodule." in n)):
-        raise UserError(f"{where} does not fit this model: {odd[0]} is of a network with rcps, which its config denies")
+        raise UserError(f"{where} does not fit this model: {odd[0]} needs a network with rcps, but its config has none")
     renamed = {_our_name(name): tensor for name, tensor in tensors.items()}
     if len(renamed) < len(tensors):
         twice = next(name for name in tensors if _our_name(name) != name and _our_name(name) in tensors)
@@ -120,10 +120,10 @@ def our_tensors(settings: Any, tensors: Mapping[str, Tensor], where: str | Path)
 
 
 def _our_name(name: str) -> str:
-    """Without the first prefixes, and without those of the wrappers for two strands."""
+    """The name without leading prefixes and without those of the wrappers for two strands."""
     name = BEFORE.sub("", name).replace(".submodule.", ".").replace("lm_head.lm_head.", "lm_head.")
     name = name.replace(".word_embeddings.embedding.", ".word_embeddings.")
-    return re.sub(r"^backbone\.embedding\.", EMBEDDINGS, name)  # as state-spaces wrote it first
+    return re.sub(r"^backbone\.embedding\.", EMBEDDINGS, name)  # the name in the first files of state-spaces
 
 
 def embedding_of(names: Mapping[str, Tensor]) -> str:
@@ -131,17 +131,17 @@ def embedding_of(names: Mapping[str, Tensor]) -> str:
     return next((name for name in (f"{EMBEDDINGS}word_embeddings.weight", f"{EMBEDDINGS}weight") if name in names), "")
 
 
-def _without_copies(found: Mapping[str, Tensor], where: str | Path) -> dict[str, Tensor]:
-    """Without tied weights and complements, if they are what they have to be."""
-    kept = dict(found)
-    for name, tensor in found.items():
+def _without_copies(tensors: Mapping[str, Tensor], where: str | Path) -> dict[str, Tensor]:
+    """The tensors without tied weights and complements, after a check of their values."""
+    kept = dict(tensors)
+    for name, tensor in tensors.items():
         wanted, what = None, ""
         if name == "lm_head.weight":
-            what = embedding_of(found) or "an embedding"
-            wanted = found.get(what)
+            what = embedding_of(tensors) or "an embedding"
+            wanted = tensors.get(what)
         elif re.search(r"\.mamba_rev\.(in|out)_proj\.", name):
             what = name.replace(".mamba_rev.", ".mamba_fwd.")
-            wanted = found.get(what)
+            wanted = tensors.get(what)
         elif name.endswith(".complement_map"):
             wanted, what = torch.from_numpy(COMPLEMENT[: tensor.numel()]), "that of A and T, C and G"
         else:

@@ -1,11 +1,11 @@
-"""Attention under a specification: who may see whom. torch's SDPA picks the kernel; no other package is needed.
+"""Attention patterns: which columns may see which. SDPA of torch picks the kernel; no other package is needed.
 
-A specification answers one question, `mask`: may column `query` see column `key`? That is the slow, obvious reference,
-and all that a new specification must have. `attend` is the fast path; the one here builds the mask, and those of the
-specifications below do without a dense one where they can.
+A pattern answers one question, `mask`: may column `query` see column `key`? That is the slow, obvious reference, and
+all that a new pattern must define. `attend` is the fast path; the default builds the mask, and the patterns below avoid
+a dense mask where they can.
 
-Columns are counted over cached and new keys together; without `queries` the queries are the last columns. What exists
-(`valid`) is no part of a specification: padding is hidden from everyone under all of them.
+Columns are counted over cached and new keys together; without `queries` the queries are the last columns. `valid` is
+not part of a pattern: padding is hidden from all columns under every pattern.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ GROUP = 128  # columns that go through SDPA together where blocks are smaller th
 
 
 class Attention(ABC):
-    """Who may see whom."""
+    """A pattern: which columns may see which."""
 
-    cacheable: bool = False  # whether columns may be read in parts, as none sees what is read after its part
+    cacheable: bool = False  # whether columns may be read in parts, as no column sees a later part
 
     @abstractmethod
     def mask(self, query: Tensor, key: Tensor) -> Tensor:
@@ -47,7 +47,7 @@ class Attention(ABC):
         queries: Tensor | None = None,
         device: torch.device | str = "cpu",
     ) -> Tensor:
-        """(1 or B, M, L): the mask without padding; a query sees itself at least: no softmax over nothing."""
+        """(1 or B, M, L): the mask with padding hidden; every query sees at least itself."""
         key = torch.arange(length, device=device)[None, None]
         query = key.mT[:, length - new :] if queries is None else queries[..., None]
         mask = self.mask(query, key)
@@ -56,7 +56,7 @@ class Attention(ABC):
 
 @dataclass(frozen=True)
 class Full(Attention):
-    """Every column sees all."""
+    """Every column sees all columns."""
 
     @override
     def mask(self, query: Tensor, key: Tensor) -> Tensor:
@@ -71,7 +71,7 @@ class Full(Attention):
 
 @dataclass(frozen=True)
 class Causal(Attention):
-    """A column sees itself and what stands before it."""
+    """A column sees itself and all columns before it."""
 
     cacheable = True
 
@@ -91,16 +91,16 @@ class Causal(Attention):
 
 @dataclass(frozen=True)
 class Blocks(Attention):
-    """A column sees its block and the blocks before it. Blocks of 1 are causal, one block of all columns is full.
+    """A column sees its block and the blocks before it. Blocks of 1 are causal, a single block is full attention.
 
-    A cache ends where a block ends: a column does not see what of its block is read after it.
+    A cache must end with a block: a column does not see the part of its block that is read later.
     """
 
     size: int
     cacheable = True
 
     def __post_init__(self) -> None:
-        assert self.size > 0, "a block has columns"
+        assert self.size > 0, "a block has at least one column"
 
     @override
     def mask(self, query: Tensor, key: Tensor) -> Tensor:
@@ -118,18 +118,19 @@ class Blocks(Attention):
         parts = []
         for begin, end in _groups(length - q.shape[-2], length, self.size):
             seen = min(-(-end // self.size) * self.size, length)
-            one = begin // self.size == (end - 1) // self.size
+            single = begin // self.size == (end - 1) // self.size
             part = q[..., begin - length : end - length or None, :]
-            parts.append(_part(self, part, k, v, valid, range(begin, end), [range(seen)], one))
+            parts.append(_part(self, part, k, v, valid, range(begin, end), [range(seen)], single))
         return _joined(parts)
 
 
 @dataclass(frozen=True)
 class TwoStreams(Attention):
-    """A noisy stream (columns 0 .. length - 1) beside the clean one (length .. 2 length - 1), under a block rule.
+    """A noisy stream (columns 0 .. length - 1) next to the clean one (length .. 2 length - 1), in blocks.
 
-    A noisy column sees the noisy ones of its block and the clean ones of the blocks before it. The clean stream does
-    not see the noisy one; within itself it is causal by blocks, or by tokens. Give both streams the same positions.
+    A noisy column sees the noisy columns of its block and the clean columns of the blocks before it. The clean stream
+    does not see the noisy one; within itself it is causal by blocks, or by tokens. Give both streams the same
+    positions.
     """
 
     length: int
@@ -138,14 +139,14 @@ class TwoStreams(Attention):
 
     @property
     def within_clean(self) -> Attention:
-        """The rule of the clean stream."""
+        """The pattern of the clean stream."""
         return Blocks(self.size) if self.clean == "blocks" else Causal()
 
     @override
     def mask(self, query: Tensor, key: Tensor) -> Tensor:
-        own, other = ((column % self.length) // self.size for column in (query, key))
+        block_q, block_k = ((column % self.length) // self.size for column in (query, key))
         noisy, clean = query < self.length, key >= self.length
-        of_noisy = torch.where(clean, other < own, other == own)
+        of_noisy = torch.where(clean, block_k < block_q, block_k == block_q)
         return torch.where(noisy, of_noisy, clean & self.within_clean.mask(query - self.length, key - self.length))
 
     @override
@@ -159,16 +160,16 @@ class TwoStreams(Attention):
         parts = []
         for begin, end in _groups(0, n, self.size):
             earlier = (end - 1) // self.size * self.size
-            one = begin == earlier
+            single = begin == earlier
             columns = [range(begin, end), range(n, n + earlier)]
-            parts.append(_part(self, q[..., begin:end, :], k, v, valid, range(begin, end), columns, one))
+            parts.append(_part(self, q[..., begin:end, :], k, v, valid, range(begin, end), columns, single))
         after = None if valid is None else valid[:, n:]
         parts.append(self.within_clean.attend(q[..., n:, :], k[..., n:, :], v[..., n:, :], after))
         return _joined(parts)
 
 
 def _groups(begin: int, end: int, size: int) -> list[tuple[int, int]]:
-    """Columns from begin to end cut at the ends of blocks, small blocks together."""
+    """The columns from begin to end, split at the ends of blocks; small blocks are grouped."""
     step = max(1, GROUP // size) * size
     cuts = [begin, *range((begin // step + 1) * step, end, step), end]
     return list(pairwise(cuts))
@@ -182,23 +183,23 @@ def _part(
     valid: Tensor | None,
     rows: range,
     columns: list[range],
-    one_block: bool,
+    single_block: bool,
 ) -> Tensor:
-    """Some queries, the columns `rows`, against the keys of some ranges of columns; one block needs no mask."""
+    """Some queries, the columns `rows`, against the keys of some ranges of columns; a single block needs no mask."""
     keys, values = (_joined([x[..., r.start : r.stop, :] for r in columns if len(r)]) for x in (k, v))
-    there = None if valid is None else torch.cat([valid[:, r.start : r.stop] for r in columns], dim=1)
-    if one_block:
-        return F.scaled_dot_product_attention(q, keys, values, attn_mask=_existing(there))
+    exists = None if valid is None else torch.cat([valid[:, r.start : r.stop] for r in columns], dim=1)
+    if single_block:
+        return F.scaled_dot_product_attention(q, keys, values, attn_mask=_existing(exists))
     query = torch.arange(rows.start, rows.stop, device=q.device)[None, :, None]
     key = torch.cat([torch.arange(r.start, r.stop, device=q.device) for r in columns])[None, None]
     mask = spec.mask(query, key)
-    if there is not None:
-        mask = (mask & there[:, None]) | (query == key)
+    if exists is not None:
+        mask = (mask & exists[:, None]) | (query == key)
     return F.scaled_dot_product_attention(q, keys, values, attn_mask=mask[:, None])
 
 
 def _existing(valid: Tensor | None) -> Tensor | None:
-    """(B, 1, 1, L) what all queries see; in a row of nothing but padding all of it, as nobody reads that row."""
+    """(B, 1, 1, L): what all queries see; a row of padding alone sees all of itself, as its output is not used."""
     return None if valid is None else (valid | ~valid.any(1, keepdim=True))[:, None, None]
 
 

@@ -1,4 +1,4 @@
-"""Dropout. On the CPU torch draws its masks one by one on one core; here they come as 16 random bits an element."""
+"""Dropout. On the CPU torch draws masks element by element on one core; here 16 random bits per element are used."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def dropout(x: Tensor, p: float, training: bool) -> Tensor:
-    """Zero elements with chance p and scale the rest, so that the expectation stays.
+    """Zero elements with probability p and scale the rest, so that the expectation is unchanged.
 
     The stream is seeded by torch's global generator, as `F.dropout` is. On the CPU p is rounded to a multiple of
     2^-16, and the scale is that of the rounded p.

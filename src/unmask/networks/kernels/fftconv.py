@@ -1,15 +1,15 @@
-"""Long convolutions, the sums of Hyena (Poli et al. 2023): each channel with a filter as long as the row.
+"""The long convolutions of Hyena (Poli et al. 2023): each channel with a filter as long as the row.
 
     y_i = sum over j <= i of k_{i-j} u_j  +  bias · u_i
 
 One signature: u (B, L, D), a filter k of at least L columns (L, D), bias (D,), and `last`, how many columns at the end
-are wanted (None = all); back comes y (B, last, D) in the type of u. Both ways compute in float32 at least.
+are wanted (None = all); the result is y (B, last, D) in the type of u. Both compute in at least float32.
 
-- `direct` is the formula, a column at a time: L products for each column that is wanted.
-- `by_fft` makes all columns at once, by the convolution theorem: L log L. The row is followed by as many zeros, so that
-  its end does not come round to its beginning. Its rounding errors are of the size of the largest column.
+- `direct` is the formula, one column at a time: L products for each column that is wanted.
+- `by_fft` computes all columns at once, by the convolution theorem: L log L. The row is padded with as many zeros, so
+  that its end does not wrap around to its beginning. Rounding errors scale with the largest column.
 
-Where u is 0 a column adds nothing to the others: that is how padding is skipped.
+Where u is 0, a column adds nothing to the others; padding is skipped this way.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ import functools
 import torch
 from torch import Tensor
 
-FEW = 16  # columns up to which the direct sums are the faster way
+FEW = 16  # columns up to which direct sums are faster
 
 
 def long_conv(u: Tensor, k: Tensor, bias: Tensor, last: int | None = None) -> Tensor:
-    """The convolution by the faster way: a few columns by direct sums, all others by FFT."""
+    """The convolution: a few columns by direct sums, otherwise by FFT."""
     few = last is not None and last <= FEW
     return (direct if few else by_fft)(u, k, bias, last)
 
 
 def direct(u: Tensor, k: Tensor, bias: Tensor, last: int | None = None) -> Tensor:
-    """The reference, and the way to the next column of a row whose columns are kept."""
+    """The reference; also used for the next column of a cached row."""
     length = u.shape[1]
     last = length if last is None else last
     wide, k, bias = _widened(u, k, bias)
@@ -42,7 +42,7 @@ def direct(u: Tensor, k: Tensor, bias: Tensor, last: int | None = None) -> Tenso
 
 
 def by_fft(u: Tensor, k: Tensor, bias: Tensor, last: int | None = None) -> Tensor:
-    """The fast way: products of spectra."""
+    """The fast implementation: products of spectra."""
     length = u.shape[1]
     first = 0 if last is None else length - last
     wide, k, bias = _widened(u, k, bias)
@@ -54,7 +54,7 @@ def by_fft(u: Tensor, k: Tensor, bias: Tensor, last: int | None = None) -> Tenso
 
 
 def _widened(u: Tensor, k: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """All three in one type, float32 at least, and of the filter as much as the row is long."""
+    """All three in one type, at least float32, with the filter cut to the length of the row."""
     if len(k) < u.shape[1]:
         raise ValueError(f"a filter of {len(k)} columns is too short for rows of {u.shape[1]}")
     wide = torch.promote_types(torch.promote_types(u.dtype, k.dtype), torch.float32)
@@ -63,7 +63,7 @@ def _widened(u: Tensor, k: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, Tensor
 
 @functools.cache
 def good_size(least: int) -> int:
-    """The smallest even size of at least so many columns without prime factors above 5: others are slow."""
+    """The smallest even size >= `least` without prime factors above 5: other sizes are slow."""
     size = least + least % 2
     while not _is_smooth(size):
         size += 2

@@ -1,4 +1,4 @@
-"""How a network knows where a column stands: rotary positions, and ALiBi's bias."""
+"""How a network knows the position of a column: rotary embeddings, and the bias of ALiBi."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def rotary_table(positions: Tensor, dim: int, base: float = 10_000.0) -> tuple[T
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn the pairs (i, i + dim/2) of x by their angles; cos and sin broadcast against x."""
+    """Rotate the pairs (i, i + dim/2) of x by their angles; cos and sin broadcast against x."""
     first, second = x.chunk(2, dim=-1)
     return x * cos + torch.cat((-second, first), dim=-1) * sin
 
@@ -26,7 +26,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 def alibi_slopes(n_heads: int, device: torch.device | str = "cpu") -> Tensor:
     """(H,) slopes of ALiBi (Press et al. 2022): a geometric series.
 
-    For other numbers than powers of 2 the rest is every second one of the next longer series.
+    If n_heads is not a power of 2, the rest is every second slope of the next longer series.
     """
     whole = 1 << (n_heads.bit_length() - 1)
 
@@ -47,8 +47,8 @@ def alibi(
 ) -> Tensor:
     """(1 or B, H, new, length) float32: -slope · distance, and -inf for columns that may not be seen.
 
-    The queries are the last `new` of `length` columns. Distances are those of positions where all columns have one,
-    and else of columns.
+    The queries are the last `new` of `length` columns. Distances are between positions if all columns have one, else
+    between columns.
     """
     place = torch.arange(length, device=slopes.device)[None]
     if positions is not None and positions.shape[-1] == length:

@@ -3,16 +3,16 @@
     h_t = exp(delta_t A) h_{t-1} + delta_t x_t B_t        y_t = C_t h_t + D x_t
 
 with a state of N numbers for each of E channels. One signature: x and delta (R, L, E), A (E, N) below 0, B and C
-(R, L, N), D (E,), the state before the first column (R, N, E) or None; back come y (R, L, E) and the last state.
+(R, L, N), D (E,), the state before the first column (R, N, E) or None; the result is y (R, L, E) and the last state.
 
-- `scan_loop` is the formula, a column at a time. Columns are taken by `unbind`: autograd through x[:, t] writes a whole
-  tensor of zeros for every column, so that a row of length L costs L².
+- `scan_loop` is the formula, one column at a time. Columns are taken by `unbind`: autograd through x[:, t] would write
+  a whole tensor of zeros for every column, so that a row of length L would cost L².
 - `scan_chunked` is the reference in two levels: first inside chunks of columns, all chunks together, then over chunks.
-- `scan_fused` is an autograd function of its own. It keeps the state at the ends of chunks, and backward computes all
-  else again, a chunk at a time, while it is in the processor's cache. Memory grows with L / chunk, not with L.
-- Where the package mamba_ssm is there and the tensors are on its kind of device, its kernel does the same.
+- `scan_fused` is a custom autograd function. It keeps the state at the ends of chunks, and backward recomputes the
+  rest, one chunk at a time, while it is in the processor's cache. Memory grows with L / chunk, not with L.
+- If the package mamba_ssm is installed and the tensors are on a GPU, its kernel does the same.
 
-Where delta is 0 a column leaves the state as it is: that is how padding is skipped.
+Where delta is 0, a column leaves the state unchanged; padding is skipped this way.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from torch.autograd.function import once_differentiable
 Scanned = tuple[Tensor, Tensor]  # y (R, L, E) and the last state (R, N, E)
 Scan = Callable[..., Scanned]
 CHUNK = 32  # columns of the reference's chunks
-AT_ONCE = 2**19  # numbers of the state that a chunk of the fused scan holds: 2 MiB, which stays in the cache
+AT_ONCE = 2**19  # state elements in a chunk of the fused scan: 2 MiB, which stays in the cache
 LONGEST = 64  # columns of such a chunk
 
 
 def selective_scan(
     x: Tensor, delta: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor, state: Tensor | None = None
 ) -> Scanned:
-    """The scan by the fastest way there is here; in float32 at least, whatever autocast says."""
+    """The scan by the fastest implementation available, in at least float32, whatever autocast says."""
     wide = torch.promote_types(torch.promote_types(x.dtype, delta.dtype), torch.float32)
     x, delta, a, b, c, d = (tensor.to(wide) for tensor in (x, delta, a, b, c, d))
     with torch.autocast(x.device.type, enabled=False):
-        takes = state is None and x.is_cuda and wide == torch.float32  # the kernel knows no state before, no float64
+        takes = state is None and x.is_cuda and wide == torch.float32  # the kernel has no first state and no float64
         if takes and (kernel := _mamba_ssm()) is not None:
             return _by_kernel(kernel, x, delta, a, b, c, d)
         return scan_fused(x, delta, a, b, c, d, None if state is None else state.to(wide))
@@ -49,7 +49,7 @@ def selective_scan(
 def scan_loop(
     x: Tensor, delta: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor, state: Tensor | None = None
 ) -> Scanned:
-    """The formula, a column at a time."""
+    """The formula, one column at a time."""
     h = _begin(x, a, state)
     columns = []
     for x_t, delta_t, b_t, c_t in zip(*(tensor.unbind(1) for tensor in (x, delta, b, c)), strict=True):
@@ -68,7 +68,7 @@ def scan_chunked(
     state: Tensor | None = None,
     chunk: int = CHUNK,
 ) -> Scanned:
-    """The reference in two levels: L / chunk + chunk steps instead of L, at the price of all states in memory.
+    """The reference in two levels: L / chunk + chunk steps instead of L, with all states in memory.
 
     The decay from the beginning of a chunk is exp(A · sum of delta) and never a ratio of products: those underflow.
     """
@@ -96,7 +96,7 @@ def scan_chunked(
 def scan_fused(
     x: Tensor, delta: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor, state: Tensor | None = None
 ) -> Scanned:
-    """The fast one, whose backward keeps only some of the states."""
+    """The fast implementation, whose backward keeps only some of the states."""
     y, last = _Fused.apply(x, delta, a, b, c, d, _begin(x, a, state))
     return y, last
 
@@ -107,24 +107,23 @@ def _begin(x: Tensor, a: Tensor, state: Tensor | None) -> Tensor:
 
 
 class _Fused(torch.autograd.Function):
-    """Time stands first inside, and channels last: every operation then runs over whole rows of memory."""
+    """Inside, time is the first dimension and channels the last, so that operations run over contiguous memory."""
 
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, delta: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor, state: Tensor
     ) -> Scanned:
-        given = tuple(tensor.transpose(0, 1).contiguous() for tensor in (x, delta, b, c))  # (L, R, ·)
-        x, delta, b, c = given
+        x, delta, b, c = (tensor.transpose(0, 1).contiguous() for tensor in (x, delta, b, c))  # (L, R, ·)
         a = a.T.contiguous()  # (N, E)
         size = _chunk(state)
         kept = state.new_empty(-(-len(x) // size), *state.shape)  # the state before each chunk
         y, h = torch.empty_like(x), state
-        room = state.new_empty(2, size, *state.shape)  # taken once: fresh memory costs more than what is done with it
+        room = state.new_empty(2, size, *state.shape)  # allocated once: fresh memory costs more than the computation
         for number, at in enumerate(range(0, len(x), size)):
-            here = slice(at, at + size)
+            part = slice(at, at + size)
             kept[number] = h
-            _, states = _states(x[here], delta[here], a, b[here], kept[number], room)
-            torch.matmul(c[here, :, None], states, out=y[here, :, None])
+            _, states = _states(x[part], delta[part], a, b[part], kept[number], room)
+            torch.matmul(c[part, :, None], states, out=y[part, :, None])
             h = states[-1]
         h = h.clone()
         y.addcmul_(x, d)
@@ -137,31 +136,31 @@ class _Fused(torch.autograd.Function):
         x, delta, a, b, c, d, kept = ctx.saved_tensors
         dy = dy.transpose(0, 1).contiguous()
         dx, ddelta, db, dc = (torch.empty_like(tensor) for tensor in (x, delta, b, c))
-        da, carry = torch.zeros_like(a), dlast.clone()  # carry: what later columns ask of the state before them
+        da, carry = torch.zeros_like(a), dlast.clone()  # carry: the gradient from later columns
         size = _chunk(carry)
         room = carry.new_empty(3, size, *carry.shape)
         for number in reversed(range(len(kept))):
-            here = slice(number * size, (number + 1) * size)
-            decay, states = _states(x[here], delta[here], a, b[here], kept[number], room)
+            part = slice(number * size, (number + 1) * size)
+            decay, states = _states(x[part], delta[part], a, b[part], kept[number], room)
             up = room[2, : len(states)]  # (T, R, N, E): the gradient of each state
-            torch.mul(dy[here, :, None], c[here, ..., None], out=up)
+            torch.mul(dy[part, :, None], c[part, ..., None], out=up)
             up[-1] += carry
             steps, decays = up.unbind(0), decay.unbind(0)
             for t in range(len(steps) - 2, -1, -1):
                 steps[t].addcmul_(decays[t + 1], steps[t + 1])
             carry = decays[0] * steps[0]
-            push = torch.matmul(b[here, :, None], up).squeeze(2)  # the gradient of delta · x
+            push = torch.matmul(b[part, :, None], up).squeeze(2)  # the gradient of delta · x
             # vector times matrix: nine times as fast here as matrix times vector
-            torch.matmul((delta[here] * x[here])[:, :, None], up.mT, out=db[here, :, None])
-            torch.matmul(dy[here, :, None], states.mT, out=dc[here, :, None])
-            torch.mul(push, delta[here], out=dx[here])
+            torch.matmul((delta[part] * x[part])[:, :, None], up.mT, out=db[part, :, None])
+            torch.matmul(dy[part, :, None], states.mT, out=dc[part, :, None])
+            torch.mul(push, delta[part], out=dx[part])
             up.mul_(decay)  # now of the exponent, once the state before it is multiplied in
             up[1:].mul_(states[:-1])
             up[0].mul_(kept[number])
             torch.mul(up, a, out=decay)
-            torch.sum(decay, 2, out=ddelta[here])
-            ddelta[here].addcmul_(push, x[here])
-            da += up.mul_(delta[here, :, None]).sum((0, 1))
+            torch.sum(decay, 2, out=ddelta[part])
+            ddelta[part].addcmul_(push, x[part])
+            da += up.mul_(delta[part, :, None]).sum((0, 1))
         dx.addcmul_(dy, d)
         dd = (dy * x).sum((0, 1))
         back = [tensor.transpose(0, 1) for tensor in (dx, ddelta, db, dc)]
@@ -169,7 +168,7 @@ class _Fused(torch.autograd.Function):
 
 
 def _chunk(state: Tensor) -> int:
-    """Columns of a chunk of the fused scan."""
+    """The number of columns in a chunk of the fused scan."""
     return max(1, min(LONGEST, AT_ONCE // max(1, state.numel())))
 
 
@@ -185,19 +184,19 @@ def _states(x: Tensor, delta: Tensor, a: Tensor, b: Tensor, before: Tensor, room
 
 @functools.cache
 def _mamba_ssm() -> Callable[..., Any] | None:
-    """The kernel of the package mamba_ssm, where it is installed."""
+    """The kernel of the package mamba_ssm, if it is installed."""
     try:
         from mamba_ssm.ops.selective_scan_interface import selective_scan_fn
     except Exception:  # not installed, or built for another machine
         return None
-    found: Callable[..., Any] = selective_scan_fn
-    return found
+    kernel: Callable[..., Any] = selective_scan_fn
+    return kernel
 
 
 def _by_kernel(
     kernel: Callable[..., Any], x: Tensor, delta: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor
 ) -> Scanned:
-    """The same through mamba_ssm, which has time last and the state as (R, E, N)."""
+    """The scan by mamba_ssm, where time is last and the state is (R, E, N)."""
     first = [tensor.transpose(1, 2).contiguous() for tensor in (x, delta, b, c)]
     y, last = kernel(first[0], first[1], a.contiguous(), first[2], first[3], d, return_last_state=True)
     return y.transpose(1, 2), last.transpose(1, 2)
@@ -207,9 +206,9 @@ def _by_kernel(
 
 
 def short_conv(x: Tensor, weight: Tensor, bias: Tensor, before: Tensor | None = None) -> Tensor:
-    """Each channel of x (R, L, E) with its own filter, weight (E, K): column t sees the columns t - K + 1 .. t.
+    """Convolve each channel of x (R, L, E) with its filter in weight (E, K): column t sees columns t - K + 1 .. t.
 
-    `before` (R, K - 1, E) are the columns before the first one; without it they are 0.
+    `before` (R, K - 1, E) are the columns before the first one; by default zeros.
     """
     width = weight.shape[1]
     if before is None:
@@ -218,7 +217,7 @@ def short_conv(x: Tensor, weight: Tensor, bias: Tensor, before: Tensor | None = 
 
 
 def short_conv_reference(x: Tensor, weight: Tensor, bias: Tensor, before: Tensor | None = None) -> Tensor:
-    """The same by torch's own convolution."""
+    """The same by the convolution of torch."""
     width = weight.shape[1]
     whole = F.pad(x, (0, 0, width - 1, 0)) if before is None else torch.cat((before, x), dim=1)
     return F.conv1d(whole.transpose(1, 2), weight[:, None], bias, groups=len(weight)).transpose(1, 2)
