@@ -25,15 +25,15 @@ def compare(
 
     if Path(out).is_file():
         raise UserError(f"--out {out} is a file; give the name of a folder")
-    found = run(lambda: read_sequences(generated), lambda: read_sequences(real), k)
-    page = write_report(found, out, (generated, real))
-    results = found.results()
+    comparison = run(lambda: read_sequences(generated), lambda: read_sequences(real), k)
+    page = write_report(comparison, out, (generated, real))
+    results = comparison.results()
     if as_json:
         print_json(results)
         return
     for name in ("gc", "cpg_observed_expected", "mean_run"):
-        own, other = results["generated"][name], results["real"][name]
-        shown = " ".join("none" if value is None else f"{value:.4f}" for value in (own, other))
+        ours, theirs = results["generated"][name], results["real"][name]
+        shown = " ".join("none" if value is None else f"{value:.4f}" for value in (ours, theirs))
         print_lines([f"{name}: generated and real {shown}"])
     for name, row in results["distances"].items():
         floor = "none" if row["floor"] is None else f"{row['floor']:.5f}"

@@ -53,12 +53,12 @@ def embed(
         raise UserError(f"--out {out} must end in .npy or .parquet")
     lm = load_lm(model, which, weights, device)
     embedder = Embedder(lm, pool, length, both_strands, batch_size)
-    own = None if genome is None else read_genome(genome, lm.config.data)
+    sequence = None if genome is None else read_genome(genome, lm.config.data)
     facts = {"model": model, "weights": used_weights(lm, weights), "source": source, **embedder.protocol()}
     count = 0
     with progress_bar("embedding") as progress, open_writer(out, embedder, facts) as writer:
-        for found in embedder(read_sequences(source, column=column, genome=own)):
-            writer.add(*found)
+        for embedded in embedder(read_sequences(source, column=column, genome=sequence)):
+            writer.add(*embedded)
             count += 1
             progress(count, 0)
         if not count:

@@ -193,15 +193,15 @@ def evaluate_model(
     with join_world(device) as world:
         lm = load(path, which=which, weights=weights, device=str(world.device))
         config = _with_law(lm.config, bound, steps, schedule)
-        spec, own = _data(config.data, data, split, label_column, local)
+        spec, part = _data(config.data, data, split, label_column, local)
         model = lm.model
         if (bound, steps, schedule) != (None, None, None):  # a model that has none of these says so
             model = model.under(registry.schedule(config.schedule), registry.law(config.objective, config.schedule))
         with world.first(), progress_bar("tokenizing", quiet=not world.main) as progress:
-            prepared = prepare(spec, lm.tokenizer, splits=(own,), progress=progress, labels=lm.labels or None)
+            prepared = prepare(spec, lm.tokenizer, splits=(part,), progress=progress, labels=lm.labels or None)
             if split == "all" and prepared.corpus.division is None:
                 raise UserError(f"{spec.source} has splits of its own; name one: {', '.join(prepared.corpus.splits)}")
-            split_rows = prepared.split(own)
+            split_rows = prepared.split(part)
         with progress_bar("evaluating", quiet=not world.main) as progress:
             return evaluate_rows(
                 model,

@@ -83,25 +83,25 @@ def _sweep(lm: Any, config: Any, out: str, seeds: list[int], quiet: bool, as_jso
     task, seeds = task_named(config.task.name), seeds or list(GENOMICS_SEEDS)
     done = sweep(lm, config, out, seeds, quiet=quiet)
     if is_main() and done.finished:
-        found = tree(done, task, seeds)
+        report = tree(done, task, seeds)
         if as_json:
-            print_json({**found, "out": out})
+            print_json({**report, "out": out})
         else:
-            for cell in found["cells"]:
+            for cell in report["cells"]:
                 named = ", ".join(f"{key}={value:g}" for key, value in cell["settings"].items())
                 mark = " (chosen)" if cell["chosen"] else ""
                 line = f"{named}: {task.evaluations[0]} {task.metric} {_paper_bar(cell['validation'])}{mark}"
                 out_console.print(line, markup=False)
-            out_console.print(f"{task.name} test: {task.metric} {_paper_bar(found['summary']['test'])}", markup=False)
+            out_console.print(f"{task.name} test: {task.metric} {_paper_bar(report['summary']['test'])}", markup=False)
             out_console.print(f"all runs and results.json: {out}", markup=False)
     if not done.finished:
         raise typer.Exit(130)
 
 
-def _paper_bar(found: dict[str, Any]) -> str:
+def _paper_bar(row: dict[str, Any]) -> str:
     """A mean with the paper's error bar."""
-    n = len(found["values"])
-    return f"{found['mean']:.4f}" + (f" ± {found['max_min']:.4f} (largest - smallest of {n} seeds)" if n > 1 else "")
+    n = len(row["values"])
+    return f"{row['mean']:.4f}" + (f" ± {row['max_min']:.4f} (largest - smallest of {n} seeds)" if n > 1 else "")
 
 
 def _seeds(text: str | None) -> list[int]:
@@ -110,12 +110,12 @@ def _seeds(text: str | None) -> list[int]:
     if text is None:
         return []
     try:
-        found = [check_seed(int(part)) for part in text.split(",")]
+        seeds = [check_seed(int(part)) for part in text.split(",")]
     except ValueError:
         raise UserError(f"--seeds {text} must be whole numbers with commas between, for example 0,1,2") from None
-    if len(set(found)) < len(found):
+    if len(set(seeds)) < len(seeds):
         raise UserError(f"--seeds {text} has a seed twice; a run of the same seed is the same run")
-    return found
+    return seeds
 
 
 def _print_adapted(done: Any, as_json: bool) -> None:
@@ -165,13 +165,13 @@ def _print_tasks(results: list[Any], task: str, out: str, as_json: bool) -> None
             ]
             print_json({"task": task, "metric": metric, "out": out, "runs": runs, "summary": table})
         elif finished:
-            for split, found in table.items():
+            for split, row in table.items():
                 if record.tested and len(results) > 1:
-                    out_console.print(f"{task} {split}: {metric} {_paper_bar(found)}", markup=False)
+                    out_console.print(f"{task} {split}: {metric} {_paper_bar(row)}", markup=False)
                     continue
-                spread = "" if found["sd"] is None else f", ± {found['sd']:.4f} over {len(found['values'])} seeds"
-                error = f" ± {found['stderr_data']:.4f} (over examples)" if found.get("stderr_data") is not None else ""
-                out_console.print(f"{task} {split}: {metric} {found['mean']:.4f}{error}{spread}", markup=False)
+                spread = "" if row["sd"] is None else f", ± {row['sd']:.4f} over {len(row['values'])} seeds"
+                error = f" ± {row['stderr_data']:.4f} (over examples)" if row.get("stderr_data") is not None else ""
+                out_console.print(f"{task} {split}: {metric} {row['mean']:.4f}{error}{spread}", markup=False)
             out_console.print(f"predictions and results.json: {out}", markup=False)
     if not finished:
         raise typer.Exit(130)

@@ -146,15 +146,15 @@ def _template(
         raise UserError(f"the template file {path} is empty; give it a JSON object a line")
     bad, documents = 0, []
     with progress_bar("writing") as progress:
-        for found in write_template(lm, lines, options, n=n, length=length, batch_size=batch_size, report=progress):
-            if isinstance(found, BadLine):
+        for document in write_template(lm, lines, options, n=n, length=length, batch_size=batch_size, report=progress):
+            if isinstance(document, BadLine):
                 bad += 1
-                reason = " ".join(found.reason.splitlines())
-                err_console.print(f"unmask: line {found.number} of {path}: {reason}", markup=False)
-                found = {"line": found.number, "error": found.reason}
-            documents.append(found)
+                reason = " ".join(document.reason.splitlines())
+                err_console.print(f"unmask: line {document.number} of {path}: {reason}", markup=False)
+                document = {"line": document.number, "error": document.reason}
+            documents.append(document)
             if not as_json:
-                sys.stdout.write(json.dumps(found, allow_nan=False) + "\n")
+                sys.stdout.write(json.dumps(document, allow_nan=False) + "\n")
                 sys.stdout.flush()
     if as_json:
         print_json({"lines": documents, "protocol": {**protocol, **options.describe()}})

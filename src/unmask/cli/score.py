@@ -57,7 +57,7 @@ def score(
     from ..evaluation import score_lines, token_lines
 
     of_plan = {name: value for name, value in read_settings(ctx).items() if name in settings}
-    own, found = score_texts(
+    scored, likelihood = score_texts(
         load_lm(model, which, weights, device),
         ScoreInput(texts or [], file, span, marks),
         method=method,
@@ -70,18 +70,18 @@ def score(
         seed=seed,
         batch_size=batch_size,
     )
-    protocol = {"model": model, "checkpoint": which, **found.protocol}
+    protocol = {"model": model, "checkpoint": which, **likelihood.protocol}
     if as_json:
         each = [
             {"text": text, **one.as_dict(), "nats": one.nats, "pieces": one.pieces, "token_nats": one.token_nats}
-            for text, one in zip(own, found.texts, strict=True)
+            for text, one in zip(scored, likelihood.texts, strict=True)
         ]
         for one in each:
             del one["protocol"]
-        print_json({**found.as_dict(), "nats": found.nats, "protocol": protocol, "texts": each})
+        print_json({**likelihood.as_dict(), "nats": likelihood.nats, "protocol": protocol, "texts": each})
         return
-    lines = score_lines(found, own)
-    if len(own) == 1 and (tokens := token_lines(found.texts[0])):
+    lines = score_lines(likelihood, scored)
+    if len(scored) == 1 and (tokens := token_lines(likelihood.texts[0])):
         lines += ["", *tokens]
     print_lines([*lines, "", *protocol_lines(protocol)])
 
@@ -145,10 +145,10 @@ def score_texts(
     order = None if plan is None else make_sampler(plan, **given)
     if method is None:
         method = default_method(lm.model) if order is None else "plan" if order.deterministic else "orders"
-    own, spans = texts.read()
+    scored, spans = texts.read()
     named = SamplingParams(label=label).label_id(lm.labels)
     with progress_bar("scoring") as progress:
-        found = score_rows(
-            lm.model, lm.painter, own, method=method, span=spans, plan=order, label=named, progress=progress, **how
+        likelihood = score_rows(
+            lm.model, lm.painter, scored, method=method, span=spans, plan=order, label=named, progress=progress, **how
         )
-    return own, found
+    return scored, likelihood

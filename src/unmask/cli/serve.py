@@ -101,17 +101,17 @@ def serve(
 
 def _names(models: list[str]) -> dict[str, str]:
     """Names under which models are served: given, or the last part of the path, which tells nothing of the folder."""
-    found: dict[str, str] = {}
+    named: dict[str, str] = {}
     for model in models:
         name, sep, path = model.partition("=")
         if not sep or Path(model).exists():
             name, path = Path(model.rstrip("/")).name if Path(model).exists() else model, model
         if not name:
             raise UserError(f"{model} has no name; give one as NAME={path or 'MODEL'}")
-        if name in found:
+        if name in named:
             raise UserError(f"two models are called {name}; give another name to one of them, as NAME={path}")
-        found[name] = path
-    return found
+        named[name] = path
+    return named
 
 
 def _key(file: str | None) -> str | None:

@@ -18,7 +18,7 @@ from ..sampling.params import SamplingParams, settings_on
 from ..types import Sample, UserError
 
 PLACES = ("text", "prompt", "suffix", "length")  # what is written where
-OWN = ("id", "n")  # of the line itself
+LINE_KEYS = ("id", "n")  # of the line itself
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ def read_lines(path: str | Path) -> list[tuple[int, str]]:
     return [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
 
 
-def parse_line(lm: LM, number: int, text: str, usual: SamplingParams, n: int, length: int | None = None) -> Line:
+def parse_line(lm: LM, number: int, text: str, defaults: SamplingParams, n: int, length: int | None = None) -> Line:
     """One line of a template file; `usual` are the settings of lines that do not give their own (null is not given)."""
     row = _row(text)
     for key in ("text", "prompt", "suffix"):
@@ -64,7 +64,7 @@ def parse_line(lm: LM, number: int, text: str, usual: SamplingParams, n: int, le
     count = row.get("n", n)
     if count < 1:
         raise UserError(f"n={count} must be at least 1")
-    options = replace(usual, **{key: _setting(key, row[key]) for key in row if key in settings_on("cli")})
+    options = replace(defaults, **{key: _setting(key, row[key]) for key in row if key in settings_on("cli")})
     canvas = _canvas(lm, row, options, length)
     lm.check(Job(canvas, options))  # what cannot be done is known before anything is written
     return Line(number, row.get("id"), [Job(canvas, replace(options, seed=options.seed + i)) for i in range(count)])
@@ -80,7 +80,7 @@ def _row(text: str) -> dict[str, Any]:
     row = {"text": row} if isinstance(row, str) else row
     if not isinstance(row, dict):
         raise UserError('not an object; write one such as {"text": "The {{3}} sat."}')
-    known = (*PLACES, *OWN, *settings_on("cli"))
+    known = (*PLACES, *LINE_KEYS, *settings_on("cli"))
     for key in row:
         if key not in known:
             raise UserError(f"unknown key {key!r}{nearest(key, known)}")
@@ -120,7 +120,7 @@ def _canvas(lm: LM, row: dict[str, Any], options: SamplingParams, length: int | 
 def write_template(
     lm: LM,
     lines: Iterable[tuple[int, str]],
-    usual: SamplingParams,
+    defaults: SamplingParams,
     *,
     n: int = 1,
     length: int | None = None,
@@ -134,7 +134,7 @@ def write_template(
     jobs: dict[int, Job] = {}  # by turn
     for number, text in lines:
         try:
-            line = parse_line(lm, number, text, usual, n, length)
+            line = parse_line(lm, number, text, defaults, n, length)
         except UserError as error:
             turn.append(BadLine(number, str(error)))
             continue
@@ -164,11 +164,11 @@ def write_template(
     yield from ready()
 
 
-def _result(line: Line, i: int, found: Sample | str) -> dict[str, Any] | BadLine:
-    if isinstance(found, str):
-        return BadLine(line.number, found)
+def _result(line: Line, i: int, result: Sample | str) -> dict[str, Any] | BadLine:
+    if isinstance(result, str):
+        return BadLine(line.number, result)
     name = {} if line.name is None else {"id": line.name}
-    return {"line": line.number, **name, "index": i, **found.as_dict(tokens=True)}
+    return {"line": line.number, **name, "index": i, **result.as_dict(tokens=True)}
 
 
 def _finished(lm: LM, jobs: dict[int, Job], batch_size: int) -> Iterator[tuple[int, Sample | str]]:
@@ -187,7 +187,7 @@ def _finished(lm: LM, jobs: dict[int, Job], batch_size: int) -> Iterator[tuple[i
     except UserError:
         for place, job in left.items():
             try:
-                [sample] = [found for _, found in lm.run([job]) if found is not None]
+                [sample] = [result for _, result in lm.run([job]) if result is not None]
                 yield place, sample
             except UserError as error:
                 yield place, str(error)

@@ -55,18 +55,18 @@ def variants(
     if out is not None:
         check_writable(out)
     request = VariantRequest(window, method, draws, batch_size, both_strands, seed)
-    found = survey(vcf)
+    overview = survey(vcf)
     lm = load_lm(model, which, weights, device)
     request.check(lm)
-    own = read_genome(genome, lm.config.data)
-    if found.unsorted is not None:
-        said = f"{vcf} is not sorted (line {found.unsorted}); scores come in its order"
+    sequence = read_genome(genome, lm.config.data)
+    if overview.unsorted is not None:
+        said = f"{vcf} is not sorted (line {overview.unsorted}); scores come in its order"
         err_console.print(said, markup=False)
     protocol = {"model": model, "weights": used_weights(lm, weights), **request.protocol(lm), "vcf": vcf}
     with ExitStack() as stack:
         progress = stack.enter_context(progress_bar("scoring"))
         table = _Table(stack, out, protocol, as_json)
-        for effect in score_variants(lm, vcf, own, request, progress, found.alleles):
+        for effect in score_variants(lm, vcf, sequence, request, progress, overview.alleles):
             table.add(effect)
         table.end()
     skipped = table.total - table.scored

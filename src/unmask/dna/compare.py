@@ -137,13 +137,13 @@ BY_K = {
 }
 
 
-def write_report(found: Comparison, out: str | Path, names: tuple[str, str]) -> Path:
+def write_report(comparison: Comparison, out: str | Path, names: tuple[str, str]) -> Path:
     """report.md, results.json and the plots, in a folder; the path of the page."""
     folder = Path(out)
     folder.mkdir(parents=True, exist_ok=True)
-    results = found.results()
-    results["protocol"] |= {"generated_file": names[0], "real_file": names[1], "k": found.generated.k}
-    pictures = plots(found)
+    results = comparison.results()
+    results["protocol"] |= {"generated_file": names[0], "real_file": names[1], "k": comparison.generated.k}
+    pictures = plots(comparison)
     files = {"results.json": to_json(results, indent=1) + "\n", "report.md": _page(results), **pictures}
     for name, content in files.items():
         write_text(folder / name, content)
@@ -222,12 +222,12 @@ def _shown(value: float | int | None) -> str:
     return f"{value:,}" if isinstance(value, int) else f"{value:.3g}" if abs(value) < 1 else f"{value:.4g}"
 
 
-def plots(found: Comparison) -> dict[str, str]:
+def plots(comparison: Comparison) -> dict[str, str]:
     """SVG by file name."""
-    sets = {"generated": found.generated, "real": found.real}
+    sets = {"generated": comparison.generated, "real": comparison.real}
     return {
         "gc.svg": svg(_gc_plot(sets)),
-        "kmers.svg": svg(_kmer_plot(found), scatter=True),
+        "kmers.svg": svg(_kmer_plot(comparison), scatter=True),
         "runs.svg": svg(_run_plot(sets)),
     }
 
@@ -242,9 +242,9 @@ def _gc_plot(sets: Mapping[str, Counts]) -> Plot:
     return Plot("gc", "GC of the sequences", "GC (%), in bins of 2 %", "share of the sequences (%)", curves)
 
 
-def _kmer_plot(found: Comparison) -> Plot:
-    k = found.generated.k
-    generated, real = found.generated.spectrum(k), found.real.spectrum(k)
+def _kmer_plot(comparison: Comparison) -> Plot:
+    k = comparison.generated.k
+    generated, real = comparison.generated.spectrum(k), comparison.real.spectrum(k)
     seen = (generated > 0) | (real > 0)
     shares = np.concatenate((generated[generated > 0], real[real > 0]))
     never = float(shares.min()) / 2 if shares.size else 1.0  # what was not seen in one of the sets lies at the edge

@@ -124,7 +124,7 @@ def read_lightning(tree: Mapping[str, Any], path: Path, weights: str) -> tuple[D
     if not isinstance(settings, dict) or not isinstance(settings.get("model"), dict):
         raise UserError(f"{path} does not hold the settings of its run (hyper_parameters), so its network is not known")
     size = shape[0]
-    described = Described(lightning_config(settings, path), layout.usual_vocab(size), (), size)
+    described = Described(lightning_config(settings, path), layout.known_vocab(size), (), size)
     tensors = {name: value for name, value in state.items() if not _is_noise(name, value)}
     average = tree.get("ema")
     if weights == "raw" or average is None:
@@ -213,6 +213,6 @@ def write_published(out: str | Path, lm: LM, dtype: str = "float32") -> None:
         other = f"the method {net.method}" if net.method != "mdlm" else f"the backbone {net.backbone}"
         what = "labels" if lm.labels else other
         raise UserError(f"the published layout has no word for {what}; leave out --to published")
-    own = None if vocab.size == layout.GPT2.size else lm.tokenizer
+    tokenizer = None if vocab.size == layout.GPT2.size else lm.tokenizer
     described = layout.to_published(config, vocab, dtype)
-    layout.write_files(out, described, layout.tensors_of(lm.model, config, dtype), own)
+    layout.write_files(out, described, layout.tensors_of(lm.model, config, dtype), tokenizer)

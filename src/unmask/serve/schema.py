@@ -229,8 +229,8 @@ def read(kind: type[Model], body: bytes) -> Model:
 
 def _telling(errors: Sequence[Any]) -> Any:
     """Of the errors of the first field the one that says most: a field of several kinds has one for each of them."""
-    own = [one for one in errors if one["loc"][:1] == errors[0]["loc"][:1]]
-    return next((one for one in own if not one["type"].endswith("_type")), own[0])
+    same_field = [one for one in errors if one["loc"][:1] == errors[0]["loc"][:1]]
+    return next((one for one in same_field if not one["type"].endswith("_type")), same_field[0])
 
 
 def _no_number(name: str) -> float:

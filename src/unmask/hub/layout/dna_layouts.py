@@ -61,8 +61,8 @@ def _config(base: Config, network: Mapping[str, Any], data: Mapping[str, Any], w
 def _mamba(tree: Mapping[str, Any], network: Mapping[str, Any], where: str | Path, tokenizer: str | None) -> Described:
     size = value(tree, "vocab_size", int, where)
     bases = VOCAB.size <= size <= ROWS
-    usual = "dna" if bases else NEOX
-    name = tokenizer if tokenizer and (Path(where).parent / JSON_FILE).is_file() else usual
+    default = "dna" if bases else NEOX
+    name = tokenizer if tokenizer and (Path(where).parent / JSON_FILE).is_file() else default
     data = _data(name).model_dump(mode="json")
     made = _config(dna_mamba() if bases else owt(), {"method": "ar", "network": "mamba", **network}, data, where)
     return Described(made, None, (), size)
@@ -99,17 +99,17 @@ def mamba_with(described: Described, tokenizer: Tokenizer, given: Any = None) ->
 # -- tensors ---------------------------------------------------------------------------------------------------------
 
 
-def fitted(described: Described, found: dict[str, Tensor]) -> dict[str, Tensor]:
+def fitted(described: Described, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """With an embedding of our number of rows: new ones are zero, and those of no token are left out.
 
     A new row is that of a [MASK] which the network does not have: it is neither read nor predicted. An embedding that
     has not the size that config.json says stays as it is, and is refused later.
     """
-    name, vocab, said = embedding_of(found), described.vocab, described.vocab_size
-    if not name or vocab is None or found[name].dim() != 2:
-        return found
-    rows, wanted = len(found[name]), padded(vocab.size)
+    name, vocab, said = embedding_of(tensors), described.vocab, described.vocab_size
+    if not name or vocab is None or tensors[name].dim() != 2:
+        return tensors
+    rows, wanted = len(tensors[name]), padded(vocab.size)
     least = vocab.size - (1 if vocab.mask == vocab.size - 1 else 0)
     if rows not in (said, padded(said)) or rows < least:
-        return found
-    return found | {name: F.pad(found[name], (0, 0, 0, wanted - rows)) if rows != wanted else found[name]}
+        return tensors
+    return tensors | {name: F.pad(tensors[name], (0, 0, 0, wanted - rows)) if rows != wanted else tensors[name]}

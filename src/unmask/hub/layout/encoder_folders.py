@@ -66,8 +66,10 @@ def read_encoder(tree: Mapping[str, Any], where: str | Path, tokenizer: str | No
 
 
 def _network(spec: Any, architecture: Mapping[str, Any]) -> dict[str, Any]:
-    found = {"hidden_dim": "hidden_size", "n_blocks": "num_hidden_layers", "n_heads": "num_attention_heads"}
-    shape = {ours: own for ours, theirs in found.items() if isinstance(own := getattr(spec, theirs, None), int | float)}
+    names = {"hidden_dim": "hidden_size", "n_blocks": "num_hidden_layers", "n_heads": "num_attention_heads"}
+    shape = {
+        ours: number for ours, theirs in names.items() if isinstance(number := getattr(spec, theirs, None), int | float)
+    }
     return shape | {"dropout": dropout_of(spec), "network": "transformers", "architecture": dict(architecture)}
 
 
@@ -110,11 +112,11 @@ def with_tokenizer(described: Described, tokenizer: Tokenizer, given: Any = None
 # -- config.json with our part ---------------------------------------------------------------------------------------
 
 
-def with_part(config: Config, own: Mapping[str, Any], dtype: str) -> dict[str, Any]:
+def with_part(config: Config, part: Mapping[str, Any], dtype: str) -> dict[str, Any]:
     """The config.json of an encoder for transformers, and ours in it, which does not say the network again."""
-    sections = dict(own["config"])
+    sections = dict(part["config"])
     sections["model"] = {key: value for key, value in sections["model"].items() if key != "architecture"}
-    return {**_architecture(config), "dtype": dtype, "unmask": {**own, "config": sections}}
+    return {**_architecture(config), "dtype": dtype, "unmask": {**part, "config": sections}}
 
 
 def _architecture(config: Config) -> dict[str, Any]:
@@ -171,25 +173,25 @@ def named(
         architecture["tie_word_embeddings"] = False
     dropped: set[str] = set() if lost else set(ties_of(model))
     dropped |= _buffers(model, tensors, where)
-    found = {PREFIX + name: tensor for name, tensor in model.state_dict().items() if name not in dropped}
+    renamed = {PREFIX + name: tensor for name, tensor in model.state_dict().items() if name not in dropped}
     network = described.config.model.model_copy(update={"architecture": architecture})
-    return replace(described, config=described.config.model_copy(update={"model": network})), found
+    return replace(described, config=described.config.model_copy(update={"model": network})), renamed
 
 
 def _buffers(model: Any, tensors: Mapping[str, Tensor], where: str | Path) -> set[str]:
     """The names of buffers, which are computed: those of the files must be the same, as far as 16 bits tell."""
-    own, computed = dict(model.named_buffers()), buffers_of(model.config)
+    buffers, computed = dict(model.named_buffers()), buffers_of(model.config)
     for name, wanted in computed.items():
-        if name in tensors and not torch.allclose(own[name].double(), wanted.double(), rtol=1e-2, atol=1e-6):
+        if name in tensors and not torch.allclose(buffers[name].double(), wanted.double(), rtol=1e-2, atol=1e-6):
             raise UserError(f"{where} does not fit this model: {name} is not what its config.json says")
-    return set(own)
+    return set(buffers)
 
 
 def untied(model: Any) -> list[str]:
     """The names of parameters that are to be another one, and are not."""
     pairs = model.get_expanded_tied_weights_keys(all_submodels=True)
-    own = dict(model.named_parameters(remove_duplicate=False))
-    return sorted(name for name, source in pairs.items() if own.get(name) is not own.get(source))
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    return sorted(name for name, source in pairs.items() if parameters.get(name) is not parameters.get(source))
 
 
 def _load(architecture: Mapping[str, Any], tensors: Mapping[str, Tensor], where: str | Path) -> tuple[Any, Any]:
@@ -229,10 +231,10 @@ def _complete(model: Any, info: Any, where: str | Path, new_head: bool) -> None:
     lacking = {name for name in missing if name.startswith(base)} if headless else missing
     extra = _unknown(model, info["unexpected_keys"])
     wanted: dict[str, Sequence[int]] = dict.fromkeys(lacking, ())
-    found: dict[str, Sequence[int]] = dict.fromkeys(extra, ())
+    loaded: dict[str, Sequence[int]] = dict.fromkeys(extra, ())
     for name, theirs, ours in info["mismatched_keys"]:
-        found[name], wanted[name] = theirs, ours
-    check_names(wanted, found, where)
+        loaded[name], wanted[name] = theirs, ours
+    check_names(wanted, loaded, where)
     if headless and not new_head:
         raise NoHead(
             f"{where} has no masked-LM head; make one with: unmask convert {where} DIR --new-head, then fine-tune it: "

@@ -34,7 +34,7 @@ def to_json(
     settings = config.model.model_dump(mode="json")
     data = config.data.model_copy(update={"cache": None, "local": None})  # paths of this machine
     travelling = config.model_copy(update={"data": data})
-    own = {
+    part = {
         "format": FORMAT,
         "config": travelling.model_dump(mode="json"),
         "labels": list(labels),
@@ -42,7 +42,7 @@ def to_json(
         "tokenizer": dict(tokenizer) if tokenizer else None,
     }
     if config.model.network == "transformers":
-        return with_part(config, own, dtype)
+        return with_part(config, part, dtype)
     return {
         "architectures": ["MDLM" if published else "Unmask"],
         "model_type": "mdlm" if published else "unmask",
@@ -51,7 +51,7 @@ def to_json(
         "vocab_size": vocab.size,
         **{f"{role}_token_id": getattr(vocab, role) for role in ROLES},
         "dtype": dtype,
-        "unmask": own,
+        "unmask": part,
     }
 
 
@@ -98,13 +98,13 @@ def from_json(tree: Mapping[str, Any], where: str | Path = CONFIG, tokenizer: st
 
 
 def _ours(tree: Mapping[str, Any], where: str | Path) -> Described:
-    own = tree["unmask"]
-    if not isinstance(own, Mapping) or own.get("format") != FORMAT:
-        made = own.get("format") if isinstance(own, Mapping) else own
+    part = tree["unmask"]
+    if not isinstance(part, Mapping) or part.get("format") != FORMAT:
+        made = part.get("format") if isinstance(part, Mapping) else part
         raise UserError(f"{where} has an 'unmask' part of format {made!r}, and this version reads {FORMAT}; update it")
-    config = inside(where, lambda: parse(sections_of(tree, mapping(own, "config", where))))
-    vocab = read_vocab(mapping(own, "vocab", where), where)
-    labels, tokenizer = own.get("labels", []), own.get("tokenizer")
+    config = inside(where, lambda: parse(sections_of(tree, mapping(part, "config", where))))
+    vocab = read_vocab(mapping(part, "vocab", where), where)
+    labels, tokenizer = part.get("labels", []), part.get("tokenizer")
     if not isinstance(labels, list) or not all(isinstance(name, str) for name in labels):
         raise UserError(f"{where} is damaged: its labels are not a list of names")
     if (config.data.label is None) == bool(labels):

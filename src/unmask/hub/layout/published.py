@@ -10,7 +10,7 @@ from ...config import Config, parse
 from ...networks.foreign.fields import mapping, value
 from ...recipes import owt
 from ...types import UserError, Vocab
-from .terms import ROLES, SHAPE, Described, inside, read_vocab, usual_vocab
+from .terms import ROLES, SHAPE, Described, inside, known_vocab, read_vocab
 
 NETWORK = {"hidden_size": "hidden_dim", "n_blocks": "n_blocks", "n_heads": "n_heads", "cond_dim": "cond_dim"}
 
@@ -38,7 +38,7 @@ def read_mdlm(tree: Mapping[str, Any], where: str | Path) -> Described:
 def _mdlm_vocab(tree: Mapping[str, Any], where: str | Path) -> Vocab | None:
     size = tree["vocab_size"]
     if tree.get("mask_token_id") is None:
-        return usual_vocab(size)
+        return known_vocab(size)
     return read_vocab({"size": size} | {role: tree.get(f"{role}_token_id") for role in ROLES}, where)
 
 
@@ -53,7 +53,7 @@ def read_sedd(tree: Mapping[str, Any], where: str | Path) -> Described:
     length = value(net, "length", int, where)
     config = inside(where, lambda: paper_config("sedd", network, length, noise_schedule(noise, where)))
     size = value(tree, "tokens", int, where) + 1
-    return Described(config, usual_vocab(size), (), size)
+    return Described(config, known_vocab(size), (), size)
 
 
 def read_network(net: Mapping[str, Any], where: str | Path) -> dict[str, Any]:

@@ -73,6 +73,6 @@ def read_vocab(ids: Mapping[str, Any], where: str | Path) -> Vocab:
     return inside(where, lambda: Vocab(ids["size"], ids["mask"], ids.get("pad"), ids.get("bos"), ids.get("eos")))
 
 
-def usual_vocab(size: int) -> Vocab | None:
+def known_vocab(size: int) -> Vocab | None:
     """GPT-2's vocabulary, if it is one of that size; of any other only a tokenizer can tell."""
     return GPT2 if size == GPT2.size else None

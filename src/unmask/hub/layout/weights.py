@@ -30,11 +30,11 @@ def inv_freq(config: Config) -> Tensor:
     return 1.0 / (10_000.0 ** (torch.arange(0, dim, 2).float() / dim))
 
 
-def check_rotary(found: Tensor, config: Config, where: str | Path) -> None:
+def check_rotary(theirs: Tensor, config: Config, where: str | Path) -> None:
     """Raise if frequencies are not those of base 10000, whole or as 16 bits have them."""
-    ours, found = inv_freq(config), found.float().cpu()
-    near = (torch.allclose(found, ours.to(dtype).float(), rtol=1e-5) for dtype in DTYPES.values())
-    if found.shape != ours.shape or not any(near):
+    ours, theirs = inv_freq(config), theirs.float().cpu()
+    near = (torch.allclose(theirs, ours.to(dtype).float(), rtol=1e-5) for dtype in DTYPES.values())
+    if theirs.shape != ours.shape or not any(near):
         raise UserError(f"{where} does not fit this model: {INV_FREQ} is of another rotary base than 10000")
 
 
@@ -76,13 +76,13 @@ def _read(path: Path) -> dict[str, Tensor]:
 
 
 def _joined(files: Sequence[Path]) -> dict[str, Tensor]:
-    found: dict[str, Tensor] = {}
+    joined: dict[str, Tensor] = {}
     for file in files:
         tensors = _read(file)
-        if twice := sorted(found.keys() & tensors.keys()):
+        if twice := sorted(joined.keys() & tensors.keys()):
             raise UserError(f"weights file {file} holds {twice[0]}, which another file of its folder holds too")
-        found |= tensors
-    return found
+        joined |= tensors
+    return joined
 
 
 def _read_shards(folder: Path) -> dict[str, Tensor]:
@@ -93,9 +93,9 @@ def _read_shards(folder: Path) -> dict[str, Tensor]:
     for name in names:  # a name and not a path: an index must not lead out of its folder
         if Path(name).name != name or not name.endswith(".safetensors"):
             raise UserError(f"{folder / INDEX} is damaged: {name!r} is not a safetensors file of its folder")
-    found = _joined([folder / name for name in names])
-    check_names(dict.fromkeys(places, ()), dict.fromkeys(found, ()), folder / INDEX)
-    return found
+    tensors = _joined([folder / name for name in names])
+    check_names(dict.fromkeys(places, ()), dict.fromkeys(tensors, ()), folder / INDEX)
+    return tensors
 
 
 def blueprint(described: Described, vocab: Vocab, count: int, where: str | Path) -> LanguageModel:
@@ -112,10 +112,10 @@ def blueprint(described: Described, vocab: Vocab, count: int, where: str | Path)
 
 def check(model: nn.Module, tensors: Mapping[str, Tensor], config: Config, where: str | Path) -> None:
     """Raise if a tensor is missing, unknown, mis-shaped or of a wrong type; shapes of the model suffice."""
-    found = {name: tensor for name, tensor in tensors.items() if name != INV_FREQ}
+    weights = {name: tensor for name, tensor in tensors.items() if name != INV_FREQ}
     wanted = {name: tensor.shape for name, tensor in model.state_dict().items() if name != INV_FREQ}
-    check_names(wanted, {name: tensor.shape for name, tensor in found.items()}, where)
-    for name, tensor in found.items():
+    check_names(wanted, {name: tensor.shape for name, tensor in weights.items()}, where)
+    for name, tensor in weights.items():
         if tensor.dtype not in DTYPES.values():
             raise UserError(f"{where} does not fit this model: {name} holds {tensor.dtype}, not 16- or 32-bit floats")
     if (theirs := tensors.get(INV_FREQ)) is not None:

@@ -32,7 +32,7 @@ class GenerationRequests:
     seed: int = 0
     rows: int = 32
     max_gen_toks: int = 256
-    usual: Mapping[str, Any] = field(default_factory=dict)  # sampler, steps and so on
+    defaults: Mapping[str, Any] = field(default_factory=dict)  # sampler, steps and so on
 
     def __post_init__(self) -> None:
         self.options({}, 0)  # what is wrong is said before anything is written
@@ -64,7 +64,7 @@ class GenerationRequests:
                 near = nearest(name, known)
                 raise UserError(f"gen_kwargs: {name}={value!r} is not known{near}; it takes {', '.join(known)}")
         schema = settings_on("harness")
-        settings = {**self.usual, **{name: how[name] for name in schema if how.get(name) is not None}}
+        settings = {**self.defaults, **{name: how[name] for name in schema if how.get(name) is not None}}
         sampled = how.get("do_sample")
         if sampled is False:
             settings["temperature"] = 0.0

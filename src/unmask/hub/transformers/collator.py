@@ -101,7 +101,7 @@ class Process:
 
     schedule: Schedule
     law: Law
-    told: bool  # whether the network is told sigma
+    timed: bool  # whether the network is told sigma
 
     @classmethod
     def of(cls, config: Any) -> Process:
@@ -195,7 +195,7 @@ class MDLMCollator:
             out["labels"] = pack(tokens, torch.where(masked, weight, 0.0), present)
         else:
             out |= {"labels": torch.where(masked, tokens, IGNORED), "weights": weight}
-        if self.process.told:
+        if self.process.timed:
             out["timesteps"] = sigma
         if "classes" in row:
             out["classes"] = torch.as_tensor(row["classes"])
