@@ -106,7 +106,7 @@ def test_only_the_engine_uses_many_cores(monkeypatch):
 
     monkeypatch.setattr(api, "prepare", told("prepare", api.prepare))
     monkeypatch.setattr(api, "_score", told("score", api._score))
-    monkeypatch.setattr(engine.Engine, "_round", told("engine", engine.Engine._round))
+    monkeypatch.setattr(engine.Engine, "_step", told("engine", engine.Engine._step))
     use_cores(2)
     with running({"tiny": diffusion_lm()}) as server:
         for _ in range(3):

@@ -1,4 +1,4 @@
-"""`unmask data`: list the named data sets, show how text becomes rows, fill the cache."""
+"""`unmask data`: list the named data sets, show how text becomes rows, prepare the cache."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from .shared import Json, print_json, print_lines
 SHOWN = 400  # characters of a text that a terminal shows
 
 app = typer.Typer(help="Data sets: list, show, prepare.", no_args_is_help=True)
-DataOverrides = Annotated[list[str] | None, typer.Argument(help="Settings as data.key=value, as data.length=64.")]
+DataOverrides = Annotated[
+    list[str] | None, typer.Argument(help="Settings as data.key=value, for example data.length=64.")
+]
 Source = Annotated[str, typer.Argument(help="A named data set, a file, a folder or a Hub data set.")]
 ZeroShot = Annotated[
     bool, typer.Option("--zero-shot", help="The paper's zero-shot settings (gpt2 tokens, no EOS between documents).")
@@ -21,7 +23,7 @@ ZeroShot = Annotated[
 
 @app.command("list")
 def data_list(as_json: Json = False) -> None:
-    """The named data sets, with the paper's conventions for each."""
+    """List the named data sets, with the paper's conventions for each."""
     from ..data.overview import list_sets
 
     sets = list_sets()
@@ -32,12 +34,12 @@ def data_list(as_json: Json = False) -> None:
 def data_show(
     source: Source,
     overrides: DataOverrides = None,
-    split: Annotated[str | None, typer.Option(help="train, valid or test (default: the first that is there).")] = None,
-    n: Annotated[int, typer.Option("-n", help="How many texts and rows.")] = 3,
+    split: Annotated[str | None, typer.Option(help="train, valid or test (default: the first that exists).")] = None,
+    n: Annotated[int, typer.Option("-n", help="Number of texts and rows.")] = 3,
     zero_shot: ZeroShot = False,
     as_json: Json = False,
 ) -> None:
-    """How text becomes rows: raw, detokenized, in tokens, as it enters the network; and counts."""
+    """Show how text becomes rows: raw, detokenized, as tokens, as the network reads it; and counts."""
     from ..data.overview import settings_for, show
     from ..progress import progress_bar
 
@@ -54,7 +56,7 @@ def data_prepare(
     zero_shot: ZeroShot = False,
     as_json: Json = False,
 ) -> None:
-    """Tokenize a data set into the cache; prints its folder and counts."""
+    """Tokenize a data set into the cache, and print the folder and counts."""
     from ..data.overview import prepare_set, settings_for
     from ..progress import progress_bar
 
@@ -71,7 +73,7 @@ def _print_data(overview: Any, lines: list[str], as_json: bool) -> None:
 
 
 def lines_of_list(sets: Sequence[dict[str, Any]]) -> list[str]:
-    """A table, a set a line."""
+    """A table with one line per data set."""
     from ..text_tables import terminal_table
 
     head = ("name", "splits", "tokenizer", "length", "layout", "detokenizer", "what")
@@ -95,7 +97,7 @@ def _splits(one: dict[str, Any]) -> str:
 
 
 def lines_of_show(overview: dict[str, Any]) -> list[str]:
-    """Texts, tokens and rows; line breaks are escaped, tokens have | between them."""
+    """Texts, tokens and rows; line breaks are escaped, tokens are separated by |."""
     lines = [f"{overview['source']}: {overview['about']}", _settings_line(overview), ""]
     for number, text in enumerate(overview["texts"], 1):
         lines.append(f"text {number} of {overview['split']}")

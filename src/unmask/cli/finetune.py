@@ -1,4 +1,4 @@
-"""`unmask finetune`: a model goes on learning a text, or learns a task."""
+"""`unmask finetune`: a model is trained further on a text, or on a task."""
 
 from __future__ import annotations
 
@@ -14,26 +14,30 @@ from .shared import Json, Model, Overrides, Weights, Which, figures_line, is_mai
 
 def finetune(
     model: Model,
-    task: Annotated[str, typer.Argument(help="mdlm, sedd, d3pm, plaid, mlm, ar, or a task as glue/sst2 or gue/tf_0.")],
+    task: Annotated[
+        str, typer.Argument(help="mdlm, sedd, d3pm, plaid, mlm, ar, or a task such as glue/sst2 or gue/tf_0.")
+    ],
     overrides: Overrides = None,
-    data: Annotated[str | None, typer.Option(help="No task: the text, a name, a file or a folder.")] = None,
+    data: Annotated[str | None, typer.Option(help="The text, unless it is a task: a name, a file or a folder.")] = None,
     local: Annotated[
         str | None,
-        typer.Option(help="Where the data set or the task lies on disk (default: UNMASK_DATA, else the Hub)."),
+        typer.Option(help="Where the data set or the task is on disk (default: UNMASK_DATA, else the Hub)."),
     ] = None,
-    out: Annotated[str | None, typer.Option(help="Folder of the run; a run in it is continued.")] = None,
-    seeds: Annotated[str | None, typer.Option(help="Tasks: one run a seed, as 0,1,2.")] = None,
+    out: Annotated[str | None, typer.Option(help="Folder of the run; an existing run is continued.")] = None,
+    seeds: Annotated[str | None, typer.Option(help="Tasks: one run per seed, for example 0,1,2.")] = None,
     sweep: Annotated[
         bool, typer.Option("--sweep", help="Tasks on DNA: try learning rates and batch sizes, with seeds 1 to 5.")
     ] = False,
-    tokenizer: Annotated[str | None, typer.Option(help="For models without one: a folder, file or Hub name.")] = None,
+    tokenizer: Annotated[
+        str | None, typer.Option(help="Tokenizer of a model that comes without one: a folder, a file or a Hub name.")
+    ] = None,
     which: Which = "last",
     weights: Weights = "ema",
-    print_config: Annotated[bool, typer.Option("--print-config", help="Show the settings and stop.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
+    print_config: Annotated[bool, typer.Option("--print-config", help="Print the settings and exit.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Do not show progress.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Fine-tune a model: as a diffusion model that writes, as a BERT (mlm), left to right (ar), or on a task."""
+    """Fine-tune a model: as a diffusion model, as a BERT (mlm), from left to right (ar), or on a task."""
     from ..training import adapt
 
     language = adapt.is_language(task)
@@ -42,10 +46,10 @@ def finetune(
     if sweep:
         _check_sweep(task, overrides or [])
     if not language and data is not None:
-        raise UserError(f"{task} has texts of its own; leave out --data, or say with --local where its files are")
+        raise UserError(f"{task} comes with its texts; leave out --data, or say with --local where its files are")
     chosen = _seeds(seeds)
     place = out or f"runs/{Path(model.rstrip('/')).name}-{task.replace('/', '-')}"
-    lm = adapt.begun(place) if language else None  # a run that goes on needs its first model no more
+    lm = adapt.begun(place) if language else None  # a run that is continued no longer needs the model it started from
     lm = lm or adapt.load_start(model, weights, which, tokenizer)
     if language:
         config = adapt.language_config(lm, model, task, data, local, overrides or [])
@@ -63,7 +67,7 @@ def finetune(
 
 
 def _check_sweep(task: str, overrides: list[str]) -> None:
-    """Raise for a sweep that cannot be."""
+    """Raise if the sweep is not possible."""
     from ..data.tasks import TASKS
     from ..recipes import GENOMICS_GRID
 
@@ -75,7 +79,7 @@ def _check_sweep(task: str, overrides: list[str]) -> None:
 
 
 def _sweep(lm: Any, config: Any, out: str, seeds: list[int], quiet: bool, as_json: bool) -> None:
-    """All cells of the grid, and the test of the best."""
+    """Run all cells of the grid, and test the best one."""
     from ..data.tasks import task as task_named
     from ..recipes import GENOMICS_SEEDS
     from ..training.sweep import sweep, tree
@@ -112,14 +116,14 @@ def _seeds(text: str | None) -> list[int]:
     try:
         seeds = [check_seed(int(part)) for part in text.split(",")]
     except ValueError:
-        raise UserError(f"--seeds {text} must be whole numbers with commas between, for example 0,1,2") from None
+        raise UserError(f"--seeds {text} must be whole numbers separated by commas, for example 0,1,2") from None
     if len(set(seeds)) < len(seeds):
-        raise UserError(f"--seeds {text} has a seed twice; a run of the same seed is the same run")
+        raise UserError(f"--seeds {text} contains a seed twice; two runs with the same seed are identical")
     return seeds
 
 
 def _print_adapted(done: Any, as_json: bool) -> None:
-    """The bound before and after."""
+    """Print the bound before and after."""
     result = done.result
     if is_main():
         after = result.valid.as_dict() if result.valid else None
@@ -137,7 +141,7 @@ def _print_adapted(done: Any, as_json: bool) -> None:
 
 
 def _print_tasks(results: list[Any], task: str, out: str, as_json: bool) -> None:
-    """The metrics of all seeds."""
+    """Print the metrics of all seeds."""
     from ..data.tasks import task as task_named
     from ..training.adapt import summary
     from ..training.sweep import over_seeds

@@ -1,6 +1,6 @@
-"""Many texts at once: a file with a template a line in, a finished text a line out.
+"""Many texts at once: a file with one template per line in, one finished text per line out.
 
-A bad line is an error of that line: it is named by its number, and all others are still written.
+A bad line is reported with its number, and all others are still written.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from ..lm import LM, Job
 from ..sampling.params import SamplingParams, settings_on
 from ..types import Sample, UserError
 
-PLACES = ("text", "prompt", "suffix", "length")  # what is written where
+PLACES = ("text", "prompt", "suffix", "length")  # what to write where
 LINE_KEYS = ("id", "n")  # of the line itself
 
 
 @dataclass(frozen=True)
 class Line:
-    """A template: its number in the file, its name if it has one, and what is to be written."""
+    """A template: its line number in the file, its name if it has one, and what to write."""
 
     number: int
     name: Any
@@ -32,7 +32,7 @@ class Line:
 
 @dataclass(frozen=True)
 class BadLine:
-    """A line that cannot be done, and why."""
+    """A line that cannot be written, and why."""
 
     number: int
     reason: str
@@ -47,13 +47,13 @@ def read_lines(path: str | Path) -> list[tuple[int, str]]:
     except OSError as error:
         raise UserError(f"cannot read the template file {path}: {(error.strerror or str(error)).lower()}") from None
     if b"\0" in raw:
-        raise UserError(f"the template file {path} is not text; write a JSON object a line, in UTF-8")
+        raise UserError(f"the template file {path} is not text; write one JSON object per line, in UTF-8")
     lines = raw.removeprefix(b"\xef\xbb\xbf").decode("utf-8", "surrogateescape").split("\n")
     return [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
 
 
 def parse_line(lm: LM, number: int, text: str, defaults: SamplingParams, n: int, length: int | None = None) -> Line:
-    """One line of a template file; `usual` are the settings of lines that do not give their own (null is not given)."""
+    """One line of a template file; `defaults` are the settings that a line does not set (null means not set)."""
     row = _row(text)
     for key in ("text", "prompt", "suffix"):
         if not isinstance(row.get(key, ""), str):
@@ -66,15 +66,15 @@ def parse_line(lm: LM, number: int, text: str, defaults: SamplingParams, n: int,
         raise UserError(f"n={count} must be at least 1")
     options = replace(defaults, **{key: _setting(key, row[key]) for key in row if key in settings_on("cli")})
     canvas = _canvas(lm, row, options, length)
-    lm.check(Job(canvas, options))  # what cannot be done is known before anything is written
+    lm.check(Job(canvas, options))  # errors are raised before anything is written
     return Line(number, row.get("id"), [Job(canvas, replace(options, seed=options.seed + i)) for i in range(count)])
 
 
 def _row(text: str) -> dict[str, Any]:
-    """What a line gives, by key."""
+    """The values of a line, by key."""
     try:
         row = json.loads(text)
-        json.dumps(row, allow_nan=False)  # NaN and numbers that are too large are no JSON
+        json.dumps(row, allow_nan=False)  # NaN and numbers that are too large are not JSON
     except (ValueError, RecursionError):
         raise UserError('not JSON; write an object such as {"text": "The {{3}} sat."}') from None
     row = {"text": row} if isinstance(row, str) else row
@@ -88,7 +88,7 @@ def _row(text: str) -> dict[str, Any]:
 
 
 def _shown(value: Any) -> str:
-    """A value that is wrong, cut short."""
+    """An invalid value, shortened."""
     text = json.dumps(value)
     return text if len(text) <= 40 else text[:37] + "..."
 
@@ -110,7 +110,7 @@ def _canvas(lm: LM, row: dict[str, Any], options: SamplingParams, length: int | 
     if "text" in row:
         for key in ("prompt", "suffix", "length"):
             if key in row:
-                raise UserError(f"{key} does not go with text, whose gaps say what is written where")
+                raise UserError(f"{key} cannot be combined with text, whose gaps say what is written where")
         return lm.gap_canvas(row["text"], windowed=windowed)
     if "prompt" not in row and "suffix" not in row:
         raise UserError('nothing to write: give "text" with gaps, or "prompt" or "suffix"')
@@ -127,7 +127,7 @@ def write_template(
     batch_size: int = 16,
     report: Callable[[int, int], None] | None = None,
 ) -> Iterator[dict[str, Any] | BadLine]:
-    """The finished texts in the order of the lines, as soon as their turn has come, and the lines that are wrong."""
+    """The finished texts and the bad lines, in the order of the lines and as soon as possible."""
     if n < 1 or batch_size < 1:
         raise UserError(f"n={n} and batch_size={batch_size} must be at least 1")
     turn: list[tuple[Line, int] | BadLine] = []
@@ -172,10 +172,10 @@ def _result(line: Line, i: int, result: Sample | str) -> dict[str, Any] | BadLin
 
 
 def _finished(lm: LM, jobs: dict[int, Job], batch_size: int) -> Iterator[tuple[int, Sample | str]]:
-    """The sample of every job, or why there is none.
+    """The sample of every job, or the reason why there is none.
 
-    All go through the network together. Where one of them fails on the way (a constrain function may), those that are
-    not finished yet are done again one by one: they come out the same, and only the one that is wrong is lost.
+    All go through the network together. If one of them fails on the way (a constrain function may), the unfinished ones
+    are sampled again one by one: the results are the same, and only the failing one is lost.
     """
     left = dict(jobs)
     try:

@@ -1,4 +1,4 @@
-"""The config.json of published models: MDLM's and SEDD's. What they do not say is the paper's run on OpenWebText."""
+"""The config.json of published models: MDLM's and SEDD's. For the rest, the paper's run on OpenWebText is assumed."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def read_sedd(tree: Mapping[str, Any], where: str | Path) -> Described:
     """The config of louaaron/sedd-small and -medium: sections model, noise, graph, and the number of tokens."""
     net, noise, graph = (mapping(tree, key, where) for key in ("model", "noise", "graph"))
     if graph.get("type") != "absorb":
-        raise UserError(f"{where} describes a SEDD of graph {graph.get('type')!r}; unmask reads the absorbing one only")
+        raise UserError(f"{where} describes a SEDD of graph {graph.get('type')!r}; unmask reads only the absorbing one")
     if net.get("scale_by_sigma") is False:
         raise UserError(f"{where} describes a SEDD without scale_by_sigma, whose outputs mean something else")
     network = read_network(net, where) | {"time_conditioning": True}
@@ -57,13 +57,13 @@ def read_sedd(tree: Mapping[str, Any], where: str | Path) -> Described:
 
 
 def read_network(net: Mapping[str, Any], where: str | Path) -> dict[str, Any]:
-    """The network that a section `model` of the public repositories describes, in our words."""
+    """The network that a section `model` of the public repositories describes, in our terms."""
     sizes = {ours: value(net, theirs, int, where) for theirs, ours in NETWORK.items()}
     return sizes | {"dropout": value(net, "dropout", float, where, 0.1)}
 
 
 def noise_schedule(noise: Mapping[str, Any], where: str | Path) -> dict[str, Any]:
-    """The schedule section that means a noise of the public repositories."""
+    """The schedule section for a noise of the public repositories."""
     name = noise.get("type")
     with_eps = {"loglinear": "log-linear", "cosine": "cosine", "cosinesqr": "cosine-squared"}
     if name in with_eps:

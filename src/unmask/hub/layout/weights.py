@@ -1,4 +1,4 @@
-"""The tensors of a folder: reading them from whatever files there are, and giving them to a model, strictly."""
+"""The tensors of a folder: reading them from whatever files it has, and loading them into a model, strictly."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ def inv_freq(config: Config) -> Tensor:
 
 
 def check_rotary(theirs: Tensor, config: Config, where: str | Path) -> None:
-    """Raise if frequencies are not those of base 10000, whole or as 16 bits have them."""
+    """Raise if frequencies are not those of base 10000, in full or 16-bit precision."""
     ours, theirs = inv_freq(config), theirs.float().cpu()
     near = (torch.allclose(theirs, ours.to(dtype).float(), rtol=1e-5) for dtype in DTYPES.values())
     if theirs.shape != ours.shape or not any(near):
-        raise UserError(f"{where} does not fit this model: {INV_FREQ} is of another rotary base than 10000")
+        raise UserError(f"{where} does not fit this model: {INV_FREQ} has a rotary base other than 10000")
 
 
 def read_tensors(folder: str | Path) -> dict[str, Tensor]:
@@ -61,7 +61,7 @@ def read_weights(folder: str | Path) -> dict[str, Tensor]:
 
 
 def our_names(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The same tensors; if none of them is inside a backbone, all are put there."""
+    """The same tensors, with the prefix "backbone." if none of them has it."""
     inside = any(name.startswith("backbone.") for name in tensors)
     return {name if inside else f"backbone.{name}": tensor for name, tensor in tensors.items()}
 
@@ -80,7 +80,7 @@ def _joined(files: Sequence[Path]) -> dict[str, Tensor]:
     for file in files:
         tensors = _read(file)
         if twice := sorted(joined.keys() & tensors.keys()):
-            raise UserError(f"weights file {file} holds {twice[0]}, which another file of its folder holds too")
+            raise UserError(f"weights file {file} holds {twice[0]}, which another file in its folder holds as well")
         joined |= tensors
     return joined
 
@@ -99,7 +99,7 @@ def _read_shards(folder: Path) -> dict[str, Tensor]:
 
 
 def blueprint(described: Described, vocab: Vocab, count: int, where: str | Path) -> LanguageModel:
-    """The model that a config describes, without memory for its weights; `count` tensors are there for it."""
+    """The model that a config describes, without memory for its weights; its files have `count` tensors."""
     config = described.config
     if config.model.n_blocks > count:
         raise UserError(f"{where} does not fit this model of {config.model.n_blocks} blocks: it has {count} tensors")
@@ -123,7 +123,7 @@ def check(model: nn.Module, tensors: Mapping[str, Tensor], config: Config, where
 
 
 def fill(model: nn.Module, tensors: Mapping[str, Tensor], config: Config, where: str | Path) -> None:
-    """Give a model its weights, strictly: every tensor is accounted for; 16-bit ones become float32."""
+    """Load weights into a model, strictly: every tensor is accounted for; 16-bit ones become float32."""
     check(model, tensors, config, where)
     for name, target in model.state_dict().items():
         if name != INV_FREQ:
@@ -131,9 +131,9 @@ def fill(model: nn.Module, tensors: Mapping[str, Tensor], config: Config, where:
 
 
 def tensors_of(model: nn.Module, config: Config, dtype: str = "float32") -> dict[str, Tensor]:
-    """The tensors of a model as they are written: MDLM's with the buffer that the published network has.
+    """The tensors of a model as they are written: MDLM's with the buffer of the published network.
 
-    Those of an encoder of transformers have the names that they have there.
+    Those of an encoder of transformers have the names that transformers uses.
     """
     weights = {name: _cast(name, tensor, dtype) for name, tensor in model.state_dict().items()}
     if config.model.network == "transformers":
