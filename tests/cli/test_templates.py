@@ -55,7 +55,7 @@ WRONG: list[tuple[object, str]] = [
     ({}, 'nothing to write: give "text"'), ({"length": 5}, "nothing to write"),
     ({"text": 5}, "text must be text, not 5"), ({"text": ["a"]}, "text must be text"),
     ({"prompt": {"a": 1}}, "prompt must be text"), ({"suffix": 1}, "suffix must be"),
-    (A | {"prompt": "b"}, "prompt does not go with text"), (A | {"suffix": ""}, "suffix does"),
+    (A | {"prompt": "b"}, "prompt cannot be combined with text"), (A | {"suffix": ""}, "suffix does"),
     (A | {"length": 5}, "length does not go"), ({"text": "a"}, "no gap to fill"), ('""', "no gap to fill"),
     ({"text": "a{{0}}"}, "is not a gap"), ({"text": "a{{40}}"}, "longer than the 40"),
     ({"text": "\udcff{{1}}"}, "UTF-8"), ({"text": "{{1-2}}"}, "needs given text"),
