@@ -182,8 +182,11 @@ def no_text(folder: Path, name: str) -> Path:
 
 MISTAKES = {
     "arpa missing": (lambda f: f"arpa:{f}/none.arpa", "none.arpa does not exist"),
-    "arpa binary": (lambda f: f"arpa:{no_text(f, 'en.lm.bin')}", "no ARPA file in UTF-8; .* write trigram: before"),
-    "arpa of text": (arpa_of("just some words\n"), r"no ARPA file: no \\data\\"),
+    "arpa binary": (
+        lambda f: f"arpa:{no_text(f, 'en.lm.bin')}",
+        "is not an ARPA file in UTF-8; .* trigram: before",
+    ),
+    "arpa of text": (arpa_of("just some words\n"), r"is not an ARPA file: no \\data\\"),
     "arpa cut": (arpa_of(ARPA.partition("\\3")[0]), r"damaged: it ends before \\end\\"),
     "arpa counts": (arpa_of(ARPA.replace("ngram 2=5", "ngram 2=6")), "announces n-grams"),
     "arpa line": (arpa_of(ARPA.replace("-0.40\t", "x\t")), "damaged in line 18: no 2-gram"),

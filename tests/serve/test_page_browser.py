@@ -640,7 +640,7 @@ def test_only_what_is_used_must_be_right(open_page, lms):
     page.click("#run")
     finish(page)  # a length that is not used, and a temperature between two steps of the arrow keys
     assert shown(page) == lms["tiny-en"].infill("The {{2}} sat.", steps=32, seed=0, temperature=0.72)[0]
-    page = open_page("#mode=score&text=hello&temperature=99")
+    page = open_page("#mode=score&text=hello&temperature=-1")
     page.click("#run")
     page.wait_for_selector("#scores .k")
     choose(page, "mode", "write")

@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 from support.helpers import _server, random_lm, settings, tiny_config
 from support.runs import at_step, scripted
 from unmask import UserError
-from unmask.config import Config
+from unmask.config import Config, ModelConfig
 from unmask.data.tokenization import bytes_tokenizer, chars_tokenizer
 from unmask.hub.resolve import checkpoint
 from unmask.lm import LM
@@ -419,7 +419,7 @@ def test_a_model_that_does_not_fit(tmp_path: Path) -> None:
     [
         (["task.name=null"], "no task is named"),
         (["task.name=glue/sst3"], "unknown task"),
-        (["train.start=null"], "set train.start"),
+        (["train.start=null"], "name it in train.start"),
         (["train.strategy=fsdp"], "use ddp"),
         (["sample.every=3"], "writes nothing"),
         (["data.label=column", "data.layout=pad"], "data.label=None, not column"),
@@ -464,7 +464,7 @@ def test_a_bert_of_transformers_and_rows_that_it_cannot_take(root: Path, tmp_pat
         max_position_embeddings=16,
         architectures=["BertForMaskedLM"],
     ).to_dict()
-    network = Config().model.model_copy(update={"backbone": "transformers", "architecture": spec})
+    network = ModelConfig(network="transformers", architecture=spec)
     config = task_config(root, "task.rows=48", "train.ema=0.9").model_copy(update={"model": network})
     tokenizer = bytes_tokenizer()
     lm = LM(registry.model(config, tokenizer.vocab), tokenizer, config)

@@ -45,8 +45,8 @@ NETWORKS = {
 
 @cache
 def lm(name: str) -> LM:
-    own = ["data.tokenizer=dna", "model.hidden_dim=8", "model.state_dim=4", *NETWORKS[name]]
-    return random_lm(dna_tokenizer(), *own)
+    network = NETWORKS[name] if name == "dit" else [*NETWORKS[name], "model.state_dim=4"]
+    return random_lm(dna_tokenizer(), "data.tokenizer=dna", *network, "model.hidden_dim=8")
 
 
 def classifier(name: str, double: bool = False) -> Classifier:

@@ -73,7 +73,7 @@ def show(spec: DataConfig, split: str | None = None, n: int = 3, progress: Progr
         **_about(prepared),
         "split": split,
         "texts": [_text(prepared, before, after) for before, after in zip(raw, texts, strict=True)],
-        "rows": [_row(prepared, row, own) for row, own in zip(tokens, scored, strict=True)],
+        "rows": [_row(prepared, row, counts) for row, counts in zip(tokens, scored, strict=True)],
         "counts": _counts(prepared, split, progress),
     }
 
@@ -97,11 +97,11 @@ def prepare_set(
 def counts(prepared: Prepared, split: str) -> dict[str, Any]:
     """Documents, tokens, rows, and what does not get into a row; `problem` says why there are no rows."""
     facts = prepared.facts(split)
-    found: dict[str, Any] = {count: facts[count] for count in ("documents", "bytes", "tokens")}
+    figures: dict[str, Any] = {count: facts[count] for count in ("documents", "bytes", "tokens")}
     try:
         rows = prepared.split(split)
     except UserError as error:
-        return {**found, "rows": 0, "dropped_tokens": facts["tokens"], "bytes_per_token": None, "problem": str(error)}
+        return {**figures, "rows": 0, "dropped_tokens": facts["tokens"], "bytes_per_token": None, "problem": str(error)}
     if isinstance(prepared, GenomePrepared):
         dropped = facts["bases_left_out"]
     elif rows.ends is None:
@@ -110,7 +110,7 @@ def counts(prepared: Prepared, split: str) -> dict[str, Any]:
         lengths = np.diff(np.asarray(rows.ends, dtype=np.int64), prepend=0)
         dropped = int(np.maximum(lengths - rows.capacity, 0).sum())
     rate = round(facts["bytes"] / max(facts["tokens"], 1), 4)
-    return {**found, "rows": len(rows), "dropped_tokens": dropped, "bytes_per_token": rate}
+    return {**figures, "rows": len(rows), "dropped_tokens": dropped, "bytes_per_token": rate}
 
 
 def _counts(prepared: Prepared, split: str, progress: Progress | None) -> dict[str, Any] | None:
