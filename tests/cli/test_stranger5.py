@@ -184,6 +184,6 @@ def test_weights_are_as_open_to_others_as_their_neighbours(run, tmp_path):
 
 def test_weights_that_a_folder_does_not_have_are_not_promised(run, tmp_path):
     folder = load(run).save_pretrained(tmp_path / "model")
-    with pytest.raises(UserError, match="holds one set of weights; leave --weights out"):
+    with pytest.raises(UserError, match="holds only one set of weights; leave --weights out"):
         convert(str(folder), tmp_path / "out", weights="raw")
     assert not (tmp_path / "out").exists()

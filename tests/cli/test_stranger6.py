@@ -130,7 +130,7 @@ def test_a_damaged_task_is_not_left_out_of_the_table(tmp_path):
     write(tmp_path, "SST-2", "sentence\tlable\na film\t1\n")
     with pytest.raises(UserError, match=r"train.tsv has no column 'label'"):
         available(["glue/sst2", "glue/rte"], str(tmp_path))
-    with pytest.raises(UserError, match=r"^no task of GLUE is here: .* has no file for the split 'train' of CoLA"):
+    with pytest.raises(UserError, match=r"^no task of GLUE is available: .* has no file for the split 'train' of CoLA"):
         available(["glue/cola"], str(tmp_path))
 
 

@@ -814,7 +814,7 @@ def test_the_command_refuses_in_a_sentence(tmp_path: Path) -> None:
         (["a", "--span", "3:"], "--span 3: must be"),
         (["a", "b", "--span", "0:1"], "--span is for one text"),
         (["a", "--marked"], "no span"),
-        (["a", "--steps", "3"], "--steps is a setting of a plan"),
+        (["a", "--steps", "3"], "--steps is a setting of a sampler"),
         (["a", "--plan", "lefty"], "lefty"),
         (["a", "--plan", "ancestral"], "no likelihood"),
         (["a", "--method", "nope"], "unknown method 'nope'"),

@@ -196,7 +196,7 @@ BAD = {
     "a backbone we lack": (STATE, changed(backbone="dimamba"), {}, "backbone 'dimamba' and parameterization 'subs'"),
     "a noise we lack": (STATE, changed(noise__type="loggy"), {}, "has noise type 'loggy'"),
     "no width": (STATE, changed(model__hidden_size="${oc.env:W}"), {}, "hidden_size '.{oc.env:W}', which is not"),
-    "no settings": (STATE, SETTINGS, {"hyper_parameters": {}}, "does not hold the settings of its run"),
+    "no settings": (STATE, SETTINGS, {"hyper_parameters": {}}, "does not contain the settings of its run"),
     "no network": ({"model.weight": torch.ones(2)}, SETTINGS, {}, "state_dict has no backbone.vocab_embed.embedding"),
     "a tensor less": ({n: t for n, t in STATE.items() if n != QKV}, SETTINGS, {}, f"lacks 1 tensor.*{QKV}"),
     "a tensor more": (STATE | {"metric.sum": torch.ones(1)}, SETTINGS, {}, "unknown 1 tensor.*metric.sum"),
@@ -216,7 +216,7 @@ BAD = {
         STATE | {ROTARY: STATE[ROTARY] ** 2},
         SETTINGS,
         {"ema": ema(STATE)},
-        "another rotary base",
+        "a rotary base other",
     ),
     "a block more": (published_tensors(blocks=3), SETTINGS, {}, "unknown 10 tensor.*backbone.blocks.2"),
     "another shape": (STATE | {QKV: torch.ones(DIM, DIM)}, SETTINGS, {}, rf"{QKV} has shape \(32, 32\)"),
@@ -267,7 +267,7 @@ def test_a_bin_file_with_its_config(tokens, tmp_path):
     assert equal(dict(lm.model.state_dict()), {n: t for n, t in published_tensors().items() if n != ROTARY})
     (folder / "config.json").unlink()
     said = refused("convert", str(folder / "pytorch_model.bin"), str(tmp_path / "b"))
-    assert "holds tensors only, and there is no config.json beside it" in said
+    assert "holds tensors only, and there is no config.json next to it" in said
 
 
 def test_a_trapped_bin_file_in_a_folder_runs_nothing(tokens, tmp_path):
@@ -314,7 +314,7 @@ def test_a_line_for_people(tmp_path):
 
 
 REFUSED = {
-    "overwriting": (["{run}", "{run}"], "is there already; give the name of a new folder"),
+    "overwriting": (["{run}", "{run}"], "already exists; give the name of a new folder"),
     "nothing there": (["no-such-thing", "{new}"], "there is no model at no-such-thing"),
     "a text": (["{text}", "{new}"], "is not a model; convert reads folders, Hub ids and .ckpt"),
     "a wrong layout": (["{run}", "{new}", "--to", "onnx"], "--to onnx must be 'unmask' or 'published'"),
@@ -323,7 +323,7 @@ REFUSED = {
     "a wrong dtype, published": (["{run}", "{new}", "--dtype", "int4", "--to", "published"], "dtype 'int4' must be"),
     "a revision of a folder": (["{run}", "{new}", "--revision", "main"], "revision is for models on the Hub"),
     "a revision of a file": (["{text}", "{new}", "--revision", "main"], "revision is for models on the Hub"),
-    "a tokenizer for a run": (["{run}", "{new}", "--tokenizer", "gpt2"], "with a tokenizer of its own"),
+    "a tokenizer for a run": (["{run}", "{new}", "--tokenizer", "gpt2"], "which contains its tokenizer"),
 }
 
 
@@ -344,4 +344,4 @@ def test_the_published_layout_is_for_mdlm(tmp_path):
     config = recipe("tiny").override(["data.tokenizer=bytes", "model.method=d3pm"])
     layout.write_folder(tmp_path / "m", registry.model(config, bytes_tokenizer().vocab), bytes_tokenizer(), config)
     said = refused("convert", str(tmp_path / "m"), str(tmp_path / "out"), "--to", "published")
-    assert "the published layout has no word for the method d3pm" in said
+    assert "the published layout cannot express the method d3pm" in said

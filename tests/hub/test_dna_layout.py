@@ -396,7 +396,7 @@ def test_the_tokenizer_is_that_of_dna(tmp_path):
         assert unmask.load(folder, tokenizer=given).tokenizer.vocab.mask == 3
     with pytest.raises(UserError, match="has 259 tokens with"):
         unmask.load(folder, tokenizer=bytes_tokenizer())
-    with pytest.raises(UserError, match="has a head of its own; leave out --new-head"):
+    with pytest.raises(UserError, match="already has a head; leave out --new-head"):
         unmask.load(folder, new_head=True)
 
 
@@ -664,7 +664,7 @@ def test_hyena_as_its_authors_wrote_it(tmp_path):
         assert lm.config.model.filter_shift == 0.0
         torch.testing.assert_close(said(lm)[0], truth, rtol=1e-6, atol=1e-6)
     assert float((slow_hyena(tensors, BASES[0], 0.05) - truth).abs().max()) > 1e-3 and not ran.exists()
-    with pytest.raises(UserError, match="is a pickled file; make a folder of it first with: unmask convert"):
+    with pytest.raises(UserError, match="is a pickled file; convert it to a folder first with: unmask convert"):
         unmask.load(folder / "weights.ckpt")
     (folder / "config.json").unlink()
     with pytest.raises(UserError, match="is not a checkpoint of the paper's code"):
@@ -767,5 +767,5 @@ def test_our_networks_travel(method, backbone, more, tmp_path):
     assert report["parameters"] == sum(p.numel() for p in model.parameters()) and same(
         unmask.load(tmp_path / "third"), lm
     )
-    with pytest.raises(UserError, match="the published layout has no word for"):
+    with pytest.raises(UserError, match="the published layout cannot express"):
         convert(str(tmp_path / "out"), tmp_path / "fourth", to="published")

@@ -138,7 +138,7 @@ def test_settings_of_ours_come_back(bert, tmp_path):
     assert "architecture" not in tree["unmask"]["config"]["model"]  # said once
     assert not any(name.startswith("backbone") for name in load_file(tmp_path / "ours" / "model.safetensors"))
     change(tmp_path / "ours", vocab_size=10)
-    with pytest.raises(UserError, match="contradicts itself: vocab_size is 10 there and 16"):
+    with pytest.raises(UserError, match="contradicts itself: vocab_size is 10 at the top level and 16"):
         unmask.load(tmp_path / "ours")
 
 
@@ -219,7 +219,7 @@ def test_an_encoder_without_a_head(bert, tmp_path):
     net = first.model.backbone.model
     assert net.cls.predictions.decoder.weight is net.bert.embeddings.word_embeddings.weight
     assert net.cls.predictions.transform.dense.weight.std() < 0.1  # transformers' own initialisation, not ours here
-    with pytest.raises(UserError, match="has a masked-LM head of its own; leave out --new-head"):
+    with pytest.raises(UserError, match="already has a masked-LM head; leave out --new-head"):
         unmask.load(tmp_path / "new", new_head=True)
 
 

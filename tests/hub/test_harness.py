@@ -450,7 +450,7 @@ def test_greedy_writing_by_hand() -> None:
 @pytest.mark.parametrize("overrides", [(), ("model.method=ar",)])
 def test_stop_strings_end_a_text(overrides: tuple[str, ...]) -> None:
     """Greedily from left to right nothing depends on the seed: the text is the same up to the stop string."""
-    asking = GenerationRequests(chars_lm(*overrides), usual={"sampler": "left-to-right"})
+    asking = GenerationRequests(chars_lm(*overrides), defaults={"sampler": "left-to-right"})
     (free,) = written(asking, [("one", {"max_gen_toks": 10})])
     assert len(free) > 4
     word = free[2:4]
@@ -483,7 +483,7 @@ def test_any_length_can_be_asked_for(make: Any, context: str, count: int) -> Non
 
 
 def test_settings_of_a_request() -> None:
-    asking = GenerationRequests(bytes_lm(), usual={"sampler": "confidence", "steps": 4})
+    asking = GenerationRequests(bytes_lm(), defaults={"sampler": "confidence", "steps": 4})
     options = asking.options({"do_sample": True, "top_k": 0, "top_p": 0.9, "until": "\n", "num_beams": 1}, 3)
     assert (options.temperature, options.top_k, options.top_p, options.stop) == (1.0, None, 0.9, ["\n"])
     assert (options.sampler, options.steps, options.seed, options.stop_at_eos) == ("confidence", 4, 3, True)

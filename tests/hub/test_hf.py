@@ -245,7 +245,7 @@ def test_embeddings_and_inputs_that_it_has_no_use_for(lm, folder):
     for wrong in ({}, {"input_ids": tokens, "inputs_embeds": vectors}):
         with pytest.raises(UserError, match="either input_ids or inputs_embeds"):
             model(**wrong)
-    with pytest.raises(UserError, match="logits only"):
+    with pytest.raises(UserError, match="only logits"):
         model(input_ids=tokens, output_hidden_states=True)
     with pytest.raises(UserError, match="fixed at"):
         model.resize_token_embeddings(7)
@@ -450,8 +450,8 @@ def damaged(folder: Path, tmp_path: Path, change) -> Path:
             lambda t: t.update({"backbone.blocks.0.norm1.weight": torch.zeros(3)}),
             r"backbone.blocks.0.norm1.weight has shape \(3,\), the model wants \(16,\)",
         ),
-        (lambda t: t["backbone.rotary_emb.inv_freq"].mul_(2), "another rotary base"),
-        (lambda t: t["backbone.rotary_emb.inv_freq"].pow_(1.001), "another rotary base"),
+        (lambda t: t["backbone.rotary_emb.inv_freq"].mul_(2), "a rotary base other"),
+        (lambda t: t["backbone.rotary_emb.inv_freq"].pow_(1.001), "a rotary base other"),
     ],
 )
 def test_weights_that_do_not_fit(folder, tmp_path, change, says):

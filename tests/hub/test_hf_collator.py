@@ -56,7 +56,7 @@ def test_packing_loses_nothing():
     found, theirs = unpack(labels)
     assert found.tolist() == [[0, 5, 2**31 - 1, -100]]
     assert torch.equal(theirs, torch.where(counted, weights, 0.0))
-    with pytest.raises(UserError, match="not those of MDLMCollator"):
+    with pytest.raises(UserError, match="not from MDLMCollator"):
         unpack(torch.tensor([[3, -100]]))
 
 
@@ -359,7 +359,7 @@ def test_tokenizers_and_settings_that_do_not_fit():
 
     with pytest.raises(UserError, match="no mask token"):
         MDLMCollator(Without())
-    with pytest.raises(UserError, match="its pad token too"):
+    with pytest.raises(UserError, match="also its pad token"):
         MDLMCollator(Same())
     with pytest.raises(UserError, match="no pad token"):
         MDLMCollator(NoPad())([{"input_ids": [1]}, {"input_ids": [1, 2]}])

@@ -84,14 +84,14 @@ def test_a_package_without_models(monkeypatch, tmp_path, offline):
 
 def test_one_set_of_weights(shelf):
     for how in ({"weights": "raw"}, {"which": "best"}):
-        with pytest.raises(UserError, match="tiny-en holds one set of weights"):
+        with pytest.raises(UserError, match="tiny-en holds only one set of weights"):
             unmask.load("tiny-en", **how)
 
 
 def test_a_checkpoint_file_is_to_be_converted(tmp_path):
     torch.save({}, tmp_path / "last.ckpt")
     with pytest.raises(
-        UserError, match=r"is a pickled file; make a folder of it first with: unmask convert .*last.ckpt DIR"
+        UserError, match=r"is a pickled file; convert it to a folder first with: unmask convert .*last.ckpt DIR"
     ):
         unmask.load(tmp_path / "last.ckpt")
 
@@ -299,7 +299,7 @@ def test_the_published_sizes_of_sedd():
 
 
 WRONG = {
-    "uniform": ({"graph__type": "uniform"}, "SEDD of graph 'uniform'; unmask reads the absorbing one only"),
+    "uniform": ({"graph__type": "uniform"}, "SEDD of graph 'uniform'; unmask reads only the absorbing one"),
     "unscaled": ({"model__scale_by_sigma": False}, "SEDD without scale_by_sigma"),
     "noise": ({"noise__type": "linear"}, "has noise type 'linear'"),
     "no noise": ({"noise": None}, "it has no section 'noise'"),

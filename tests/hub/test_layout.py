@@ -253,7 +253,7 @@ def test_a_shard_that_is_missing_or_leads_out_of_the_folder(tmp_path):
 def test_a_tensor_in_two_shards(tmp_path):
     folder = sharded(published_folder(tmp_path / "m"), False)
     shutil.copy(folder / "model-00001-of-00003.safetensors", folder / "model-00009-of-00003.safetensors")
-    with pytest.raises(UserError, match="which another file of its folder holds too"):
+    with pytest.raises(UserError, match="which another file in its folder holds as well"):
         layout.read_tensors(folder)
 
 
@@ -274,8 +274,8 @@ SPOILT = {
         lambda t: t.update({"backbone.blocks.0.mlp.0.weight": torch.ones(DIM, 4 * DIM)}),
         r"blocks.0.mlp.0.weight has shape \(32, 128\), the model wants \(128, 32\)",
     ),
-    "another rotary base": (lambda t: t.update({ROTARY: t[ROTARY] ** 1.1}), "is of another rotary base than 10000"),
-    "a longer rotary buffer": (lambda t: t.update({ROTARY: torch.ones(16)}), "is of another rotary base"),
+    "another rotary base": (lambda t: t.update({ROTARY: t[ROTARY] ** 1.1}), "has a rotary base other than 10000"),
+    "a longer rotary buffer": (lambda t: t.update({ROTARY: torch.ones(16)}), "has a rotary base"),
     "whole numbers": (
         lambda t: t.update({"backbone.blocks.0.mlp.0.bias": torch.ones(4 * DIM, dtype=torch.int64)}),
         "blocks.0.mlp.0.bias holds torch.int64, not 16- or 32-bit floats",
@@ -359,10 +359,10 @@ def test_a_wrong_config_is_one_sentence(what):
 
 
 CONTRADICTIONS = {
-    "width": (lambda t: t.update(hidden_dim=64), "hidden_dim is 64 there and 16 in its 'unmask' part"),
-    "tokens": (lambda t: t.update(vocab_size=300), "vocab_size is 300 there and 259"),
-    "mask": (lambda t: t.update(mask_token_id=5), "mask_token_id is 5 there and 258"),
-    "kind": (lambda t: t.update(model_type="unmask"), "model_type is 'unmask' there and 'mdlm'"),
+    "width": (lambda t: t.update(hidden_dim=64), "hidden_dim is 64 at the top level and 16 in its 'unmask' part"),
+    "tokens": (lambda t: t.update(vocab_size=300), "vocab_size is 300 at the top level and 259"),
+    "mask": (lambda t: t.update(mask_token_id=5), "mask_token_id is 5 at the top level and 258"),
+    "kind": (lambda t: t.update(model_type="unmask"), "model_type is 'unmask' at the top level and 'mdlm'"),
     "labels": (lambda t: t["unmask"].update(labels=["a"]), "data.label is None and it lists 1 labels"),
     "names of labels": (lambda t: t["unmask"].update(labels=[1]), "labels are not a list of names"),
     "a setting": (lambda t: t["unmask"]["config"]["model"].update(hidden=3), "unknown config key 'model.hidden'"),
@@ -412,7 +412,7 @@ def test_nothing_is_overwritten_and_nothing_is_left_of_a_failure(tmp_path, monke
     run = unmask.load(trained())
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "mine.txt").write_text("mine")
-    with pytest.raises(UserError, match="full is there already"):
+    with pytest.raises(UserError, match="full already exists"):
         run.save_pretrained(tmp_path / "full")
     assert (tmp_path / "full" / "mine.txt").read_text() == "mine"
     (tmp_path / "empty").mkdir()

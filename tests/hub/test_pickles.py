@@ -179,7 +179,7 @@ def test_a_small_file_does_not_fill_the_memory(tmp_path):
     torch.save({str(i): base[:] for i in range(2)}, tmp_path / "tied.pt")
     assert len(pickled.tensors(pickled.load(tmp_path / "tied.pt"), tmp_path / "tied.pt")) == 2
     torch.save({str(i): base[:] for i in range(500)}, tmp_path / "x.pt")
-    with pytest.raises(UserError, match=r"x.pt cannot be read: its tensors show the same numbers again and again"):
+    with pytest.raises(UserError, match=r"x.pt cannot be read: its tensors repeat the same numbers many times over"):
         pickled.tensors(pickled.load(tmp_path / "x.pt"), tmp_path / "x.pt")
 
 

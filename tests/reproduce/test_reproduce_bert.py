@@ -235,5 +235,5 @@ def test_what_is_wrong_is_one_sentence(place, tmp_path, words, said):
 def test_no_task_at_all_is_said_before_anything_is_trained(place, tmp_path):
     (tmp_path / "empty").mkdir()
     words = ["--data", str(place / "text"), "--local", str(tmp_path / "empty"), "--out", str(tmp_path / "o"), "--quiet"]
-    assert "no task of GLUE is here" in refused("reproduce", "bert", *words)
+    assert "no task of GLUE is available" in refused("reproduce", "bert", *words)
     assert not (tmp_path / "o").exists()

@@ -475,7 +475,7 @@ def test_the_papers_scale_prints_commands(tmp_path, place):
         (["dna", "--data", "genome.fa", "--scale", "medium"], "scales smoke, small and paper"),
         (["dna", "--data", "genome.fa", "--local", "x"], "--local belongs to"),
         (["dna-curves", "--data", "genome.fa", "--scale", "paper"], "hg38"),
-        (["genomics", "--data", "genome.fa", "--local", "."], "no task of Genomic Benchmarks or GUE is here"),
+        (["genomics", "--data", "genome.fa", "--local", "."], "no task of Genomic Benchmarks or GUE is available"),
     ],
 )
 def test_what_is_wrong_is_one_sentence(place, tmp_path, monkeypatch, more, said):

@@ -38,50 +38,50 @@ def post_head(body: dict, path: str = "/v1/diffusion") -> bytes:
 LONG = {"length": 48, "sampler": "first-hitting", "seed": 1}  # 48 network calls
 
 
-# -- the desk --------------------------------------------------------------------------------------------------------
+# -- the batcher ---------------------------------------------------------------------------------------------------
 
 
-def tasks(lm, lengths: list[int]) -> list[Request]:
+def make_requests(lm, lengths: list[int]) -> list[Request]:
     mask = lm.tokenizer.vocab.mask
     plans = [FirstHitting(), RevealPlan(7), LeftToRight(3)]
     return [Request(i, torch.full((n,), mask), plans[i % 3], Keys(i)) for i, n in enumerate(lengths)]
 
 
-def write_out(desk: Batcher, work: list[Request]) -> tuple[dict[int, list[int]], list[list[int]]]:
-    """(text of each row, rows of each round)."""
-    for task in work:
-        desk.add(task)
-    texts, rounds = {}, []
+def write_out(batcher: Batcher, requests: list[Request]) -> tuple[dict[int, list[int]], list[list[int]]]:
+    """(text of each row, rows of each step)."""
+    for request in requests:
+        batcher.add(request)
+    texts, steps = {}, []
     with torch.no_grad():
-        while desk.busy:
-            states = [state for state, _ in desk.step()]
-            rounds.append([state.row for state in states])
+        while batcher.busy:
+            states = [state for state, _ in batcher.step()]
+            steps.append([state.row for state in states])
             texts |= {state.row: state.canvas.tolist() for state in states if state.done}
-    return texts, rounds
+    return texts, steps
 
 
 def test_taking_turns_changes_no_text():
     lm = diffusion_lm()
     lm.model.eval()
-    work = tasks(lm, [5, 40, 12, 33, 48, 1, 9, 20])
+    requests = make_requests(lm, [5, 40, 12, 33, 48, 1, 9, 20])
     expected = {}
-    for task in work:
-        expected |= write_out(Batcher(lm.model, 1), [task])[0]
+    for request in requests:
+        expected |= write_out(Batcher(lm.model, 1), [request])[0]
     for size, share in ((8, None), (3, None), (8, 1), (8, 16), (3, 4)):
-        assert write_out(Batcher(lm.model, size, share), work)[0] == expected
+        assert write_out(Batcher(lm.model, size, share), requests)[0] == expected
 
 
 def test_a_long_sequence_goes_less_often_and_short_ones_every_time():
     lm = diffusion_lm()
     mask = lm.tokenizer.vocab.mask
-    work = [Request(0, torch.full((48,), mask), LeftToRight(), Keys(0))]
-    work += [Request(i, torch.full((6,), mask), LeftToRight(), Keys(i)) for i in range(1, 5)]
-    desk = Batcher(lm.model, 5, 6)
-    _, rounds = write_out(desk, work)
-    assert all(set(rows) >= {1, 2, 3, 4} for rows in rounds[:6])  # they need six rounds, and take six
-    assert [0 in rows for rows in rounds[:6]].count(True) == 1  # 48 tokens are eight shares
-    assert rounds[7:] == [[0]] * len(rounds[7:])  # alone it goes every time
-    assert not desk._saved and not desk.active
+    requests = [Request(0, torch.full((48,), mask), LeftToRight(), Keys(0))]
+    requests += [Request(i, torch.full((6,), mask), LeftToRight(), Keys(i)) for i in range(1, 5)]
+    batcher = Batcher(lm.model, 5, 6)
+    _, steps = write_out(batcher, requests)
+    assert all(set(rows) >= {1, 2, 3, 4} for rows in steps[:6])  # they need six steps, and take six
+    assert [0 in rows for rows in steps[:6]].count(True) == 1  # 48 tokens are eight shares
+    assert steps[7:] == [[0]] * len(steps[7:])  # alone it goes every time
+    assert not batcher._saved and not batcher.active
 
 
 def test_rows_of_like_lengths_go_together_and_padding_is_cut():
@@ -96,7 +96,7 @@ def test_rows_of_like_lengths_go_together_and_padding_is_cut():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("unmask.sampling.token_step.TOKENS_AT_ONCE", 96)
         patch.setattr(lm.model, "hidden", watched)
-        write_out(Batcher(lm.model, 8), tasks(lm, [48, 4, 47, 5, 6, 4])[:6])
+        write_out(Batcher(lm.model, 8), make_requests(lm, [48, 4, 47, 5, 6, 4])[:6])
     assert seen[0] == (4, 6) and seen[1] == (2, 48)
 
 
@@ -229,7 +229,7 @@ def test_a_request_of_many_samples_does_not_keep_others_waiting(monkeypatch):
 
     def watched(handle: RequestHandle, event) -> None:
         if isinstance(event, Done):
-            ends.append((len(handle.works), network.calls))
+            ends.append((len(handle.requests), network.calls))
         put(handle, event)
 
     monkeypatch.setattr(RequestHandle, "put", watched)
@@ -316,21 +316,21 @@ def test_a_row_that_joins_with_a_long_prompt_reads_alone():
     lm.model.eval()
     mask = lm.tokenizer.vocab.mask
     given = torch.cat([torch.arange(40), torch.full((8,), mask)])
-    work = [Request(i, torch.full((20,), mask), LeftToRight(), Keys(i)) for i in range(3)]
+    requests = [Request(i, torch.full((20,), mask), LeftToRight(), Keys(i)) for i in range(3)]
     late = Request(3, given, LeftToRight(), Keys(3))
     expected = {}
-    for task in (*work, late):
-        expected |= write_out(lm.model.batcher(1), [task])[0]
+    for request in (*requests, late):
+        expected |= write_out(lm.model.batcher(1), [request])[0]
     hook = lm.model.backbone.register_forward_pre_hook(lambda _, given: seen.append(tuple(given[0].tokens.shape)))
     try:
-        desk, texts = lm.model.batcher(4), {}
-        for task in work:
-            desk.add(task)
+        batcher, texts = lm.model.batcher(4), {}
+        for request in requests:
+            batcher.add(request)
         for turn in range(40):
             if turn == 5:
                 seen.clear()
-                desk.add(late)
-            texts |= {state.row: state.canvas.tolist() for state, _ in desk.step() if state.done}
+                batcher.add(late)
+            texts |= {state.row: state.canvas.tolist() for state, _ in batcher.step() if state.done}
             if turn == 5:
                 assert sorted(seen) == [(1, 41), (3, 1)]  # the start symbol and its prompt
     finally:

@@ -440,7 +440,7 @@ def test_wrong_settings_of_the_command_are_sentences(tmp_path):
     for words, said in (
         (["--api-key-file", str(tmp_path / "nothing")], "cannot read the API key"),
         (["--api-key-file", str(empty)], "is empty"),
-        (["--api-key-file", str(odd)], "must be of ASCII"),
+        (["--api-key-file", str(odd)], "must consist of printable ASCII"),
         (["--batch-size", "0"], "--batch-size"),
         (["--timeout", "inf"], "--timeout"),
         (["--host", "no.such.host.invalid"], "no address"),

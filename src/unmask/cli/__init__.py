@@ -1,6 +1,6 @@
 """The command line: parse, call, print. Figures go to standard output, everything else to standard error.
 
-Each command is a file: its options, its body, its text. They are named here, in the order of `unmask --help`.
+Every command is a module: its options, its body, its output. They are listed here in the order of `unmask --help`.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ SETTINGS: dict[str, tuple[Callable[..., None], Callable[[], Iterable[str]]]] = {
 
 
 def full_command(name: str) -> Any:
-    """A command of `SETTINGS` with its options for settings, whose schema needs torch."""
+    """A command of `SETTINGS` with the options of its settings; their schema needs torch."""
     single = typer.Typer(add_completion=False)
     single.command(name)(with_settings(*SETTINGS[name]))
     return typer.main.get_command(single)
 
 
 class CommandGroup(TyperGroup):
-    """Gives a command its options for settings when it is called, so that `unmask --help` is quick."""
+    """Adds the options of the settings only to the command that is called, so that `unmask --help` stays fast."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
         name, command, rest = super().resolve_command(ctx, args)
@@ -94,15 +94,15 @@ def _version(version: Annotated[bool, typer.Option("--version", help="Print the 
 
 
 def main() -> None:
-    """Run; what the user got wrong is one sentence and exit code 2."""
+    """Run the command line; a user error is printed as one sentence and exits with code 2."""
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # where a character cannot be shown its number is
+        if isinstance(stream, io.TextIOWrapper):  # print the code of a character that the terminal cannot show
             stream.reconfigure(errors="backslashreplace")
     try:
         app()
     except UserError as error:
         err_console.print("unmask:", *str(error).splitlines(), markup=False)
         sys.exit(2)
-    except OSError as error:  # a full disk, a file that may not be read: the system's own words
+    except OSError as error:  # a full disk, an unreadable file: in the words of the system
         err_console.print(f"unmask: {error.filename or 'input/output'}: {error.strerror or error}", markup=False)
         sys.exit(2)

@@ -1,4 +1,4 @@
-"""`unmask convert`: a folder that travels."""
+"""`unmask convert`: models as portable folders."""
 
 from __future__ import annotations
 
@@ -11,18 +11,22 @@ from .shared import Json, Weights, out_console, print_json
 
 def convert(
     source: Annotated[str, typer.Argument(help="A run, a folder, a .ckpt, .bin or .pt file, or a Hub id.")],
-    out: Annotated[str, typer.Argument(metavar="DIR", help="The folder to write; nothing is overwritten.")],
-    tokenizer: Annotated[str | None, typer.Option(help="For models without one: a folder, file or Hub name.")] = None,
+    out: Annotated[
+        str, typer.Argument(metavar="DIR", help="The folder to write; an existing one is never overwritten.")
+    ],
+    tokenizer: Annotated[
+        str | None, typer.Option(help="Tokenizer of a model that comes without one: a folder, a file or a Hub name.")
+    ] = None,
     weights: Weights = "ema",
-    to: Annotated[str, typer.Option(help="unmask (a folder that travels) or published (MDLM's layout).")] = "unmask",
+    to: Annotated[str, typer.Option(help="unmask (a portable folder) or published (MDLM's layout).")] = "unmask",
     dtype: Annotated[str, typer.Option(help="float32, float16 or bfloat16.")] = "float32",
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of a Hub model.")] = None,
     new_head: Annotated[
-        bool, typer.Option("--new-head", help="Give an encoder without a masked-LM head a fresh one, to be trained.")
+        bool, typer.Option("--new-head", help="Add a new, untrained masked-LM head to an encoder that has none.")
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Make a folder that travels of a run, a published model or a Lightning checkpoint; nothing in it is executed."""
+    """Convert a run, a published model or a Lightning checkpoint to a portable folder; no code in it is executed."""
     from ..hub.convert import convert as run
 
     done = run(

@@ -1,4 +1,4 @@
-"""`unmask data`: list the named data sets, show how text becomes rows, fill the cache."""
+"""`unmask data`: list the named data sets, show how text becomes rows, prepare the cache."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from .shared import Json, print_json, print_lines
 SHOWN = 400  # characters of a text that a terminal shows
 
 app = typer.Typer(help="Data sets: list, show, prepare.", no_args_is_help=True)
-DataOverrides = Annotated[list[str] | None, typer.Argument(help="Settings as data.key=value, as data.length=64.")]
+DataOverrides = Annotated[
+    list[str] | None, typer.Argument(help="Settings as data.key=value, for example data.length=64.")
+]
 Source = Annotated[str, typer.Argument(help="A named data set, a file, a folder or a Hub data set.")]
 ZeroShot = Annotated[
     bool, typer.Option("--zero-shot", help="The paper's zero-shot settings (gpt2 tokens, no EOS between documents).")
@@ -21,29 +23,29 @@ ZeroShot = Annotated[
 
 @app.command("list")
 def data_list(as_json: Json = False) -> None:
-    """The named data sets, with the paper's conventions for each."""
+    """List the named data sets, with the paper's conventions for each."""
     from ..data.overview import list_sets
 
-    found = list_sets()
-    _print_data(found, lines_of_list(found), as_json)
+    sets = list_sets()
+    _print_data(sets, lines_of_list(sets), as_json)
 
 
 @app.command("show")
 def data_show(
     source: Source,
     overrides: DataOverrides = None,
-    split: Annotated[str | None, typer.Option(help="train, valid or test (default: the first that is there).")] = None,
-    n: Annotated[int, typer.Option("-n", help="How many texts and rows.")] = 3,
+    split: Annotated[str | None, typer.Option(help="train, valid or test (default: the first that exists).")] = None,
+    n: Annotated[int, typer.Option("-n", help="Number of texts and rows.")] = 3,
     zero_shot: ZeroShot = False,
     as_json: Json = False,
 ) -> None:
-    """How text becomes rows: raw, detokenized, in tokens, as it enters the network; and counts."""
+    """Show how text becomes rows: raw, detokenized, as tokens, as the network reads it; and counts."""
     from ..data.overview import settings_for, show
     from ..progress import progress_bar
 
     with progress_bar("tokenizing") as progress:
-        found = show(settings_for(source, overrides or [], zero_shot), split, n, progress)
-    _print_data(found, lines_of_show(found), as_json)
+        overview = show(settings_for(source, overrides or [], zero_shot), split, n, progress)
+    _print_data(overview, lines_of_show(overview), as_json)
 
 
 @app.command("prepare")
@@ -54,24 +56,24 @@ def data_prepare(
     zero_shot: ZeroShot = False,
     as_json: Json = False,
 ) -> None:
-    """Tokenize a data set into the cache; prints its folder and counts."""
+    """Tokenize a data set into the cache, and print the folder and counts."""
     from ..data.overview import prepare_set, settings_for
     from ..progress import progress_bar
 
     with progress_bar("tokenizing") as progress:
-        found = prepare_set(settings_for(source, overrides or [], zero_shot), split, progress)
-    _print_data(found, lines_of_prepare(found), as_json)
+        overview = prepare_set(settings_for(source, overrides or [], zero_shot), split, progress)
+    _print_data(overview, lines_of_prepare(overview), as_json)
 
 
-def _print_data(found: Any, lines: list[str], as_json: bool) -> None:
+def _print_data(overview: Any, lines: list[str], as_json: bool) -> None:
     if as_json:
-        print_json(found)
+        print_json(overview)
         return
     print_lines(lines)
 
 
-def lines_of_list(found: Sequence[dict[str, Any]]) -> list[str]:
-    """A table, a set a line."""
+def lines_of_list(sets: Sequence[dict[str, Any]]) -> list[str]:
+    """A table with one line per data set."""
     from ..text_tables import terminal_table
 
     head = ("name", "splits", "tokenizer", "length", "layout", "detokenizer", "what")
@@ -85,7 +87,7 @@ def lines_of_list(found: Sequence[dict[str, Any]]) -> list[str]:
             one["detokenizer"],
             one["about"] if one["readable"] else f"{one['about']} (not read yet)",
         )
-        for one in found
+        for one in sets
     ]
     return terminal_table([head, *body], words=range(len(head)))
 
@@ -94,48 +96,48 @@ def _splits(one: dict[str, Any]) -> str:
     return " ".join(f"{split}={one['plays'][split]}" if split in one["plays"] else split for split in one["splits"])
 
 
-def lines_of_show(found: dict[str, Any]) -> list[str]:
-    """Texts, tokens and rows; line breaks are escaped, tokens have | between them."""
-    lines = [f"{found['source']}: {found['about']}", _settings_line(found), ""]
-    for number, text in enumerate(found["texts"], 1):
-        lines.append(f"text {number} of {found['split']}")
+def lines_of_show(overview: dict[str, Any]) -> list[str]:
+    """Texts, tokens and rows; line breaks are escaped, tokens are separated by |."""
+    lines = [f"{overview['source']}: {overview['about']}", _settings_line(overview), ""]
+    for number, text in enumerate(overview["texts"], 1):
+        lines.append(f"text {number} of {overview['split']}")
         lines.append(f"  raw          {_short(text['raw'])}")
         if text["detokenized"] is not None:
             lines.append(f"  detokenized  {_short(text['detokenized'])}")
         lines.append(f"  {len(text['ids'])} tokens".ljust(15) + _short("|".join(text["tokens"])))
     lines.append("")
-    for number, row in enumerate(found["rows"], 1):
+    for number, row in enumerate(overview["rows"], 1):
         lines.append(f"row {number}: {len(row['ids'])} tokens, {row['counted']} of them count")
         lines.append(f"  {_short('|'.join(row['tokens']), both_ends=True)}")
-    return [*lines, "", *_counts_lines(found)]
+    return [*lines, "", *_counts_lines(overview)]
 
 
-def _counts_lines(found: dict[str, Any]) -> list[str]:
-    if found["counts"] is None:
-        return [f"not counted yet: unmask data prepare {found['source']}"]
-    return [count_line(found["split"], found["counts"])]
+def _counts_lines(overview: dict[str, Any]) -> list[str]:
+    if overview["counts"] is None:
+        return [f"not counted yet: unmask data prepare {overview['source']}"]
+    return [count_line(overview["split"], overview["counts"])]
 
 
-def lines_of_prepare(found: dict[str, Any]) -> list[str]:
+def lines_of_prepare(overview: dict[str, Any]) -> list[str]:
     """Counts of every split and the folder."""
-    counted = [count_line(split, own) for split, own in found["counts"].items()]
-    return [f"{found['source']}: {found['about']}", _settings_line(found), *counted, found["folder"]]
+    counted = [count_line(split, counts) for split, counts in overview["counts"].items()]
+    return [f"{overview['source']}: {overview['about']}", _settings_line(overview), *counted, overview["folder"]]
 
 
-def count_line(split: str, own: dict[str, Any]) -> str:
+def count_line(split: str, counts: dict[str, Any]) -> str:
     """The counts of a split in one line."""
-    if "problem" in own:
-        return f"{split}: {own['documents']:,} documents, {own['tokens']:,} tokens, no rows: {own['problem']}"
+    if "problem" in counts:
+        return f"{split}: {counts['documents']:,} documents, {counts['tokens']:,} tokens, no rows: {counts['problem']}"
     return (
-        f"{split}: {own['documents']:,} documents, {own['tokens']:,} tokens, {own['rows']:,} rows, "
-        f"{own['bytes_per_token']:.2f} bytes/token, {own['dropped_tokens']:,} tokens in no row"
+        f"{split}: {counts['documents']:,} documents, {counts['tokens']:,} tokens, {counts['rows']:,} rows, "
+        f"{counts['bytes_per_token']:.2f} bytes/token, {counts['dropped_tokens']:,} tokens in no row"
     )
 
 
-def _settings_line(found: dict[str, Any]) -> str:
+def _settings_line(overview: dict[str, Any]) -> str:
     from ..data.overview import SETTINGS
 
-    return ", ".join(f"{name}={found[name]}" for name in ("detokenizer", *SETTINGS, "vocabulary"))
+    return ", ".join(f"{name}={overview[name]}" for name in ("detokenizer", *SETTINGS, "vocabulary"))
 
 
 def _short(text: str, both_ends: bool = False) -> str:

@@ -1,4 +1,4 @@
-"""`unmask demo`, the job of `make demo`: what the built-in model writes; then train one, and show it."""
+"""`unmask demo`, which `make demo` runs: show what the built-in model writes, then train one and show that."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ def demo(
     overrides: Overrides = None,
     out: Annotated[str, typer.Option(help="Folder of the run.")] = "runs/demo",
 ) -> None:
-    """Train the demo model on Python's documentation, and show what it can do."""
+    """Train the demo model on Python's documentation and show what it can do."""
     run(out, overrides or [])
 
 
 def show_built_in() -> None:
-    """What the model inside the package writes, before anything is trained."""
+    """What the built-in model writes, before anything is trained."""
     from ..hub.resolve import load
 
     lm = load(BUILT_IN)

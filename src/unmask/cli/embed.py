@@ -29,21 +29,21 @@ def embed(
         str,
         typer.Argument(metavar="INPUT", help="Sequences or texts: FASTA, .txt, .jsonl, .csv, .tsv, .bed (.gz too)."),
     ],
-    out: Annotated[str, typer.Option(help="X.npy (names beside it in X.json) or X.parquet.")],
-    pool: Annotated[str, typer.Option(help="mean over the positions of a sequence, or none.")] = "mean",
-    column: Annotated[str | None, typer.Option(help="Column of a table, key of JSON lines.")] = None,
-    genome: Annotated[str | None, typer.Option(help="FASTA file that the intervals of a .bed file are of.")] = None,
+    out: Annotated[str, typer.Option(help="X.npy (with the names in X.json) or X.parquet.")],
+    pool: Annotated[str, typer.Option(help="mean (over the positions of a sequence) or none.")] = "mean",
+    column: Annotated[str | None, typer.Option(help="Column of a table, or key of JSON lines.")] = None,
+    genome: Annotated[str | None, typer.Option(help="FASTA file that the intervals of a .bed file refer to.")] = None,
     length: Annotated[
-        int | None, typer.Option(help="Tokens that are seen at once (default: the model's length).")
+        int | None, typer.Option(help="Tokens that the network sees at once (default: the model's length).")
     ] = None,
     both_strands: BothStrands = False,
-    batch_size: Annotated[int, typer.Option(help="Sequences a network call.")] = 32,
+    batch_size: Annotated[int, typer.Option(help="Sequences per network call.")] = 32,
     which: Which = "last",
     weights: Weights = "ema",
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
-    """Turn sequences into vectors: the last hidden states of the network, mean over positions."""
+    """Turn sequences into vectors: the mean over positions of the network's last hidden states."""
     from ..dna.embed import Embedder, open_writer
     from ..dna.sequence_files import read_sequences
     from ..progress import progress_bar
@@ -53,16 +53,16 @@ def embed(
         raise UserError(f"--out {out} must end in .npy or .parquet")
     lm = load_lm(model, which, weights, device)
     embedder = Embedder(lm, pool, length, both_strands, batch_size)
-    own = None if genome is None else read_genome(genome, lm.config.data)
+    sequence = None if genome is None else read_genome(genome, lm.config.data)
     facts = {"model": model, "weights": used_weights(lm, weights), "source": source, **embedder.protocol()}
     count = 0
     with progress_bar("embedding") as progress, open_writer(out, embedder, facts) as writer:
-        for found in embedder(read_sequences(source, column=column, genome=own)):
-            writer.add(*found)
+        for embedded in embedder(read_sequences(source, column=column, genome=sequence)):
+            writer.add(*embedded)
             count += 1
             progress(count, 0)
         if not count:
-            raise UserError(f"{source} has no sequences in it; give at least one")
+            raise UserError(f"{source} contains no sequences; give at least one")
     if as_json:
         print_json({"out": out, "sequences": count, "dim": embedder.dim, "protocol": facts})
         return

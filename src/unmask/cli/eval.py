@@ -1,4 +1,4 @@
-"""`unmask eval`: perplexity on a set or a suite, or figures of samples."""
+"""`unmask eval`: perplexity on a data set or a suite, or figures of samples."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ JUDGING = ("scorer", "reference", "n", "length", "mauve", "more")
 
 
 def _judging() -> list[str]:
-    """Options that belong to --generative; steps and seed mean something else without it."""
+    """Options that need --generative; steps and seed have another meaning without it."""
     from ..sampling.params import settings_on
 
     return [*JUDGING, *(name for name in settings_on("cli") if name not in ("steps", "seed"))]
@@ -66,38 +66,45 @@ def evaluate(
     ] = None,
     split: Annotated[str, typer.Option(help="train, valid, test, or all (the whole of a file).")] = "valid",
     bound: Annotated[str | None, typer.Option(help="continuous or discrete (default: the model's).")] = None,
-    steps: Annotated[int | None, typer.Option(help="T of the discrete bound, or of the samples.")] = None,
+    steps: Annotated[
+        int | None, typer.Option(help="Number of steps T of the discrete bound, or of the sampler.")
+    ] = None,
     draws: Annotated[int, typer.Option(help="Independent Monte Carlo draws; 2 or more give an error bar.")] = 4,
     estimator: Annotated[str, typer.Option(help="times (as in the paper) or strata (less noise).")] = "times",
     schedule: Annotated[str | None, typer.Option(help="Noise schedule (default: the model's).")] = None,
-    batch_size: Annotated[int, typer.Option(help="Rows a network call; it does not change the result.")] = 32,
-    rows: Annotated[int | None, typer.Option(help="At most this many rows, evenly spaced.")] = None,
+    batch_size: Annotated[int, typer.Option(help="Rows per network call; does not change the result.")] = 32,
+    rows: Annotated[int | None, typer.Option(help="Use at most this many rows, evenly spaced.")] = None,
     label_column: Annotated[
         str | None, typer.Option(help="Column of the labels, or none (default: as in training).")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of times and masks, or of the samples.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the times and masks, or of the samples.")] = 0,
     which: Which = "last",
     weights: Weights = "ema",
     device: Device = "auto",
     as_json: Json = False,
     suite: Annotated[
-        str | None, typer.Option(help="zero-shot: the paper's seven sets in one table, each as it conventionally is.")
+        str | None,
+        typer.Option(help="zero-shot: the paper's seven data sets in one table, each in its conventional form."),
     ] = None,
-    sets: Annotated[str | None, typer.Option(help="Only these sets of the suite, as ptb,lambada.")] = None,
+    sets: Annotated[
+        str | None, typer.Option(help="Only these data sets of the suite, for example ptb,lambada.")
+    ] = None,
     local: Annotated[
-        str | None, typer.Option(help="Where named data sets lie on disk (default: UNMASK_DATA, else the Hub).")
+        str | None, typer.Option(help="Where the named data sets are on disk (default: UNMASK_DATA, else the Hub).")
     ] = None,
     generative: Annotated[
-        bool, typer.Option("--generative", help="Judge samples instead; the options below belong to it.")
+        bool, typer.Option("--generative", help="Judge samples instead; the options below require it.")
     ] = False,
     scorer: Annotated[
         str | None, typer.Option(help="Judge: hf:MODEL, llama2c:FOLDER, arpa:FILE, trigram:pocketsphinx, unmask:RUN.")
     ] = None,
-    reference: Annotated[str, typer.Option(help="Real text beside: train, valid, test, a file, or none.")] = "valid",
-    n: Annotated[int, typer.Option("-n", help="Samples.")] = 64,
-    length: Annotated[int | None, typer.Option(help="Tokens a sample (default: the model's length).")] = None,
+    reference: Annotated[
+        str, typer.Option(help="Real text to compare with: train, valid, test, a file, or none.")
+    ] = "valid",
+    n: Annotated[int, typer.Option("-n", help="Number of samples.")] = 64,
+    length: Annotated[int | None, typer.Option(help="Tokens per sample (default: the model's length).")] = None,
     more: With = None,
-    mauve: Annotated[bool, typer.Option("--mauve", help="MAUVE too, on the scorer's hidden states.")] = False,
+    mauve: Annotated[bool, typer.Option("--mauve", help="Compute MAUVE too, on the scorer's hidden states.")] = False,
     **settings: Any,
 ) -> None:
     """Perplexity (an upper bound) of a model on a data set; with --generative, figures of its samples."""
@@ -193,15 +200,15 @@ def evaluate_model(
     with join_world(device) as world:
         lm = load(path, which=which, weights=weights, device=str(world.device))
         config = _with_law(lm.config, bound, steps, schedule)
-        spec, own = _data(config.data, data, split, label_column, local)
+        spec, part = _data(config.data, data, split, label_column, local)
         model = lm.model
         if (bound, steps, schedule) != (None, None, None):  # a model that has none of these says so
             model = model.under(registry.schedule(config.schedule), registry.law(config.objective, config.schedule))
         with world.first(), progress_bar("tokenizing", quiet=not world.main) as progress:
-            prepared = prepare(spec, lm.tokenizer, splits=(own,), progress=progress, labels=lm.labels or None)
+            prepared = prepare(spec, lm.tokenizer, splits=(part,), progress=progress, labels=lm.labels or None)
             if split == "all" and prepared.corpus.division is None:
-                raise UserError(f"{spec.source} has splits of its own; name one: {', '.join(prepared.corpus.splits)}")
-            split_rows = prepared.split(own)
+                raise UserError(f"{spec.source} comes with its splits; choose one: {', '.join(prepared.corpus.splits)}")
+            split_rows = prepared.split(part)
         with progress_bar("evaluating", quiet=not world.main) as progress:
             return evaluate_rows(
                 model,
@@ -256,7 +263,7 @@ def _estimator(name: str) -> Estimator:
 def _data(
     spec: DataConfig, source: str | None, split: str, label: str | None = None, local: str | None = None
 ) -> tuple[DataConfig, str]:
-    """The data that were asked for, and the name of the split; `all` is a file or folder without any splitting."""
+    """The requested data and the name of the split; `all` is a file or folder that is not split at all."""
     if label is not None and label != "none" and spec.label is None:
         raise UserError(f"--label-column {label} needs a model that was trained with labels")
     if source is not None and not source.strip():
@@ -277,7 +284,7 @@ def _data(
 
 
 def _with_law(config: Config, bound: str | None, steps: int | None, schedule: str | None) -> Config:
-    """The config under the bound and schedule that were asked for."""
+    """The config with the requested bound and schedule."""
     changes = [f"schedule.name={schedule}"] if schedule else []
     if steps is not None and bound is None:
         bound = "discrete"

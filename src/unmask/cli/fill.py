@@ -1,4 +1,4 @@
-"""`unmask fill`: a loop in the terminal that fills the gaps of what is typed."""
+"""`unmask fill`: a loop in the terminal that fills the gaps in what is typed."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ PROMPT = "fill> "
 def fill(
     ctx: typer.Context,
     model: Model,
-    n: Annotated[int, typer.Option("-n", help="Samples of each text.", min=1, max=64)] = 1,
+    n: Annotated[int, typer.Option("-n", help="Samples per text.", min=1, max=64)] = 1,
     more: With = None,
-    as_lines: Annotated[bool, typer.Option("--jsonl", help="One JSON line a sample.")] = False,
+    as_lines: Annotated[bool, typer.Option("--jsonl", help="Print one JSON line per sample.")] = False,
     which: Which = "last",
     weights: Weights = "ema",
     device: Device = "auto",
@@ -51,7 +51,7 @@ def fill(
             continue
         if samples is None:
             break
-        if as_lines or not (live and sys.stdout.isatty()):  # on a terminal it has been seen
+        if as_lines or not (live and sys.stdout.isatty()):  # a terminal has already shown it
             _print(samples, as_lines)
     if wrong and not typed:
         raise typer.Exit(2)
@@ -65,7 +65,7 @@ def _print(samples: list[Any], as_lines: bool) -> None:
 
 
 def _lines(typed: bool) -> Iterator[str]:
-    """What is typed, with a history where there is one; or the lines of a pipe."""
+    """What is typed, with a history if the terminal supports one; or the lines of a pipe."""
     if not typed:
         for line in sys.stdin:
             yield line.rstrip("\r\n")

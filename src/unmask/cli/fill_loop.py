@@ -27,7 +27,7 @@ BLANKS = re.compile(r"(?<![\w{])_+(?!\w)")  # ___ is a gap of three tokens
 HELP = """\
 A text with gaps is filled: {{3}} or ___ is a gap of 3 tokens, {{2-6}} one of 2 to 6.
 An empty line fills the last text again, with the next seed.
-  :SETTING VALUE  set one of SETTINGS (- takes the usual value)
+  :SETTING VALUE  set one of SETTINGS (- resets it to its default)
   :n 3            three samples of each text
   :show           all settings
   :html FILE      save the last texts as a replay
@@ -37,18 +37,18 @@ An empty line fills the last text again, with the next seed.
 
 @dataclass
 class FillLoop:
-    """Settings that stay, and the last text."""
+    """The settings, which persist, and the last text."""
 
     lm: LM
     name: str  # of the model, for protocols
     how: dict[str, Any] = field(default_factory=dict)  # fields of `SamplingParams` that were set
     n: int = 1
-    console: Console | None = None  # where masks are seen to become words; None: nowhere
+    console: Console | None = None  # where to show how masks become words; None: nowhere
     text: str = ""
     trace: Trace | None = None
 
     def line(self, line: str, say: Callable[[str], object]) -> list[Sample] | None:
-        """Obey a line: samples, nothing but words through `say`, or None for the end."""
+        """Execute a line; returns its samples (none if all it did was `say` something), or None to quit."""
         if line.startswith(":"):
             return self._command(line[1:].strip(), say)
         if not line.strip():
@@ -62,7 +62,7 @@ class FillLoop:
         return samples
 
     def check(self) -> None:
-        """Whether these settings go together, before anything is typed."""
+        """Check that the settings are compatible, before anything is typed."""
         self.lm.check(Job(self.lm.gap_canvas("{{1}}"), SamplingParams(**self.how)))
 
     def fill(self, text: str) -> list[Sample]:
@@ -112,7 +112,7 @@ class FillLoop:
         if value not in ("", "-"):
             spec = settings_on("loop")[name]
             changed[name] = spec.parse(value.split() if spec.kind == "tokens" else value, f":{name} {value}")
-        replace(self, how=changed).check()  # what is wrong is said now, and changes nothing
+        replace(self, how=changed).check()  # raises now, before anything is changed
         self.how = changed
 
     def _save(self, kind: str, path: str, say: Callable[[str], object]) -> None:
@@ -128,7 +128,7 @@ class FillLoop:
 
 
 def gaps(text: str) -> str:
-    """Blanks as gaps: ___ is {{3}}; what stands in braces already stays."""
+    """Blanks as gaps: ___ becomes {{3}}; gaps in braces stay as they are."""
     parts = split_gaps(text)
     for i, part in enumerate(parts):
         parts[i] = f"{{{{{part}}}}}" if i % 2 else BLANKS.sub(lambda run: f"{{{{{len(run[0])}}}}}", part)

@@ -1,4 +1,4 @@
-"""`unmask finetune`: a model goes on learning a text, or learns a task."""
+"""`unmask finetune`: a model is trained further on a text, or on a task."""
 
 from __future__ import annotations
 
@@ -14,26 +14,30 @@ from .shared import Json, Model, Overrides, Weights, Which, figures_line, is_mai
 
 def finetune(
     model: Model,
-    task: Annotated[str, typer.Argument(help="mdlm, sedd, d3pm, plaid, mlm, ar, or a task as glue/sst2 or gue/tf_0.")],
+    task: Annotated[
+        str, typer.Argument(help="mdlm, sedd, d3pm, plaid, mlm, ar, or a task such as glue/sst2 or gue/tf_0.")
+    ],
     overrides: Overrides = None,
-    data: Annotated[str | None, typer.Option(help="No task: the text, a name, a file or a folder.")] = None,
+    data: Annotated[str | None, typer.Option(help="The text, unless it is a task: a name, a file or a folder.")] = None,
     local: Annotated[
         str | None,
-        typer.Option(help="Where the data set or the task lies on disk (default: UNMASK_DATA, else the Hub)."),
+        typer.Option(help="Where the data set or the task is on disk (default: UNMASK_DATA, else the Hub)."),
     ] = None,
-    out: Annotated[str | None, typer.Option(help="Folder of the run; a run in it is continued.")] = None,
-    seeds: Annotated[str | None, typer.Option(help="Tasks: one run a seed, as 0,1,2.")] = None,
+    out: Annotated[str | None, typer.Option(help="Folder of the run; an existing run is continued.")] = None,
+    seeds: Annotated[str | None, typer.Option(help="Tasks: one run per seed, for example 0,1,2.")] = None,
     sweep: Annotated[
         bool, typer.Option("--sweep", help="Tasks on DNA: try learning rates and batch sizes, with seeds 1 to 5.")
     ] = False,
-    tokenizer: Annotated[str | None, typer.Option(help="For models without one: a folder, file or Hub name.")] = None,
+    tokenizer: Annotated[
+        str | None, typer.Option(help="Tokenizer of a model that comes without one: a folder, a file or a Hub name.")
+    ] = None,
     which: Which = "last",
     weights: Weights = "ema",
-    print_config: Annotated[bool, typer.Option("--print-config", help="Show the settings and stop.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
+    print_config: Annotated[bool, typer.Option("--print-config", help="Print the settings and exit.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Do not show progress.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Fine-tune a model: as a diffusion model that writes, as a BERT (mlm), left to right (ar), or on a task."""
+    """Fine-tune a model: as a diffusion model, as a BERT (mlm), from left to right (ar), or on a task."""
     from ..training import adapt
 
     language = adapt.is_language(task)
@@ -42,10 +46,10 @@ def finetune(
     if sweep:
         _check_sweep(task, overrides or [])
     if not language and data is not None:
-        raise UserError(f"{task} has texts of its own; leave out --data, or say with --local where its files are")
+        raise UserError(f"{task} comes with its texts; leave out --data, or say with --local where its files are")
     chosen = _seeds(seeds)
     place = out or f"runs/{Path(model.rstrip('/')).name}-{task.replace('/', '-')}"
-    lm = adapt.begun(place) if language else None  # a run that goes on needs its first model no more
+    lm = adapt.begun(place) if language else None  # a run that is continued no longer needs the model it started from
     lm = lm or adapt.load_start(model, weights, which, tokenizer)
     if language:
         config = adapt.language_config(lm, model, task, data, local, overrides or [])
@@ -63,7 +67,7 @@ def finetune(
 
 
 def _check_sweep(task: str, overrides: list[str]) -> None:
-    """Raise for a sweep that cannot be."""
+    """Raise if the sweep is not possible."""
     from ..data.tasks import TASKS
     from ..recipes import GENOMICS_GRID
 
@@ -75,7 +79,7 @@ def _check_sweep(task: str, overrides: list[str]) -> None:
 
 
 def _sweep(lm: Any, config: Any, out: str, seeds: list[int], quiet: bool, as_json: bool) -> None:
-    """All cells of the grid, and the test of the best."""
+    """Run all cells of the grid, and test the best one."""
     from ..data.tasks import task as task_named
     from ..recipes import GENOMICS_SEEDS
     from ..training.sweep import sweep, tree
@@ -83,25 +87,25 @@ def _sweep(lm: Any, config: Any, out: str, seeds: list[int], quiet: bool, as_jso
     task, seeds = task_named(config.task.name), seeds or list(GENOMICS_SEEDS)
     done = sweep(lm, config, out, seeds, quiet=quiet)
     if is_main() and done.finished:
-        found = tree(done, task, seeds)
+        report = tree(done, task, seeds)
         if as_json:
-            print_json({**found, "out": out})
+            print_json({**report, "out": out})
         else:
-            for cell in found["cells"]:
+            for cell in report["cells"]:
                 named = ", ".join(f"{key}={value:g}" for key, value in cell["settings"].items())
                 mark = " (chosen)" if cell["chosen"] else ""
                 line = f"{named}: {task.evaluations[0]} {task.metric} {_paper_bar(cell['validation'])}{mark}"
                 out_console.print(line, markup=False)
-            out_console.print(f"{task.name} test: {task.metric} {_paper_bar(found['summary']['test'])}", markup=False)
+            out_console.print(f"{task.name} test: {task.metric} {_paper_bar(report['summary']['test'])}", markup=False)
             out_console.print(f"all runs and results.json: {out}", markup=False)
     if not done.finished:
         raise typer.Exit(130)
 
 
-def _paper_bar(found: dict[str, Any]) -> str:
+def _paper_bar(row: dict[str, Any]) -> str:
     """A mean with the paper's error bar."""
-    n = len(found["values"])
-    return f"{found['mean']:.4f}" + (f" ± {found['max_min']:.4f} (largest - smallest of {n} seeds)" if n > 1 else "")
+    n = len(row["values"])
+    return f"{row['mean']:.4f}" + (f" ± {row['max_min']:.4f} (largest - smallest of {n} seeds)" if n > 1 else "")
 
 
 def _seeds(text: str | None) -> list[int]:
@@ -110,16 +114,16 @@ def _seeds(text: str | None) -> list[int]:
     if text is None:
         return []
     try:
-        found = [check_seed(int(part)) for part in text.split(",")]
+        seeds = [check_seed(int(part)) for part in text.split(",")]
     except ValueError:
-        raise UserError(f"--seeds {text} must be whole numbers with commas between, for example 0,1,2") from None
-    if len(set(found)) < len(found):
-        raise UserError(f"--seeds {text} has a seed twice; a run of the same seed is the same run")
-    return found
+        raise UserError(f"--seeds {text} must be whole numbers separated by commas, for example 0,1,2") from None
+    if len(set(seeds)) < len(seeds):
+        raise UserError(f"--seeds {text} contains a seed twice; two runs with the same seed are identical")
+    return seeds
 
 
 def _print_adapted(done: Any, as_json: bool) -> None:
-    """The bound before and after."""
+    """Print the bound before and after."""
     result = done.result
     if is_main():
         after = result.valid.as_dict() if result.valid else None
@@ -137,7 +141,7 @@ def _print_adapted(done: Any, as_json: bool) -> None:
 
 
 def _print_tasks(results: list[Any], task: str, out: str, as_json: bool) -> None:
-    """The metrics of all seeds."""
+    """Print the metrics of all seeds."""
     from ..data.tasks import task as task_named
     from ..training.adapt import summary
     from ..training.sweep import over_seeds
@@ -165,13 +169,13 @@ def _print_tasks(results: list[Any], task: str, out: str, as_json: bool) -> None
             ]
             print_json({"task": task, "metric": metric, "out": out, "runs": runs, "summary": table})
         elif finished:
-            for split, found in table.items():
+            for split, row in table.items():
                 if record.tested and len(results) > 1:
-                    out_console.print(f"{task} {split}: {metric} {_paper_bar(found)}", markup=False)
+                    out_console.print(f"{task} {split}: {metric} {_paper_bar(row)}", markup=False)
                     continue
-                spread = "" if found["sd"] is None else f", ± {found['sd']:.4f} over {len(found['values'])} seeds"
-                error = f" ± {found['stderr_data']:.4f} (over examples)" if found.get("stderr_data") is not None else ""
-                out_console.print(f"{task} {split}: {metric} {found['mean']:.4f}{error}{spread}", markup=False)
+                spread = "" if row["sd"] is None else f", ± {row['sd']:.4f} over {len(row['values'])} seeds"
+                error = f" ± {row['stderr_data']:.4f} (over examples)" if row.get("stderr_data") is not None else ""
+                out_console.print(f"{task} {split}: {metric} {row['mean']:.4f}{error}{spread}", markup=False)
             out_console.print(f"predictions and results.json: {out}", markup=False)
     if not finished:
         raise typer.Exit(130)

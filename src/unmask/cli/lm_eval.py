@@ -1,4 +1,4 @@
-"""`unmask lm-eval`: the evaluation harness, which knows our models then."""
+"""`unmask lm-eval`: the evaluation harness with our models registered."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import typer
 
 
 def lm_eval(context: typer.Context) -> None:
-    """Run the lm-evaluation-harness, which then knows --model unmask."""
+    """Run the lm-evaluation-harness with --model unmask registered."""
     from ..hub.lm_eval import main as run
 
     run(context.args)

@@ -14,31 +14,33 @@ def reproduce(
     name: Annotated[
         str,
         typer.Argument(
-            help="A table of the paper, such as ablation, lm, caching, zero-shot, bert or dna; an unknown name is "
-            "answered with all of them."
+            help="A table of the paper, such as ablation, lm, caching, zero-shot, bert or dna; an unknown name "
+            "lists all of them."
         ),
     ],
     scale: Annotated[
         str, typer.Option(help="smoke (minutes), small (an hour or so), medium (hours) or paper (a cluster).")
     ] = "smoke",
     data: Annotated[str, typer.Option(help="The text: a name, a file or a folder; dna: a FASTA file.")] = "python-docs",
-    out: Annotated[str, typer.Option(help="Folder of models and reports; tables share the models in it.")] = (
+    out: Annotated[str, typer.Option(help="Folder for models and reports; tables share the models in it.")] = (
         "runs/reproduce"
     ),
-    seed: Annotated[int, typer.Option(help="Seed of trainings and evaluations.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of training and evaluation.")] = 0,
     scorer: Annotated[str | None, typer.Option(help="Judge of samples, as for unmask eval --generative.")] = None,
     local: Annotated[
         str | None,
-        typer.Option(help="Where sets of zero-shot, GLUE, or tasks on DNA lie (default: UNMASK_DATA, else the Hub)."),
+        typer.Option(
+            help="Where the data of zero-shot, GLUE or the DNA tasks is on disk (default: UNMASK_DATA, else the Hub)."
+        ),
     ] = None,
-    model: Annotated[str | None, typer.Option(help="encoder: a BERT, as for unmask finetune.")] = None,
+    model: Annotated[str | None, typer.Option(help="For the table encoder: a BERT, as for unmask finetune.")] = None,
     in_domain: Annotated[
-        list[str] | None, typer.Option(help="zero-shot: a set that the text is made from (may be repeated).")
+        list[str] | None, typer.Option(help="For zero-shot: a data set that the text is made from (may be repeated).")
     ] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Do not show progress.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Re-create a table of the paper, beside the paper's figures: trains what it needs, writes report.md and plots."""
+    """Re-create a table of the paper and compare it with the paper's figures; writes report.md and plots."""
     from ..reproduce import reproduce as run
     from ..reproduce.bench import Missing
     from ..reproduce.rendering import terminal_lines

@@ -1,4 +1,4 @@
-"""`unmask sample`: text from nothing, around what is given, or for every line of a template file."""
+"""`unmask sample`: text from scratch, around given text, or for every line of a template file."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 def sample(
     ctx: typer.Context,
     model: Model,
-    n: Annotated[int, typer.Option("-n", help="How many.")] = 1,
-    length: Annotated[int | None, typer.Option(help="Tokens (default: the model's length).")] = None,
+    n: Annotated[int, typer.Option("-n", help="Number of samples.")] = 1,
+    length: Annotated[int | None, typer.Option(help="Number of tokens (default: the model's length).")] = None,
     prompt: Annotated[str | None, typer.Option(help="Text that every sample begins with.")] = None,
     suffix: Annotated[str | None, typer.Option(help="Text that every sample ends with.")] = None,
     infill: Annotated[
@@ -48,12 +48,15 @@ def sample(
         str | None, typer.Option(help="JSON lines with a text, prompt or suffix each (- reads standard input).")
     ] = None,
     more: With = None,
-    batch_size: Annotated[int, typer.Option(help="Sequences a network call.")] = 16,
+    batch_size: Annotated[int, typer.Option(help="Sequences per network call.")] = 16,
     both_strands: Annotated[
         bool,
-        typer.Option("--both-strands", help="DNA: ask the network about both strands, so that it treats them alike."),
+        typer.Option(
+            "--both-strands",
+            help="DNA: average the network's predictions over both strands, so that they are treated alike.",
+        ),
     ] = False,
-    watch: Annotated[bool, typer.Option("--watch", help="Show the masks become words.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Show how masks become words.")] = False,
     html: Annotated[str | None, typer.Option(help="Write a replay to this HTML file.")] = None,
     fasta: Annotated[str | None, typer.Option(help="DNA: write the samples to this FASTA file.")] = None,
     which: Which = "last",
@@ -61,11 +64,12 @@ def sample(
     device: Device = "auto",
     as_json: Json = False,
     as_lines: Annotated[
-        bool, typer.Option("--jsonl", help="One JSON line a sample, with step and probability of every token.")
+        bool,
+        typer.Option("--jsonl", help="Print one JSON line per sample, with the step and probability of every token."),
     ] = False,
     **settings: Any,
 ) -> None:
-    """Write text: from nothing, after a prompt, before a suffix, into gaps; of any length, in any order."""
+    """Write text: from scratch, after a prompt, before a suffix, into gaps; of any length, in any order."""
     if infill is not None and (prompt is not None or suffix is not None):
         raise UserError("give either --prompt or --infill; a prompt is a text with a gap at its end")
     if template is not None and (infill is not None or prompt is not None or suffix is not None or watch or html):
@@ -73,7 +77,7 @@ def sample(
     if template is not None and fasta is not None:
         raise UserError("--template does not go with --fasta; its samples come as JSON lines")
     if as_json and as_lines:
-        raise UserError("give either --json (one document) or --jsonl (a line a sample)")
+        raise UserError("give either --json (one document) or --jsonl (one line per sample)")
     from ..sampling.params import SamplingParams
 
     options = SamplingParams(**read_settings(ctx, more))
@@ -116,7 +120,7 @@ def sample(
 
 
 def _dna(lm: Any, fasta: str | None, both_strands: bool) -> Any:
-    """The model as asked, if it is one of bases."""
+    """The model averaged over both strands, if this was requested; only models of DNA have two."""
     from ..dna.strands import conjoined, need_dna
 
     if fasta is not None:
@@ -135,7 +139,7 @@ def _show(piece: str) -> None:
 def _template(
     lm: Any, path: str, options: Any, n: int, length: int | None, batch_size: int, protocol: Any, as_json: bool
 ) -> None:
-    """All lines of a template file; exit code 2 after them if one was wrong."""
+    """Write all lines of a template file; exit with code 2 at the end if any was wrong."""
     from ..progress import progress_bar
     from .templates import BadLine, read_lines, write_template
 
@@ -143,18 +147,18 @@ def _template(
         raise UserError(f"-n {n} must be at least 1")
     lines = read_lines(path)
     if not lines:
-        raise UserError(f"the template file {path} is empty; give it a JSON object a line")
+        raise UserError(f"the template file {path} is empty; write one JSON object per line")
     bad, documents = 0, []
     with progress_bar("writing") as progress:
-        for found in write_template(lm, lines, options, n=n, length=length, batch_size=batch_size, report=progress):
-            if isinstance(found, BadLine):
+        for document in write_template(lm, lines, options, n=n, length=length, batch_size=batch_size, report=progress):
+            if isinstance(document, BadLine):
                 bad += 1
-                reason = " ".join(found.reason.splitlines())
-                err_console.print(f"unmask: line {found.number} of {path}: {reason}", markup=False)
-                found = {"line": found.number, "error": found.reason}
-            documents.append(found)
+                reason = " ".join(document.reason.splitlines())
+                err_console.print(f"unmask: line {document.number} of {path}: {reason}", markup=False)
+                document = {"line": document.number, "error": document.reason}
+            documents.append(document)
             if not as_json:
-                sys.stdout.write(json.dumps(found, allow_nan=False) + "\n")
+                sys.stdout.write(json.dumps(document, allow_nan=False) + "\n")
                 sys.stdout.flush()
     if as_json:
         print_json({"lines": documents, "protocol": {**protocol, **options.describe()}})
@@ -164,7 +168,7 @@ def _template(
 
 @dataclass(frozen=True)
 class SampleRequest:
-    """What is to be written: samples, a prompt, gaps, or the lines of a template file."""
+    """What to write: samples, a prompt, gaps, or the lines of a template file."""
 
     n: int = 1
     length: int | None = None
@@ -173,7 +177,7 @@ class SampleRequest:
     infill: str | None = None
 
     def canvas(self, lm: LM, options: SamplingParams) -> Canvas:
-        """The canvas of all n samples."""
+        """The canvas that all n samples share."""
         if self.n < 1:
             raise UserError(f"-n {self.n} must be at least 1")
         windowed = options.stride is not None
@@ -195,7 +199,7 @@ def write_samples(
     stream: Callable[[str], object] | None = None,
     protocol: dict[str, Any],
 ) -> tuple[list[Sample], dict[str, Any]]:
-    """Samples and the protocol they were drawn by; watched, streamed, or kept as an HTML replay."""
+    """Samples and their protocol; watched, streamed, or saved as an HTML replay."""
     from ..lm import Job, TextStream
     from ..process.keys import check_seed
     from ..progress import progress_bar

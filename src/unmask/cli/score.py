@@ -29,35 +29,37 @@ def score(
     ctx: typer.Context,
     model: Model,
     texts: Annotated[list[str] | None, typer.Argument(help="Texts to score.")] = None,
-    file: Annotated[str | None, typer.Option(help="A text a line; .jsonl: objects with text and span.")] = None,
+    file: Annotated[
+        str | None, typer.Option(help="A file with one text per line; .jsonl: objects with text and span.")
+    ] = None,
     method: Annotated[
         str | None, typer.Option(help="strata (default), bound, pll, exact, orders or plan (default with --plan).")
     ] = None,
     span: Annotated[
         list[str] | None, typer.Option(help="Score only characters 4:7, given the rest (may be repeated).")
     ] = None,
-    marks: Annotated[bool, typer.Option("--marked", help="Score only what stands in [[...]], given the rest.")] = False,
+    marks: Annotated[bool, typer.Option("--marked", help="Score only the part in [[...]], given the rest.")] = False,
     draws: Annotated[int | None, typer.Option(help="Independent draws; 2 or more give an error bar.")] = None,
-    calls: Annotated[int | None, typer.Option(help="strata: network calls of one draw.")] = None,
-    orders: Annotated[int | None, typer.Option(help="orders: how many random orders.")] = None,
+    calls: Annotated[int | None, typer.Option(help="strata: network calls per draw.")] = None,
+    orders: Annotated[int | None, typer.Option(help="orders: number of random orders.")] = None,
     plan: Annotated[
         str | None,
         typer.Option(help="left-to-right, order, confidence, entropy, margin; random: first-hitting, plan (T steps)."),
     ] = None,
     label: Annotated[str | None, typer.Option(help="Label of a model that was trained with labels.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of masks and orders.")] = 0,
-    batch_size: Annotated[int, typer.Option(help="Rows a network call; it does not change the result.")] = 32,
+    batch_size: Annotated[int, typer.Option(help="Rows per network call; does not change the result.")] = 32,
     which: Which = "last",
     weights: Weights = "ema",
     device: Device = "auto",
     as_json: Json = False,
     **settings: Any,
 ) -> None:
-    """How likely are these texts, or spans of them? Bounds, exact laws and pseudo-likelihood."""
+    """Score how likely texts are, or spans of them: by bounds, exact likelihood or pseudo-likelihood."""
     from ..evaluation import score_lines, token_lines
 
     of_plan = {name: value for name, value in read_settings(ctx).items() if name in settings}
-    own, found = score_texts(
+    scored, likelihood = score_texts(
         load_lm(model, which, weights, device),
         ScoreInput(texts or [], file, span, marks),
         method=method,
@@ -70,25 +72,25 @@ def score(
         seed=seed,
         batch_size=batch_size,
     )
-    protocol = {"model": model, "checkpoint": which, **found.protocol}
+    protocol = {"model": model, "checkpoint": which, **likelihood.protocol}
     if as_json:
         each = [
             {"text": text, **one.as_dict(), "nats": one.nats, "pieces": one.pieces, "token_nats": one.token_nats}
-            for text, one in zip(own, found.texts, strict=True)
+            for text, one in zip(scored, likelihood.texts, strict=True)
         ]
         for one in each:
             del one["protocol"]
-        print_json({**found.as_dict(), "nats": found.nats, "protocol": protocol, "texts": each})
+        print_json({**likelihood.as_dict(), "nats": likelihood.nats, "protocol": protocol, "texts": each})
         return
-    lines = score_lines(found, own)
-    if len(own) == 1 and (tokens := token_lines(found.texts[0])):
+    lines = score_lines(likelihood, scored)
+    if len(scored) == 1 and (tokens := token_lines(likelihood.texts[0])):
         lines += ["", *tokens]
     print_lines([*lines, "", *protocol_lines(protocol)])
 
 
 @dataclass(frozen=True)
 class ScoreInput:
-    """What is to be scored: texts as given or from a file, whole, or a span of each."""
+    """What to score: texts from the command line or from a file, whole or one span of each."""
 
     given: list[str]
     file: str | None = None
@@ -102,7 +104,7 @@ class ScoreInput:
         if bool(self.given) == (self.file is not None):
             raise UserError('give either texts or --file, for example: unmask score MODEL "The cat sat."')
         if self.spans and (len(self.given) != 1 or self.marked):
-            raise UserError("--span is for one text and without --marked; several texts are marked as [[...]]")
+            raise UserError("--span needs a single text and no --marked; mark spans of several texts as [[...]]")
         pairs: list[tuple[str, Any]] = [(text, None) for text in self.given]
         if self.file is not None:
             pairs = list(read_texts(self.file))
@@ -131,7 +133,7 @@ def score_texts(
     label: str | None = None,
     **how: Any,
 ) -> tuple[list[str], Likelihood]:
-    """The texts and their likelihood; a plan without a method means the likelihood of that plan."""
+    """The texts and their likelihood; --plan without --method means the likelihood under that sampler."""
     from ..evaluation import default_method
     from ..evaluation import score as score_rows
     from ..progress import progress_bar
@@ -141,17 +143,17 @@ def score_texts(
     if plan is None and method == "orders" and given:
         plan = "plan"  # T-step sampling; without steps it is one token at a time
     if plan is None and given:
-        raise UserError(f"--{next(iter(given))} is a setting of a plan; name one with --plan")
+        raise UserError(f"--{next(iter(given))} is a setting of a sampler; name one with --plan")
     order = None if plan is None else make_sampler(plan, **given)
     if method is None:
         method = default_method(lm.model) if order is None else "plan" if order.deterministic else "orders"
-    own, spans = texts.read()
+    scored, spans = texts.read()
     named = SamplingParams(label=label).label_id(lm.labels)
     with progress_bar("scoring") as progress:
-        found = score_rows(
+        likelihood = score_rows(
             lm.model,
             lm.prompt_builder,
-            own,
+            scored,
             method=method,
             span=spans,
             plan=order,
@@ -159,4 +161,4 @@ def score_texts(
             progress=progress,
             **how,
         )
-    return own, found
+    return scored, likelihood

@@ -20,30 +20,34 @@ def serve(
     models: Annotated[
         list[str], typer.Argument(help="Runs, folders, built-in models (tiny-en) or Hub ids; NAME=MODEL gives a name.")
     ],
-    host: Annotated[str, typer.Option(help="Where to listen; 0.0.0.0 is everywhere.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="0 takes a free one.", min=0, max=65535)] = 8000,
+    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 is all of them.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port; 0 picks a free one.", min=0, max=65535)] = 8000,
     api_key_file: Annotated[
-        str | None, typer.Option(help="A file that holds the key clients must send (or set UNMASK_API_KEY).")
+        str | None, typer.Option(help="File with the API key that clients must send (or set UNMASK_API_KEY).")
     ] = None,
-    cors: Annotated[list[str] | None, typer.Option(help="An origin whose pages may ask (may be repeated).")] = None,
+    cors: Annotated[
+        list[str] | None, typer.Option(help="An origin whose pages may send requests (may be repeated).")
+    ] = None,
     allow_host: Annotated[
-        list[str] | None, typer.Option(help="A host name under which it may be reached (may be repeated).")
+        list[str] | None, typer.Option(help="A host name that clients may use for this server (may be repeated).")
     ] = None,
-    batch_size: Annotated[int, typer.Option(help="Sequences a network call.", min=1)] = 32,
+    batch_size: Annotated[int, typer.Option(help="Sequences per network call.", min=1)] = 32,
     max_queue: Annotated[
-        int, typer.Option(help="Sequences that may wait; beyond that the answer is 429.", min=0)
+        int, typer.Option(help="Sequences that may wait; beyond that, requests get 429.", min=0)
     ] = 256,
-    max_tokens: Annotated[int, typer.Option(help="Tokens of all requests at a time.", min=1)] = 262_144,
-    max_length: Annotated[int, typer.Option(help="Tokens of one sequence.", min=1)] = 4096,
-    max_steps: Annotated[int, typer.Option(help="Denoising steps of one sequence.", min=1)] = 4096,
-    max_n: Annotated[int, typer.Option(help="Samples of one request.", min=1)] = 64,
-    max_body: Annotated[int, typer.Option(help="Bytes of the body of a request.", min=1)] = 1_048_576,
+    max_tokens: Annotated[int, typer.Option(help="Tokens of all current requests together.", min=1)] = 262_144,
+    max_length: Annotated[int, typer.Option(help="Tokens per sequence.", min=1)] = 4096,
+    max_steps: Annotated[int, typer.Option(help="Denoising steps per sequence.", min=1)] = 4096,
+    max_n: Annotated[int, typer.Option(help="Samples per request.", min=1)] = 64,
+    max_body: Annotated[int, typer.Option(help="Size of a request body in bytes.", min=1)] = 1_048_576,
     timeout: Annotated[float, typer.Option(help="Seconds that a request may take.", min=0.01, max=1e9)] = 300.0,
     grace: Annotated[
-        float, typer.Option(help="Seconds that a stopping server gives to what runs.", min=0, max=1e9)
+        float, typer.Option(help="Seconds that running requests get to finish when the server stops.", min=0, max=1e9)
     ] = 20.0,
-    log_requests: Annotated[bool, typer.Option("--log-requests", help="A line a request.")] = False,
-    log_prompts: Annotated[bool, typer.Option("--log-prompts", help="Also what is asked, with its text.")] = False,
+    log_requests: Annotated[bool, typer.Option("--log-requests", help="Log one line per request.")] = False,
+    log_prompts: Annotated[
+        bool, typer.Option("--log-prompts", help="Also log the requests themselves, with their text.")
+    ] = False,
     which: Which = "last",
     weights: Weights = "ema",
     device: Device = "auto",
@@ -100,22 +104,22 @@ def serve(
 
 
 def _names(models: list[str]) -> dict[str, str]:
-    """Names under which models are served: given, or the last part of the path, which tells nothing of the folder."""
-    found: dict[str, str] = {}
+    """Models by the name they are served under: NAME=MODEL, or the last part of the path, which reveals no folder."""
+    named: dict[str, str] = {}
     for model in models:
         name, sep, path = model.partition("=")
         if not sep or Path(model).exists():
             name, path = Path(model.rstrip("/")).name if Path(model).exists() else model, model
         if not name:
             raise UserError(f"{model} has no name; give one as NAME={path or 'MODEL'}")
-        if name in found:
+        if name in named:
             raise UserError(f"two models are called {name}; give another name to one of them, as NAME={path}")
-        found[name] = path
-    return found
+        named[name] = path
+    return named
 
 
 def _key(file: str | None) -> str | None:
-    """The API key: of a file, or of the environment; never of the command line, which others can read."""
+    """The API key, from a file or the environment; never from the command line, which other users can read."""
     key, where = os.environ.get("UNMASK_API_KEY"), "UNMASK_API_KEY"
     if file is not None:
         try:
@@ -126,7 +130,9 @@ def _key(file: str | None) -> str | None:
         return None
     key = key.strip()
     if not key:
-        raise UserError(f"the API key in {where} is empty; write the key there")
+        raise UserError(f"the API key in {where} is empty; write the key to it")
     if not key.isascii() or not key.isprintable() or " " in key:
-        raise UserError(f"the API key in {where} must be of ASCII letters, digits and signs, as it is sent in a header")
+        raise UserError(
+            f"the API key in {where} must consist of printable ASCII characters, since it is sent in a header"
+        )
     return key

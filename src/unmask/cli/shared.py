@@ -1,4 +1,4 @@
-"""What the commands share: consoles, kinds of options, what they print, what they refuse."""
+"""What the commands share: consoles, options, output, and checks."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ out_console = Console(highlight=False, soft_wrap=True, emoji=False)
 err_console = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
 
 Overrides = Annotated[list[str] | None, typer.Argument(help="Settings as key=value, for example train.steps=100.")]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output and nothing else.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document to standard output and nothing else.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...")]
 Model = Annotated[str, typer.Argument(help="A run, a folder, a built-in model (tiny-en) or a Hub id.")]
-Weights = Annotated[str, typer.Option(help="ema (the average) or raw.")]
+Weights = Annotated[str, typer.Option(help="ema (averaged weights) or raw.")]
 Which = Annotated[str, typer.Option(help="last or best checkpoint of a run.")]
 BothStrands = Annotated[
-    bool, typer.Option("--both-strands", help="The mean over both strands, for networks that are not equivariant.")
+    bool, typer.Option("--both-strands", help="Average over both strands, for networks that are not equivariant.")
 ]
 With = Annotated[
     list[str] | None,
-    typer.Option("--with", help="A setting by its name, as projection=greedy (may be repeated)."),
+    typer.Option("--with", help="A setting by its name, for example projection=greedy (may be repeated)."),
 ]
 
 
@@ -53,7 +53,7 @@ def print_lines(lines: Iterable[str]) -> None:
 
 
 def is_main() -> bool:
-    """Whether this is the process that prints, of those that torchrun started."""
+    """Whether this is the process that prints, among those that torchrun started."""
     return os.environ.get("RANK", "0") == "0"
 
 
@@ -70,7 +70,7 @@ def figures_line(figures: dict[str, Any]) -> str:
 
 
 def protocol_lines(protocol: dict[str, Any]) -> list[str]:
-    """How the figures came about, a line each."""
+    """How the figures were obtained, one line per setting."""
     return [f"  {name}: {value}" for name, value in protocol.items()]
 
 
@@ -95,23 +95,23 @@ def load_lm(path: str, which: str, weights: str, device: str) -> LM:
 
 
 def used_weights(lm: LM, asked: str) -> str:
-    """`raw` where a run kept no average."""
+    """The weights that are used: `raw` if the run has no average."""
     return asked if lm.config.train.ema else "raw"
 
 
 def check_writable(path: str) -> None:
-    """Before minutes of work, not after them."""
+    """Raise if a file cannot be written, before minutes of computation rather than after them."""
     folder = Path(path).parent
     if not folder.is_dir():
         raise UserError(f"cannot write {path}: there is no folder {folder}")
     if Path(path).is_dir():
         raise UserError(f"cannot write {path}: it is a folder; give the name of a file")
     if not os.access(folder, os.W_OK):
-        raise UserError(f"cannot write {path}: the folder {folder} may not be written to")
+        raise UserError(f"cannot write {path}: the folder {folder} is not writable")
 
 
 def read_genome(path: str, spec: DataConfig) -> Any:
-    """A FASTA file, packed into the cache at the first time."""
+    """A FASTA file; it is packed into the cache the first time."""
     from ..data.cache import cache_folder
     from ..data.genome.store import open_genome
     from ..progress import progress_bar
@@ -126,7 +126,7 @@ def given(ctx: typer.Context, name: str) -> bool:
 
 
 def refuse(ctx: typer.Context, names: Iterable[str], why: str) -> None:
-    """One sentence if an option was given that would change nothing."""
+    """Raise if an option was given that would have no effect."""
     for name in names:
         if given(ctx, name):
             option = {"n": "-n", "k": "-k", "more": "--with"}.get(name, f"--{name.replace('_', '-')}")
@@ -139,10 +139,10 @@ LISTS = ("tokens", "texts")
 
 
 def with_settings(command: Callable[..., None], names: Callable[[], Iterable[str]] | None) -> Callable[..., None]:
-    """A command with an option for each setting (of those names) where it has `**settings`; without names, with none.
+    """A command with one option per setting (of these names) in place of its `**settings`; None: without them.
 
-    The schema of settings lives beside the samplers, and needs torch: it is asked for when the command is called, not
-    for `unmask --help`. An option that the command has from itself stays as it is.
+    The schema of the settings is defined by the samplers and needs torch, so it is read when the command is called, not
+    for `unmask --help`. An option that the command declares itself stays as it is.
     """
     signature = inspect.signature(command, eval_str=True)
     params = [param for param in signature.parameters.values() if param.kind is not param.VAR_KEYWORD]
@@ -164,7 +164,7 @@ def with_settings(command: Callable[..., None], names: Callable[[], Iterable[str
 
 
 def writing_settings() -> Iterable[str]:
-    """All settings that a command line can say."""
+    """All settings that have an option."""
     from ..sampling.params import settings_on
 
     return settings_on("cli")
@@ -188,7 +188,7 @@ def _option(spec: Setting) -> inspect.Parameter:
 
 
 def read_settings(ctx: typer.Context, more: list[str] | None = None) -> dict[str, Any]:
-    """What the options of a command say, and what `--with` does, as settings."""
+    """The settings that the options of a command and `--with` give."""
     from ..sampling.params import settings_on
 
     result = {}
@@ -211,9 +211,9 @@ def _with(ctx: typer.Context, more: list[str] | None) -> dict[str, Any]:
     for text in more or []:
         name, sep, value = text.partition("=")
         if not sep:
-            raise UserError(f"--with {text} must be a setting and its value, for example projection=greedy")
+            raise UserError(f"--with {text} must be NAME=VALUE, for example projection=greedy")
         if name not in known:
-            raise UserError(f"--with {text}: a sampler has no setting {name!r}{nearest(name, known)}")
+            raise UserError(f"--with {text}: there is no setting {name!r}{nearest(name, known)}")
         if name in result or given(ctx, name):
             raise UserError(f"--with {text}: {name} is set twice; give it once")
         try:

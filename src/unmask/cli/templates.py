@@ -1,6 +1,6 @@
-"""Many texts at once: a file with a template a line in, a finished text a line out.
+"""Many texts at once: a file with one template per line in, one finished text per line out.
 
-A bad line is an error of that line: it is named by its number, and all others are still written.
+A bad line is reported with its number, and all others are still written.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from ..lm import LM, Job
 from ..sampling.params import SamplingParams, settings_on
 from ..types import Sample, UserError
 
-PLACES = ("text", "prompt", "suffix", "length")  # what is written where
-OWN = ("id", "n")  # of the line itself
+PLACES = ("text", "prompt", "suffix", "length")  # what to write where
+LINE_KEYS = ("id", "n")  # of the line itself
 
 
 @dataclass(frozen=True)
 class Line:
-    """A template: its number in the file, its name if it has one, and what is to be written."""
+    """A template: its line number in the file, its name if it has one, and what to write."""
 
     number: int
     name: Any
@@ -32,7 +32,7 @@ class Line:
 
 @dataclass(frozen=True)
 class BadLine:
-    """A line that cannot be done, and why."""
+    """A line that cannot be written, and why."""
 
     number: int
     reason: str
@@ -47,13 +47,13 @@ def read_lines(path: str | Path) -> list[tuple[int, str]]:
     except OSError as error:
         raise UserError(f"cannot read the template file {path}: {(error.strerror or str(error)).lower()}") from None
     if b"\0" in raw:
-        raise UserError(f"the template file {path} is not text; write a JSON object a line, in UTF-8")
+        raise UserError(f"the template file {path} is not text; write one JSON object per line, in UTF-8")
     lines = raw.removeprefix(b"\xef\xbb\xbf").decode("utf-8", "surrogateescape").split("\n")
     return [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
 
 
-def parse_line(lm: LM, number: int, text: str, usual: SamplingParams, n: int, length: int | None = None) -> Line:
-    """One line of a template file; `usual` are the settings of lines that do not give their own (null is not given)."""
+def parse_line(lm: LM, number: int, text: str, defaults: SamplingParams, n: int, length: int | None = None) -> Line:
+    """One line of a template file; `defaults` are the settings that a line does not set (null means not set)."""
     row = _row(text)
     for key in ("text", "prompt", "suffix"):
         if not isinstance(row.get(key, ""), str):
@@ -64,23 +64,23 @@ def parse_line(lm: LM, number: int, text: str, usual: SamplingParams, n: int, le
     count = row.get("n", n)
     if count < 1:
         raise UserError(f"n={count} must be at least 1")
-    options = replace(usual, **{key: _setting(key, row[key]) for key in row if key in settings_on("cli")})
+    options = replace(defaults, **{key: _setting(key, row[key]) for key in row if key in settings_on("cli")})
     canvas = _canvas(lm, row, options, length)
-    lm.check(Job(canvas, options))  # what cannot be done is known before anything is written
+    lm.check(Job(canvas, options))  # errors are raised before anything is written
     return Line(number, row.get("id"), [Job(canvas, replace(options, seed=options.seed + i)) for i in range(count)])
 
 
 def _row(text: str) -> dict[str, Any]:
-    """What a line gives, by key."""
+    """The values of a line, by key."""
     try:
         row = json.loads(text)
-        json.dumps(row, allow_nan=False)  # NaN and numbers that are too large are no JSON
+        json.dumps(row, allow_nan=False)  # NaN and numbers that are too large are not JSON
     except (ValueError, RecursionError):
         raise UserError('not JSON; write an object such as {"text": "The {{3}} sat."}') from None
     row = {"text": row} if isinstance(row, str) else row
     if not isinstance(row, dict):
         raise UserError('not an object; write one such as {"text": "The {{3}} sat."}')
-    known = (*PLACES, *OWN, *settings_on("cli"))
+    known = (*PLACES, *LINE_KEYS, *settings_on("cli"))
     for key in row:
         if key not in known:
             raise UserError(f"unknown key {key!r}{nearest(key, known)}")
@@ -88,7 +88,7 @@ def _row(text: str) -> dict[str, Any]:
 
 
 def _shown(value: Any) -> str:
-    """A value that is wrong, cut short."""
+    """An invalid value, shortened."""
     text = json.dumps(value)
     return text if len(text) <= 40 else text[:37] + "..."
 
@@ -110,7 +110,7 @@ def _canvas(lm: LM, row: dict[str, Any], options: SamplingParams, length: int | 
     if "text" in row:
         for key in ("prompt", "suffix", "length"):
             if key in row:
-                raise UserError(f"{key} does not go with text, whose gaps say what is written where")
+                raise UserError(f"{key} cannot be combined with text, whose gaps say what is written where")
         return lm.gap_canvas(row["text"], windowed=windowed)
     if "prompt" not in row and "suffix" not in row:
         raise UserError('nothing to write: give "text" with gaps, or "prompt" or "suffix"')
@@ -120,21 +120,21 @@ def _canvas(lm: LM, row: dict[str, Any], options: SamplingParams, length: int | 
 def write_template(
     lm: LM,
     lines: Iterable[tuple[int, str]],
-    usual: SamplingParams,
+    defaults: SamplingParams,
     *,
     n: int = 1,
     length: int | None = None,
     batch_size: int = 16,
     report: Callable[[int, int], None] | None = None,
 ) -> Iterator[dict[str, Any] | BadLine]:
-    """The finished texts in the order of the lines, as soon as their turn has come, and the lines that are wrong."""
+    """The finished texts and the bad lines, in the order of the lines and as soon as possible."""
     if n < 1 or batch_size < 1:
         raise UserError(f"n={n} and batch_size={batch_size} must be at least 1")
     turn: list[tuple[Line, int] | BadLine] = []
     jobs: dict[int, Job] = {}  # by turn
     for number, text in lines:
         try:
-            line = parse_line(lm, number, text, usual, n, length)
+            line = parse_line(lm, number, text, defaults, n, length)
         except UserError as error:
             turn.append(BadLine(number, str(error)))
             continue
@@ -164,18 +164,18 @@ def write_template(
     yield from ready()
 
 
-def _result(line: Line, i: int, found: Sample | str) -> dict[str, Any] | BadLine:
-    if isinstance(found, str):
-        return BadLine(line.number, found)
+def _result(line: Line, i: int, result: Sample | str) -> dict[str, Any] | BadLine:
+    if isinstance(result, str):
+        return BadLine(line.number, result)
     name = {} if line.name is None else {"id": line.name}
-    return {"line": line.number, **name, "index": i, **found.as_dict(tokens=True)}
+    return {"line": line.number, **name, "index": i, **result.as_dict(tokens=True)}
 
 
 def _finished(lm: LM, jobs: dict[int, Job], batch_size: int) -> Iterator[tuple[int, Sample | str]]:
-    """The sample of every job, or why there is none.
+    """The sample of every job, or the reason why there is none.
 
-    All go through the network together. Where one of them fails on the way (a constrain function may), those that are
-    not finished yet are done again one by one: they come out the same, and only the one that is wrong is lost.
+    All go through the network together. If one of them fails on the way (a constrain function may), the unfinished ones
+    are sampled again one by one: the results are the same, and only the failing one is lost.
     """
     left = dict(jobs)
     try:
@@ -187,7 +187,7 @@ def _finished(lm: LM, jobs: dict[int, Job], batch_size: int) -> Iterator[tuple[i
     except UserError:
         for place, job in left.items():
             try:
-                [sample] = [found for _, found in lm.run([job]) if found is not None]
+                [sample] = [result for _, result in lm.run([job]) if result is not None]
                 yield place, sample
             except UserError as error:
                 yield place, str(error)

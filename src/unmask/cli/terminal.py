@@ -15,15 +15,15 @@ from ..data.tokenization import Tokenizer
 from ..progress import CONTROLS
 from ..types import State
 
-FRAME = 0.06  # seconds a state stays on the screen at least
-FEWEST = 3  # lines of text that a canvas gets at least
+FRAME = 0.06  # seconds: a state stays on the screen at least this long
+FEWEST = 3  # lines of text: a canvas gets at least this many
 
 
 class Watcher:
-    """Canvases on a terminal: grey blocks are masks, green is what was just written, white what stands.
+    """Canvases on a terminal: grey blocks are masks, green is what was just written, white what was there.
 
-    A canvas that is longer than the screen shows its last lines, and canvases that find no room are counted; when all
-    is written everything is shown.
+    A canvas that is longer than the screen shows its last lines, and canvases that do not fit are counted; at the end
+    everything is shown.
     """
 
     def __init__(self, tokenizer: Tokenizer, canvases: Sequence[Tensor], console: Console | None = None) -> None:
@@ -43,7 +43,7 @@ class Watcher:
         self.live.stop()
 
     def __call__(self, state: State) -> None:
-        """Take a state of the generation."""
+        """Show a state of the generation."""
         ids = state.canvas.tolist()
         fresh = {position for position in state.positions.tolist() if ids[position] != self.mask}
         self.texts[state.row] = canvas_text(self.tokenizer, ids, set() if state.done else fresh)
@@ -52,14 +52,14 @@ class Watcher:
         self.latest.remove(state.row)
         self.latest.append(state.row)
         self.live.update(self.render(), refresh=True)
-        if self.console.is_terminal:  # a small model writes faster than anybody reads
+        if self.console.is_terminal:  # a small model writes faster than anyone can read
             time.sleep(FRAME / len(self.texts))
 
     def render(self, whole: bool = False) -> Group:
-        """The canvases as panels: all that fit on the screen, or the whole of everything."""
+        """The canvases as panels: those that fit on the screen, or all of them in full."""
         if whole:
             return Group(*(Panel(text, title=title) for text, title in zip(self.texts, self.titles, strict=True)))
-        room = self.console.height - 1  # a line for those that find no room
+        room = self.console.height - 1  # one line for those that do not fit
         rows = sorted(self.latest[-max(1, room // (FEWEST + 2)) :])
         lines = max(1, room // max(1, len(rows)) - 2)
         panels = [Panel(Tail(self.texts[row], lines), title=self.titles[row]) for row in rows]

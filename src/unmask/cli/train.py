@@ -1,4 +1,4 @@
-"""`unmask train`: a new run, or one that goes on."""
+"""`unmask train`: a new run, or one that is continued."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def train(
         ),
     ],
     overrides: Overrides = None,
-    out: Annotated[str | None, typer.Option(help="Folder of the run; a run in it is continued.")] = None,
-    print_config: Annotated[bool, typer.Option("--print-config", help="Show the settings and stop.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
+    out: Annotated[str | None, typer.Option(help="Folder of the run; an existing run is continued.")] = None,
+    print_config: Annotated[bool, typer.Option("--print-config", help="Print the settings and exit.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Do not show progress.")] = False,
     as_json: Json = False,
 ) -> None:
     """Train a model, or continue a run."""
@@ -54,7 +54,7 @@ def train(
 
 
 def run(config: Config, out: str, *, quiet: bool = False) -> TrainResult:
-    """Train, or continue; a new run with train.start begins with the weights of that model."""
+    """Train or continue a run; with train.start a new run begins with the weights of that model."""
     from ..hub import checkpoint
     from ..hub.resolve import load
     from ..training.text import train as train_text

@@ -1,4 +1,4 @@
-"""`unmask variants`: the effect of variants of a genome."""
+"""`unmask variants`: the effects of genome variants."""
 
 from __future__ import annotations
 
@@ -32,22 +32,22 @@ NAMED = 5  # skipped lines that are named on standard error; all of them are in 
 def variants(
     model: Model,
     vcf: Annotated[str, typer.Option(help="The variants, .vcf or .vcf.gz.")],
-    genome: Annotated[str, typer.Option(help="FASTA file (.gz too) that the variants are of.")],
+    genome: Annotated[str, typer.Option(help="FASTA file (.gz too) that the variants refer to.")],
     out: Annotated[str | None, typer.Option(help="Write the table to this file (default: standard output).")] = None,
     window: Annotated[int | None, typer.Option(help="Bases around a variant (default: the model's length).")] = None,
     method: Annotated[
-        str, typer.Option(help="bound (any variant), pll, or masked (substitutions; one look each).")
+        str, typer.Option(help="bound (any variant), pll, or masked (substitutions; one prediction each).")
     ] = "bound",
-    draws: Annotated[int, typer.Option(help="Paired draws of the bound; more make the error smaller.")] = 8,
+    draws: Annotated[int, typer.Option(help="Paired draws of the bound; more draws make the error smaller.")] = 8,
     both_strands: BothStrands = False,
-    batch_size: Annotated[int, typer.Option(help="Windows a network call.")] = 32,
-    seed: Annotated[int, typer.Option(help="Seed of times and masks.")] = 0,
+    batch_size: Annotated[int, typer.Option(help="Windows per network call.")] = 32,
+    seed: Annotated[int, typer.Option(help="Seed of the times and masks.")] = 0,
     which: Which = "last",
     weights: Weights = "ema",
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
-    """Score variants: log p(alternative) - log p(reference) of each; below 0 the model expects the reference."""
+    """Score variants: log p(alternative) - log p(reference) of each; below 0 the model prefers the reference."""
     from ..dna.variants import VariantRequest, score_variants
     from ..dna.vcf import survey
     from ..progress import progress_bar
@@ -55,18 +55,18 @@ def variants(
     if out is not None:
         check_writable(out)
     request = VariantRequest(window, method, draws, batch_size, both_strands, seed)
-    found = survey(vcf)
+    overview = survey(vcf)
     lm = load_lm(model, which, weights, device)
     request.check(lm)
-    own = read_genome(genome, lm.config.data)
-    if found.unsorted is not None:
-        said = f"{vcf} is not sorted (line {found.unsorted}); scores come in its order"
+    sequence = read_genome(genome, lm.config.data)
+    if overview.unsorted is not None:
+        said = f"{vcf} is not sorted (line {overview.unsorted}); scores come in its order"
         err_console.print(said, markup=False)
     protocol = {"model": model, "weights": used_weights(lm, weights), **request.protocol(lm), "vcf": vcf}
     with ExitStack() as stack:
         progress = stack.enter_context(progress_bar("scoring"))
         table = _Table(stack, out, protocol, as_json)
-        for effect in score_variants(lm, vcf, own, request, progress, found.alleles):
+        for effect in score_variants(lm, vcf, sequence, request, progress, overview.alleles):
             table.add(effect)
         table.end()
     skipped = table.total - table.scored
@@ -78,7 +78,7 @@ def variants(
 
 
 class _Table:
-    """Takes effects as they come: lines to a file or to standard output, or parts of one JSON document."""
+    """Writes effects as they come: lines of a file or of standard output, or parts of one JSON document."""
 
     def __init__(self, stack: ExitStack, out: str | None, protocol: dict[str, Any], as_json: bool) -> None:
         from ..dna.variants import HEADER
@@ -98,7 +98,7 @@ class _Table:
             sys.stdout.write('{"variants": [')
 
     def add(self, effect: Any) -> None:
-        """One more."""
+        """Write one effect."""
         if self.as_json:
             sys.stdout.write(
                 ("," if self.total else "") + "\n " + json.dumps(finite(effect.as_dict()), allow_nan=False)
@@ -117,6 +117,6 @@ class _Table:
                 err_console.print("skipped more lines, which the table names", markup=False)
 
     def end(self) -> None:
-        """The rest of the document."""
+        """Write the rest of the document."""
         if self.as_json:
             sys.stdout.write('],\n "protocol": ' + json.dumps(finite(self.protocol), allow_nan=False) + "}\n")

@@ -1,8 +1,8 @@
-"""Generated DNA against real DNA: figures, each beside what two sets of real sequences differ by, and a page of them.
+"""Generated DNA against real DNA: figures, each next to how much two real sets differ, and a report.
 
-Distances between samples are never 0. So real sequences are dealt into two halves. One is what both others are
-compared with; from the other come sets of real sequences as large as the generated one, and what these are away from
-the first half is the noise floor: a generator cannot do better.
+Distances between samples are never 0. So the real sequences are split into two halves. The first is the reference; the
+second is divided into sets of the size of the generated one, and their distance from the reference is the noise floor:
+a generator cannot do better.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ GC_STEP = 20  # bins of `Counts.gc` that are one point of the plot: 2 %
 
 @dataclass(frozen=True)
 class Comparison:
-    """Counts of the generated sequences, of the half of the real ones, and of the sets that give the floor."""
+    """Counts of the generated sequences, of the reference half of the real ones, and of the sets of the floor."""
 
     generated: Counts
     real: Counts
@@ -63,7 +63,7 @@ class Comparison:
         }
 
     def _real_by_k(self) -> list[dict[str, float]]:
-        """Asymmetry and entropies of small samples are biased: means over sets of the generated size."""
+        """Asymmetry and entropies of small samples are biased, so these are means over sets of the generated size."""
         sets = [by_k(floor) for floor in self.floors] or [by_k(self.real)]
         return [
             {name: float(np.mean([row[name] for row in rows])) for name in rows[0]} for rows in zip(*sets, strict=True)
@@ -71,13 +71,13 @@ class Comparison:
 
 
 def compare(generated: Sequences, real: Sequences, k: int = 6) -> Comparison:
-    """Count both; real sequences that are longer than the generated ones are cut to the median of their lengths."""
+    """Count both; longer real sequences are cut to the median length of the generated ones."""
     counts, lengths = Counts(k), []
     for rows in pieces(generated()):
         counts.add(rows)
         lengths.append(rows.shape[1])
     if not counts.bases:
-        raise UserError("the generated sequences have no base in them; give at least one with A, C, G or T")
+        raise UserError("the generated sequences contain no bases; give at least one with A, C, G or T")
     length = int(np.median(lengths))
     total = sum(len(rows) for rows in pieces(real(), length))
     if not total:
@@ -87,7 +87,7 @@ def compare(generated: Sequences, real: Sequences, k: int = 6) -> Comparison:
 
 
 def _deal(real: Sequences, length: int, total: int, generated: Counts, k: int) -> tuple[Counts, list[Counts], Counts]:
-    """Every second piece into the first half, and of the others as many sets of the generated size as there are."""
+    """Every second piece goes to the first half; the others form as many sets of the generated size as possible."""
     spare = total // 2
     size = min(max(1, round(generated.letters / length)), max(1, spare))  # pieces of a set
     sets = min(MOST_FLOORS, spare // size) if spare else 0
@@ -137,13 +137,13 @@ BY_K = {
 }
 
 
-def write_report(found: Comparison, out: str | Path, names: tuple[str, str]) -> Path:
-    """report.md, results.json and the plots, in a folder; the path of the page."""
+def write_report(comparison: Comparison, out: str | Path, names: tuple[str, str]) -> Path:
+    """Write report.md, results.json and the plots to a folder; returns the path of report.md."""
     folder = Path(out)
     folder.mkdir(parents=True, exist_ok=True)
-    results = found.results()
-    results["protocol"] |= {"generated_file": names[0], "real_file": names[1], "k": found.generated.k}
-    pictures = plots(found)
+    results = comparison.results()
+    results["protocol"] |= {"generated_file": names[0], "real_file": names[1], "k": comparison.generated.k}
+    pictures = plots(comparison)
     files = {"results.json": to_json(results, indent=1) + "\n", "report.md": _page(results), **pictures}
     for name, content in files.items():
         write_text(folder / name, content)
@@ -222,12 +222,12 @@ def _shown(value: float | int | None) -> str:
     return f"{value:,}" if isinstance(value, int) else f"{value:.3g}" if abs(value) < 1 else f"{value:.4g}"
 
 
-def plots(found: Comparison) -> dict[str, str]:
+def plots(comparison: Comparison) -> dict[str, str]:
     """SVG by file name."""
-    sets = {"generated": found.generated, "real": found.real}
+    sets = {"generated": comparison.generated, "real": comparison.real}
     return {
         "gc.svg": svg(_gc_plot(sets)),
-        "kmers.svg": svg(_kmer_plot(found), scatter=True),
+        "kmers.svg": svg(_kmer_plot(comparison), scatter=True),
         "runs.svg": svg(_run_plot(sets)),
     }
 
@@ -242,9 +242,9 @@ def _gc_plot(sets: Mapping[str, Counts]) -> Plot:
     return Plot("gc", "GC of the sequences", "GC (%), in bins of 2 %", "share of the sequences (%)", curves)
 
 
-def _kmer_plot(found: Comparison) -> Plot:
-    k = found.generated.k
-    generated, real = found.generated.spectrum(k), found.real.spectrum(k)
+def _kmer_plot(comparison: Comparison) -> Plot:
+    k = comparison.generated.k
+    generated, real = comparison.generated.spectrum(k), comparison.real.spectrum(k)
     seen = (generated > 0) | (real > 0)
     shares = np.concatenate((generated[generated > 0], real[real > 0]))
     never = float(shares.min()) / 2 if shares.size else 1.0  # what was not seen in one of the sets lies at the edge
@@ -256,7 +256,7 @@ def _kmer_plot(found: Comparison) -> Plot:
 
 
 def _has_cpg(k: int) -> np.ndarray:
-    """(4^k,) bool: which k-mers have a C with a G after it."""
+    """(4^k,) bool: which k-mers contain CG."""
     has, index = np.zeros(4**k, dtype=bool), np.arange(4**k)
     for _ in range(k - 1):
         has |= index % 16 == 1 * 4 + 2

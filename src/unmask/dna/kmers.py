@@ -1,7 +1,7 @@
-"""What DNA is made of: GC, k-mers, CpG, runs of one base, both strands (by which generated DNA is compared).
+"""Composition of DNA: GC, k-mers, CpG, runs of one base, both strands (used to compare generated DNA).
 
 Everything is counted in one pass over pieces of equal length, so a chromosome needs no more memory than a gene. A k-mer
-with an N in it does not count, and none reaches over the end of a piece.
+with an N does not count, and none crosses the end of a piece.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ for _letters, _code in (("Aa", 0), ("Cc", 1), ("Gg", 2), ("TtUu", 3), ("NnRrYySs
 
 
 def codes_of(name: str, text: str) -> np.ndarray:
-    """(L,) 0 to 3 for A, C, G, T and 4 for N and other ambiguous letters; anything else is refused."""
+    """(L,) 0 to 3 for A, C, G, T and 4 for N and other ambiguous letters; anything else is an error."""
     codes = _CODES[np.frombuffer(text.strip().encode("ascii", "replace"), dtype=np.uint8)]
     if codes.size and codes.max() > N:
         wrong = text.strip()[int(codes.argmax())]
@@ -35,7 +35,7 @@ def codes_of(name: str, text: str) -> np.ndarray:
 
 
 def pieces(sequences: Iterable[tuple[str, str]], length: int | None = None) -> Iterator[np.ndarray]:
-    """(m, L) codes: sequences as they are, or cut to `length`; of a longer one's end less than a half is left out."""
+    """(m, L) codes: sequences as they are, or cut to pieces of `length`; a last piece of less than half is left out."""
     for name, text in sequences:
         codes = codes_of(name, text)
         if length is None or len(codes) <= length:
@@ -111,7 +111,7 @@ class Counts:
         return counts / max(1, counts.sum())
 
     def facts(self) -> dict[str, float | int | None]:
-        """Figures of the set alone."""
+        """The figures of this set."""
         p = self.spectrum(1)
         gc = _moments(self.gc)
         mean_run = _moments(self.runs)[0]
@@ -163,13 +163,13 @@ def other_strand(p: np.ndarray) -> np.ndarray:
 
 
 def gc_distance(a: Counts, b: Counts) -> float:
-    """How far the GC of the sequences of one set has to be moved to become that of the other (Wasserstein, in GC)."""
+    """The Wasserstein distance between the GC distributions of two sets of sequences, in GC."""
     first, second = (np.cumsum(counts.gc) / max(1, counts.gc.sum()) for counts in (a, b))
     return float(np.abs(first - second).sum() / GC_BINS)
 
 
 def distances(a: Counts, b: Counts) -> dict[str, float]:
-    """Everything in which two sets are compared."""
+    """All distances between two sets."""
     runs = (counts.runs / max(1, counts.runs.sum()) for counts in (a, b))
     return {
         **{f"jsd_{n}": divergence(a.spectrum(n), b.spectrum(n)) for n in range(1, a.k + 1)},

@@ -1,4 +1,4 @@
-"""Models on disk and on the Hugging Face Hub: loading by name, folders that travel, checkpoints, other formats."""
+"""Models on disk and on the Hugging Face Hub: loading by name, portable folders, checkpoints, other formats."""
 
 from .card import model_card
 from .push import push_to_hub

@@ -114,7 +114,7 @@ def _figures(figures: Figures) -> str:
 
 
 def _protocols(protocols: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """What all figures share once, and one row per figure of what differs."""
+    """What all figures share, once, and one row per figure for what differs."""
     same = shared(list(protocols.values()))
     others = list(dict.fromkeys(key for protocol in protocols.values() for key in protocol if key not in same))
     others.sort(key=lambda key: TELLING.index(key) if key in TELLING else len(TELLING))  # else as they come
@@ -136,7 +136,7 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[str]:
 
 
 def _cell(value: Any) -> str:
-    """A value in a table: text as it is, all else as JSON."""
+    """A table cell: text as it is, anything else as JSON."""
     shown = value if isinstance(value, str) else json.dumps(value, default=str, ensure_ascii=False)
     return " ".join(shown.split()).replace("|", "\\|")
 

@@ -1,8 +1,8 @@
 """The folder of a run: which checkpoints it has, what is in one, and tensors whole or in shards.
 
 A checkpoint is a sealed folder (`files`): safetensors for everything with numbers in it, JSON and text for the rest,
-and a manifest with the size and SHA-256 of every file. A kill or a full disk at any moment leaves the checkpoint before
-it untouched. Nothing is ever unpickled.
+and a manifest with the size and SHA-256 of every file. If the process is killed or the disk is full, the previous
+checkpoint stays intact. Nothing is ever unpickled.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ STEP = re.compile(r"step-(\d{8})")
 
 @contextmanager
 def writing(folder: Path) -> Iterator[Path]:
-    """A temporary folder that becomes `folder`, sealed and synced, when the block ends well, and vanishes if not."""
+    """A temporary folder that becomes `folder`, sealed and synced, if the block succeeds, and is deleted otherwise."""
     fix = "earlier checkpoints are untouched, free some space and run the same command again"
     with files.writing(f"checkpoint {folder}", fix), files.sealed_folder(folder) as temporary:
         yield temporary
 
 
 def verify(folder: Path, only: str | None = None) -> None:
-    """Raise one sentence that names the file if anything (or one file) is missing, cut short or changed."""
+    """Raise a UserError that names the file if anything (or one file) is missing, truncated or changed."""
     files.verify(folder, "checkpoint", _fix(folder), only)
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object of a checkpoint, or one sentence."""
+    """A JSON object of a checkpoint, or a UserError."""
     return files.read_json(path, "cannot read the checkpoint", _fix(path.parent))
 
 
@@ -63,7 +63,7 @@ def write_whole(folder: Path, groups: Groups) -> None:
 
 
 def write_shards(folder: Path, groups: Groups) -> None:
-    """Every process writes its part through torch.distributed.checkpoint, as safetensors (a collective call)."""
+    """Every process writes its part with torch.distributed.checkpoint, as safetensors (a collective call)."""
     import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
 
@@ -108,7 +108,7 @@ def _read_shards(folder: Path, group: str, targets: Mapping[str, Tensor]) -> Non
 
 
 def check_names(wanted: Mapping[str, Any], actual: Mapping[str, Any], path: str | Path) -> None:
-    """Every tensor is accounted for, with the right shape; names and shapes only."""
+    """Raise unless every tensor is accounted for with the right shape; compares names and shapes only."""
     for what, names in (("lacks", wanted.keys() - actual.keys()), ("has unknown", actual.keys() - wanted.keys())):
         if names:
             some = ", ".join(sorted(names)[:3]) + (", ..." if len(names) > 3 else "")
@@ -125,7 +125,7 @@ def check_names(wanted: Mapping[str, Any], actual: Mapping[str, Any], path: str 
 
 
 def step_folder(run: Path, step: int) -> Path:
-    """Where the checkpoint of a step lies."""
+    """The folder of the checkpoint of a step."""
     return run / "checkpoints" / f"step-{step:08d}"
 
 
@@ -139,7 +139,7 @@ def steps(run: Path) -> list[int]:
 
 
 def prune(run: Path, keep_last: int, best: int | None) -> None:
-    """Delete all checkpoints but the last k and the best, and what killed writers left."""
+    """Delete all checkpoints except the last k and the best, and what interrupted writers left behind."""
     for step in steps(run)[:-keep_last]:
         if step != best:
             shutil.rmtree(step_folder(run, step), ignore_errors=True)
@@ -166,17 +166,17 @@ def resolve(path: str | Path, which: str = "last") -> Path:
 
 
 def full(tensor: Tensor) -> Tensor:
-    """The whole of a tensor that may be sharded (a collective call where it is)."""
+    """The full tensor of one that may be sharded (then it is a collective call)."""
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
 def local(tensor: Tensor) -> Tensor:
-    """The part here of a tensor that may be sharded; shares memory."""
+    """The local part of a tensor that may be sharded; shares memory."""
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
 def assign(target: Tensor, value: Tensor) -> None:
-    """Copy a whole tensor into one that may be sharded."""
+    """Copy a full tensor into one that may be sharded."""
     if hasattr(target, "device_mesh"):
         from torch.distributed.tensor import distribute_tensor
 

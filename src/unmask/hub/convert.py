@@ -1,8 +1,8 @@
-"""Models of other layouts to folders that travel: Lightning checkpoints of the paper's repository, .bin files, runs.
+"""Models in other layouts to portable folders: Lightning checkpoints of the paper's repository, .bin files, runs.
 
-The Lightning files (`last.ckpt`, `best.ckpt`) are pickles with the settings as OmegaConf objects and the
-average of the weights as a list without names, in the order of `parameters()`. They are read by `pickled`, which
-runs nothing; the names come from our network, whose parameters have the same order, and every shape is checked.
+The Lightning files (`last.ckpt`, `best.ckpt`) are pickles with the settings as OmegaConf objects and the average of the
+weights as a list without names, in the order of `parameters()`. They are read by `pickled`, which executes nothing; the
+names come from our network, whose parameters are in the same order, and every shape is checked.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ def convert(
     revision: str | None = None,
     new_head: bool = False,
 ) -> dict[str, Any]:
-    """Write the model of any source as a folder; what was done comes back, for a report.
+    """Write the model of any source as a folder; returns a summary for a report.
 
-    `new_head` gives an encoder that has no masked-LM head a fresh one.
+    `new_head` adds a new masked-LM head to an encoder that has none.
     """
     if to not in ("unmask", "published"):
         raise UserError(f"--to {to} must be 'unmask' or 'published'")
@@ -71,11 +71,11 @@ def convert(
 def open_source(
     source: str, tokenizer: str | None, weights: str, revision: str | None, new_head: bool = False
 ) -> tuple[LM, str]:
-    """The model of a source, and which of its weights these are."""
+    """The model of a source, and which of its weights were used."""
     path = Path(source)
     if path.is_file():
         if revision is not None:
-            raise UserError(f"{source} is a file here; revision is for models on the Hub")
+            raise UserError(f"{source} is a local file; revision is for models on the Hub")
         described, tensors, used = read_file(path, weights)
         tokens = resolve.the_tokenizer(tokenizer, described, source, path.parent if described.vocab is None else None)
         described = layout.with_tokenizer(described, tokens, tokenizer)
@@ -83,7 +83,7 @@ def open_source(
         return resolve.assemble(described, tokens, tensors, source), used
     if layout.is_folder(resolve.find(source, revision)):
         if weights != "ema":
-            raise UserError(f"{source} holds one set of weights; leave --weights out")
+            raise UserError(f"{source} holds only one set of weights; leave --weights out")
         lm = resolve.load(source, tokenizer=tokenizer, revision=revision, new_head=new_head)
         return lm, "with a new head" if new_head else "as published"
     lm = resolve.load(source, weights=weights, tokenizer=tokenizer, new_head=new_head)
@@ -91,7 +91,7 @@ def open_source(
 
 
 def read_file(path: Path, weights: str) -> tuple[Described, Tensors, str]:
-    """What a pickled file holds: a checkpoint of the paper's code, or tensors with a config.json beside them."""
+    """What a pickled file holds: a checkpoint of the paper's code, or tensors with a config.json next to them."""
     if path.suffix not in resolve.PICKLES:
         raise UserError(f"{path} is not a model; convert reads folders, Hub ids and {', '.join(resolve.PICKLES)} files")
     tree = pickled.load(path)
@@ -103,7 +103,7 @@ def read_file(path: Path, weights: str) -> tuple[Described, Tensors, str]:
         return read_lightning(tree, path, weights)
     if not beside:
         raise UserError(
-            f"{path} holds tensors only, and there is no {layout.CONFIG} beside it that describes the model"
+            f"{path} holds tensors only, and there is no {layout.CONFIG} next to it that describes the model"
         )
     return layout.read_folder(path.parent), pickled.tensors(tree, path), "raw"
 
@@ -112,7 +112,7 @@ def read_file(path: Path, weights: str) -> tuple[Described, Tensors, str]:
 
 
 def read_lightning(tree: Mapping[str, Any], path: Path, weights: str) -> tuple[Described, Tensors, str]:
-    """A checkpoint of the paper's repository: its settings, and the weights asked for under our names."""
+    """A checkpoint of the paper's repository: its settings, and the requested weights under our names."""
     state = tree["state_dict"]
     if not isinstance(state, dict) or not isinstance(state.get(FLAT_EMBEDDING), pickled.Stored):
         raise UserError(f"{path} is not a checkpoint of the paper's code: its state_dict has no {FLAT_EMBEDDING}")
@@ -122,9 +122,11 @@ def read_lightning(tree: Mapping[str, Any], path: Path, weights: str) -> tuple[D
     settings = pickled.plain(tree.get("hyper_parameters"))
     settings = settings.get("config", settings) if isinstance(settings, dict) else None
     if not isinstance(settings, dict) or not isinstance(settings.get("model"), dict):
-        raise UserError(f"{path} does not hold the settings of its run (hyper_parameters), so its network is not known")
+        raise UserError(
+            f"{path} does not contain the settings of its run (hyper_parameters), so its network is unknown"
+        )
     size = shape[0]
-    described = Described(lightning_config(settings, path), layout.usual_vocab(size), (), size)
+    described = Described(lightning_config(settings, path), layout.known_vocab(size), (), size)
     tensors = {name: value for name, value in state.items() if not _is_noise(name, value)}
     average = tree.get("ema")
     if weights == "raw" or average is None:
@@ -133,7 +135,7 @@ def read_lightning(tree: Mapping[str, Any], path: Path, weights: str) -> tuple[D
 
 
 def _is_noise(name: Any, value: Any) -> bool:
-    """The noise schedule is a module of theirs with at most a few numbers, which the settings say as well."""
+    """Their noise schedule is a module with at most a few numbers, which the settings contain as well."""
     return (
         isinstance(name, str)
         and name.startswith("noise.")
@@ -143,7 +145,7 @@ def _is_noise(name: Any, value: Any) -> bool:
 
 
 def _average(average: Any, described: Described, state: Mapping[str, Any], noise: int, path: Path) -> Tensors:
-    """The list of averages with our names: backbone first and then noise, each in the order of its parameters."""
+    """The list of averages with our names: first the network, then the noise, each in the order of its parameters."""
     shadow = average.get("shadow_params") if isinstance(average, dict) else None
     if not isinstance(shadow, list) or not all(isinstance(value, pickled.Stored) for value in shadow):
         raise UserError(f"{path} is damaged: its ema has no shadow_params; take the last weights with --weights raw")
@@ -167,7 +169,7 @@ def _average(average: Any, described: Described, state: Mapping[str, Any], noise
 
 
 def lightning_config(settings: Mapping[str, Any], path: Path) -> Config:
-    """Our config of a run of the paper's repository."""
+    """Our config for a run of the paper's repository."""
     net = settings["model"]
     backbone, meaning = settings.get("backbone"), settings.get("parameterization")
     if backbone not in ("dit", "ar") or meaning not in METHODS:
@@ -196,7 +198,7 @@ def lightning_config(settings: Mapping[str, Any], path: Path) -> Config:
 
 
 def unsaid(config: Config) -> dict[str, Any]:
-    """What the published config.json has no word for, where it is not that of the paper's run, which readers assume."""
+    """Settings that the published config.json cannot express, where they differ from the paper's run."""
     paper = owt()
     names = [("data", key) for key in ("layout", "eos_between", "block_ends", "attend_pads")]
     names += [("objective", "bound"), ("objective", "steps")]
@@ -206,13 +208,13 @@ def unsaid(config: Config) -> dict[str, Any]:
 
 
 def write_published(out: str | Path, lm: LM, dtype: str = "float32") -> None:
-    """config.json and model.safetensors as the published repositories have them; tokenizer files if not GPT-2's."""
+    """Write config.json and model.safetensors as published; tokenizer files only if it is not GPT-2's."""
     config, vocab = lm.config, lm.tokenizer.vocab
     if not layout.is_published(config) or lm.labels:
         net = config.model
-        other = f"the method {net.method}" if net.method != "mdlm" else f"the backbone {net.backbone}"
+        other = f"the method {net.method}" if net.method != "mdlm" else f"the network {net.network}"
         what = "labels" if lm.labels else other
-        raise UserError(f"the published layout has no word for {what}; leave out --to published")
-    own = None if vocab.size == layout.GPT2.size else lm.tokenizer
+        raise UserError(f"the published layout cannot express {what}; leave out --to published")
+    tokenizer = None if vocab.size == layout.GPT2.size else lm.tokenizer
     described = layout.to_published(config, vocab, dtype)
-    layout.write_files(out, described, layout.tensors_of(lm.model, config, dtype), own)
+    layout.write_files(out, described, layout.tensors_of(lm.model, config, dtype), tokenizer)

@@ -1,12 +1,12 @@
-"""Reading torch's pickled files (.ckpt, .bin, .pt) without running anything of what is in them.
+"""Reading torch's pickled files (.ckpt, .bin, .pt) without executing anything in them.
 
 A pickle is a program for a small stack machine, and two of its instructions call functions by name: a file can run
-whatever it likes in the process that loads it. So the program is not given to Python's machine, or torch's, but to
-this one. It knows numbers, text and containers; a name stays a name (`Name`); a call makes a record of itself
-(`Inert`), except for a fixed list of names, in whose place stand functions of ours that check their arguments.
-No attribute is ever looked up, nothing is imported, no method of a loaded object is called.
+whatever it likes in the process that loads it. So the program is run not by Python's machine, or torch's, but by this
+one. It knows numbers, text and containers; a name stays a name (`Name`); a call makes a record of itself (`Inert`),
+except for a fixed list of names, which are replaced by functions of ours that check their arguments. No attribute is
+ever looked up, nothing is imported, no method of a loaded object is called.
 
-Tensors come out as `Stored` (`torch_zip`): where they lie in the file, with every bound checked; `Stored.read` fetches
+Tensors come out as `Stored` (`torch_zip`): their place in the file, with every bound checked; `Stored.read` fetches
 one. So the optimizer's part of a checkpoint costs nothing.
 
 Why not `torch.load(weights_only=True)` with stand-ins for foreign names (tried with torch 2.13): it inflates a packed
@@ -46,7 +46,7 @@ TUPLES = {"EMPTY_TUPLE": 0, "TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
 
 @dataclass(eq=False)
 class Inert:
-    """What a call would have made: the record of it, on which nothing can be run."""
+    """The inert record of a call, in place of what it would have made."""
 
     name: str
     args: Any = ()
@@ -69,7 +69,7 @@ def load(path: str | Path) -> Any:
 
 
 def tensors(tree: Any, where: str | Path) -> dict[str, Tensor]:
-    """The tensors of a state dict, read; anything else in it is an error that names it."""
+    """The tensors of a state dict, read into memory; anything else in it raises an error that names it."""
     if not isinstance(tree, Mapping) or not tree:
         raise UserError(f"{where} does not hold a dictionary of tensors")
     for name, value in tree.items():
@@ -78,12 +78,12 @@ def tensors(tree: Any, where: str | Path) -> dict[str, Tensor]:
             raise UserError(f"{where} does not hold a dictionary of tensors: {str(name)[:80]!r} is a {kind}")
     size = sum(math.prod(value.shape) * value.dtype.itemsize for value in tree.values())
     if size > 4 * Path(where).stat().st_size:  # weights may be tied, but a small file must not fill the memory
-        raise UserError(f"{where} cannot be read: its tensors show the same numbers again and again")
+        raise UserError(f"{where} cannot be read: its tensors repeat the same numbers many times over")
     return {name: fetch(value, where) for name, value in tree.items()}
 
 
 def fetch(stored: Stored, where: str | Path) -> Tensor:
-    """`stored.read()`, whose complaints name the file."""
+    """`stored.read()`, with errors that name the file."""
     try:
         return stored.read()
     except Damaged as error:
@@ -93,7 +93,7 @@ def fetch(stored: Stored, where: str | Path) -> Tensor:
 
 
 def plain(value: Any) -> Any:
-    """Settings as plain data: OmegaConf's nodes keep their content in `_content` or `_val`; all else becomes None."""
+    """Settings as plain data: OmegaConf's nodes keep their content in `_content` or `_val`; the rest becomes None."""
     left = MOST  # a small file can refer to the same things again and again
 
     def walk(value: Any, depth: int) -> Any:
@@ -169,12 +169,12 @@ def _set(*args: Any) -> set[Any]:
 
 
 def frozen(*args: Any) -> frozenset[Any]:
-    """Frozenset; also the machine's own instruction for one."""
+    """Frozenset, as a call or as an instruction."""
     return frozenset(map(as_key, _listed(args)))
 
 
 def as_key(value: Any) -> Any:
-    """What may be a key: hashing is a recursion that nothing bounds, so tuples are of single values only."""
+    """A value that may be a key: hashing recurses without a limit, so tuples may hold only scalar values."""
     parts = value if isinstance(value, tuple) else (value,)
     if any(isinstance(part, tuple | list | dict | set | frozenset | bytearray) for part in parts):
         raise Damaged("its data.pkl is damaged: a key is a container")
@@ -216,7 +216,7 @@ CALLS: Mapping[Name, Callable[..., Any]] = {
 
 
 def call(function: Any, args: Any) -> Any:
-    """What a call means: one of ours, or the record of it."""
+    """The result of a call: of a function of ours, or the inert record of it."""
     if isinstance(function, Name) and function in CALLS and isinstance(args, tuple):
         return CALLS[function](*args)
     return Inert(str(function) if isinstance(function, Name) else "?", args)
@@ -226,7 +226,7 @@ def call(function: Any, args: Any) -> Any:
 
 
 class Machine:
-    """Runs the program of a pickle on values of ours only."""
+    """Runs the program of a pickle, only on values of ours."""
 
     def __init__(self, archive: Archive) -> None:
         self.archive = archive
@@ -259,7 +259,7 @@ class Machine:
         return values
 
     def step(self, name: str, arg: Any) -> None:
-        """One instruction."""
+        """Execute one instruction."""
         if name in VALUES:
             self.stack.append(arg)
         elif name in CONSTANTS:

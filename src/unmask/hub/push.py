@@ -1,4 +1,4 @@
-"""An `unmask.LM` on the Hugging Face Hub: a travelling folder with a card, and no code."""
+"""An `unmask.LM` on the Hugging Face Hub: a portable folder with a card, and no code."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def push_to_hub(
     revision: str | None = None,
     **about: Any,
 ) -> str:
-    """Upload a model and its card, and give the address of the commit; `about` as in `model_card`."""
+    """Upload a model and its card, and return the URL of the commit; `about` as in `model_card`."""
     import huggingface_hub
     from huggingface_hub.errors import HfHubHTTPError
 

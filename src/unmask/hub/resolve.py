@@ -1,7 +1,7 @@
 """Models by name: from a folder, a name inside this package or a Hub id to an `LM`.
 
-From the Hub come config.json, safetensors and tokenizer files, and nothing else: no code, and a pickle only where there
-is no other weights file, read by a machine that runs nothing (`pickled`).
+Only config.json, safetensors and tokenizer files are downloaded from the Hub: no code, and a pickle only if there is no
+other weights file; it is read by a machine that executes nothing (`pickled`).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from ..types import UserError
 from . import checkpoint, layout
 from .layout import Described
 
-PRETRAINED = Path(__file__).parent / "pretrained"  # folders that travel with the package
+PRETRAINED = Path(__file__).parent / "pretrained"  # portable folders inside the package
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 # Names from before the Hub had organisations, as bert-base-uncased: it still knows them, and no new ones are given.
 OLD_ID = re.compile(r"(bert|roberta|xlm-roberta|distilbert|distilroberta|albert|camembert)-[\w.-]+", re.ASCII)
@@ -55,26 +55,26 @@ def load(
     revision: str | None = None,
     new_head: bool = False,
 ) -> LM:
-    """An `LM` from the folder of a run or checkpoint, a folder that travels, the name of a built-in model, or a Hub id.
+    """An `LM` from the folder of a run or checkpoint, a portable folder, the name of a built-in model, or a Hub id.
 
-    The folder or Hub id may be of any masked language model of transformers (BERT and its kin), of Caduceus, Mamba or
-    HyenaDNA, too.
+    The folder or Hub id may also be any masked language model of transformers (the BERT family), Caduceus, Mamba or
+    HyenaDNA.
 
-    `which` is "last" or "best" (for a run), `weights` "ema" (the average, where the run kept one) or "raw". `tokenizer`
-    (a folder, a tokenizer.json, a vocab.txt or a Hub name) is for models that come without one, `revision` for the Hub.
-    `new_head` gives an encoder that has no masked-LM head a fresh one, to be trained.
+    `which` is "last" or "best" (for a run), `weights` "ema" (the average, if the run has one) or "raw". `tokenizer` (a
+    folder, a tokenizer.json, a vocab.txt or a Hub name) is for models that come without one, `revision` for the Hub.
+    `new_head` adds a new, untrained masked-LM head to an encoder that has none.
     """
     if which not in ("last", "best") or weights not in ("ema", "raw"):
         raise UserError("which must be 'last' or 'best', and weights 'ema' or 'raw'")
     folder = find(path, revision)
     if not layout.is_folder(folder):
         if new_head:
-            raise UserError(f"{path} is a run, which has a head; leave out --new-head")
+            raise UserError(f"{path} is a run, which already has a head; leave out --new-head")
         if tokenizer is not None:
-            raise UserError(f"{path} is a run with a tokenizer of its own; leave tokenizer out")
+            raise UserError(f"{path} is a run, which contains its tokenizer; leave tokenizer out")
         return _load_run(folder, which, weights, device)
     if which != "last" or weights != "ema":
-        raise UserError(f"{path} holds one set of weights; leave which and weights out")
+        raise UserError(f"{path} holds only one set of weights; leave which and weights out")
     described = layout.read_folder(folder, None if Path(path).exists() else str(path))
     tokens = the_tokenizer(tokenizer, described, str(path), folder)
     described = layout.with_tokenizer(described, tokens, tokenizer)
@@ -88,9 +88,9 @@ def find(path: str | Path, revision: str | None = None) -> Path:
     name, folder = str(path), Path(path)
     if folder.exists():
         if folder.suffix in PICKLES and folder.is_file():
-            raise UserError(f"{path} is a pickled file; make a folder of it first with: unmask convert {path} DIR")
+            raise UserError(f"{path} is a pickled file; convert it to a folder first with: unmask convert {path} DIR")
         if revision is not None:
-            raise UserError(f"{path} is a folder here; revision is for models on the Hub")
+            raise UserError(f"{path} is a local folder; revision is for models on the Hub")
         return folder
     if name in pretrained():
         return PRETRAINED / name
@@ -111,7 +111,7 @@ def pretrained() -> list[str]:
 def the_tokenizer(
     chosen: str | Path | Tokenizer | None, described: Described, name: str, folder: Path | None = None
 ) -> Tokenizer:
-    """The tokenizer of a model: the given one, that of its folder, or the one its config names; its size must fit."""
+    """The tokenizer of a model: the argument, the one in its folder, or the one its config names; its size must fit."""
     if chosen is None and folder is not None and (beside := layout.load_tokenizer(folder, described)) is not None:
         return beside
     wanted = described.config.data.tokenizer if chosen is None else chosen
@@ -139,7 +139,9 @@ def _fetch_tokenizer(wanted: str | Path, model: str, chosen: bool, adds_mask: bo
     if str(wanted) == "bytes":
         return bytes_tokenizer()
     if chosen and str(wanted) in BUILT_IN:
-        raise UserError(f"a tokenizer of kind {wanted} is made from a text; give the folder of the one of {model}")
+        raise UserError(
+            f"a tokenizer of kind {wanted} is made from a text; give the folder of the tokenizer of {model}"
+        )
     try:
         return hub_tokenizer(str(wanted), adds_mask)
     except UserError as error:
@@ -185,7 +187,7 @@ def _load_run(path: Path, which: str, weights: str, device: str) -> LM:
 
 
 def load_classifier(path: str | Path, device: str = "cpu", *, which: str | None = None) -> TaskModel:
-    """The classifier of a run of `finetune`: its best checkpoint, or the last where none is the best.
+    """The classifier of a run of `finetune`: its best checkpoint, or the last if there is no best one.
 
     `which` is "best" or "last"; `path` may also be a checkpoint.
     """
@@ -212,7 +214,7 @@ def load_classifier(path: str | Path, device: str = "cpu", *, which: str | None 
 
 
 def _download(name: str, revision: str | None) -> Path:
-    """The folder of a model of the Hub in the local cache: data files only."""
+    """The folder of a Hub model in the local cache: data files only."""
     folder = _snapshot(name, revision, WANTED)
     if not any(folder.glob("*.safetensors")):
         folder = _snapshot(name, revision, [*WANTED, layout.PICKLE, layout.CHECKPOINT])

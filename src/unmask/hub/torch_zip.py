@@ -1,4 +1,4 @@
-"""torch's zip files: their entries and storages with every bound checked, and tensors that are still in the file."""
+"""torch's zip files: their entries and storages with every bound checked, and tensors that stay in the file."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ DTYPES = {
 
 
 class Damaged(Exception):
-    """The file does not hold what it should; `load` makes a sentence of it."""
+    """The file is not what it should be; `load` turns this into a UserError."""
 
 
 @dataclass(frozen=True)
 class Name:
-    """What a file calls by name; it is never looked up."""
+    """A name that a file refers to; it is never looked up."""
 
     module: str
     name: str
@@ -67,7 +67,7 @@ class Stored:
     stride: tuple[int, ...]
 
     def read(self) -> Tensor:
-        """The tensor, with memory of its own."""
+        """The tensor, in newly allocated memory."""
         raw = self.storage.archive.data(self.storage.key)
         flat = torch.frombuffer(bytearray(raw), dtype=self.storage.dtype) if raw else torch.empty(0, dtype=self.dtype)
         return flat.as_strided(self.shape, self.stride, self.offset).clone(memory_format=torch.contiguous_format)
@@ -123,7 +123,7 @@ class Archive:
         return entries
 
     def content(self, name: str, most: int | None = None) -> bytes:
-        """The content of an entry, its checksum verified."""
+        """The content of an entry, with its checksum verified."""
         if name not in self.entries:
             raise Damaged(f"its entry {name[:80]!r} is missing")
         if most is not None and self.entries[name].file_size > most:

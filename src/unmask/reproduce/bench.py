@@ -1,8 +1,7 @@
 """A folder of models, each trained once, and how they are scored.
 
-Every model that a table needs lies in the bench under its name. It is trained if it is missing, continued if its
-training was stopped, and waited for if another process trains it. So tables share models, and several of them may run
-at once.
+Every model that a table needs is in the bench under its name. It is trained if it is missing, continued if its training
+was stopped, and waited for if another process trains it. So tables share models, and several of them may run at once.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ SEEDS = 5  # evaluation seeds of a likelihood, as in the paper's ablation
 
 
 class Missing(UserError):
-    """A model that is not trained on this machine: at the paper's scale that is a job for a cluster."""
+    """A model that is not trained on this machine: at the paper's scale that needs a cluster."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +84,7 @@ class ScoredModel:
 
 @dataclass
 class Bench:
-    """A scale, a text, and a folder with the models of both."""
+    """A scale, a text, and a folder with the models for them."""
 
     scale: Scale
     source: str
@@ -102,19 +101,19 @@ class Bench:
 
     @property
     def folder(self) -> Path:
-        """All that belongs to this scale and text, and to the encoder if there is one."""
+        """The folder for this scale and text, and for the encoder if there is one."""
         slug = re.sub(r"[^A-Za-z0-9_.-]+", "-", Path(self.source.rstrip("/")).name) or "data"
         folder = self.out / self.scale.name / slug
         return folder / f"encoder-{Path(self.encoder.rstrip('/')).name}" if self.encoder else folder
 
     @cached_property
     def models(self) -> dict[str, ModelSpec]:
-        """The specifications of all models that may lie in the folder, by name."""
+        """The specifications of all models that may be in the folder, by name."""
         return self.family.models(Setup(self.scale, self.source, self.seed, self.local, self.encoder))
 
     @cached_property
     def base(self) -> Config:
-        """The settings of data and network that stand for all models."""
+        """The settings of data and network that all models share."""
         return self.config(self.family.base)
 
     @cached_property
@@ -125,13 +124,13 @@ class Bench:
 
     @property
     def split(self) -> str:
-        """The split that figures are of; some texts (OpenWebText) hold out no more than a validation split."""
+        """The split that is evaluated; some texts (OpenWebText) hold out only a validation split."""
         if not self.base.data.test_fraction or self.scale.split not in self.data.corpus.splits:
             return "valid"
         return self.scale.split
 
     def rows(self, split: str | None = None) -> Rows:
-        """The rows of a split (default: the one that figures are of)."""
+        """The rows of a split (default: the one that is evaluated)."""
         return self.data.split(split or self.split)
 
     # -- models ------------------------------------------------------------------------------------------------------
@@ -158,7 +157,7 @@ class Bench:
         return [name for name, spec in self.models.items() if spec.config is not None and spec.start in starts]
 
     def need(self, names: Sequence[str]) -> None:
-        """Train whatever is missing of these; at the paper's scale, say how."""
+        """Train the missing ones of these; at the paper's scale, say how."""
         absent = [name for name in names if not self.finished(name)]
         if absent and not self.scale.trains:
             raise Missing("\n".join(map(self.command, absent)))
@@ -189,7 +188,7 @@ class Bench:
         return self.folder / "models" / name
 
     def origin(self, name: str) -> str:
-        """Where a model is loaded from."""
+        """The path that a model is loaded from."""
         return self.models[name].path or str(self.path(name))
 
     def finished(self, name: str) -> bool:
@@ -233,7 +232,7 @@ class Bench:
             return 0.0
 
     def _facts(self, name: str) -> dict[str, Any]:
-        """What a reader wants to know of a training; tokens seen are counted as the paper does (appendix D.2)."""
+        """What a reader wants to know about a training run; tokens seen are counted as in the paper (appendix D.2)."""
         config, lm = self.config(name), self._loaded[name]
         tokens = config.train.steps * config.train.batch_size * config.data.length
         objective = registry.objective(config.objective)

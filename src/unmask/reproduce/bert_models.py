@@ -122,7 +122,7 @@ def glue_sizes(scale: Scale) -> GlueSizes:
 
 
 def scored_rows(scale: Scale) -> int | None:
-    """Rows of the split that the perplexities of the three BERTs are of; None = all."""
+    """Rows of the split for the perplexities of the three BERTs; None = all."""
     return bert_sizes(scale).rows if scale.trains else None
 
 
@@ -158,7 +158,7 @@ def bert_models(setup: Setup) -> dict[str, ModelSpec]:
 
 
 def encoder_models(setup: Setup) -> dict[str, ModelSpec]:
-    """An encoder from elsewhere, before and after MDLM fine-tuning."""
+    """A foreign encoder, before and after MDLM fine-tuning."""
     sizes = encoder_sizes(setup.scale)
     tuning = {
         "steps": sizes.steps,

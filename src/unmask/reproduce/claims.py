@@ -1,7 +1,7 @@
 """Claims of the paper as data: two sides, a relation, and how the error between them is judged.
 
 A claim names its two sides; `Claim.check` looks them up among what a table measured. How the difference of two sides
-and its error come about is a function (`measure`): paired over texts, paired by seed, or of independent figures.
+and its error are computed is a function (`measure`): paired over texts, paired by seed, or of independent figures.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MARGIN = 1.0  # points of GLUE (or of accuracy) that "no worse" may hide
 
 @dataclass(frozen=True)
 class Difference:
-    """By how much the left side is better than the right one; its error is None where nothing says how large it is."""
+    """By how much the left side is better than the right one; its error is None if it is unknown."""
 
     value: float
     error: float | None
@@ -73,26 +73,26 @@ def _verdict(difference: Difference, relation: Relation, sigmas: float) -> tuple
 
 
 def nats_gap(first: ScoredModel, second: ScoredModel) -> Figure:
-    """Nats per token that the second has more, on the same rows: the errors of draws and of texts, both paired."""
+    """The excess nats per token of the second on the same rows, with errors over draws and over texts, both paired."""
     gap = second.nats.mean(1) - first.nats.mean(1)  # one text each, so what a text is worth cancels
     return Figure(*rate(gap, first.tokens))
 
 
 def fewer_nats(left: ScoredModel, right: ScoredModel) -> Difference:
-    """Of two models on the same texts, paired over these."""
+    """For two models on the same texts, paired over texts."""
     gap = nats_gap(left, right)
     words = f"{left.perplexity} against {right.perplexity}: {gap} nats a token, paired over texts"
     return Difference(gap.value, gap.error, words)
 
 
 def equal_nats(left: ScoredModel, right: ScoredModel) -> Difference:
-    """The same without a side: for claims that two models are equal."""
+    """The same without a direction, for claims that two models are equal."""
     gap = nats_gap(left, right)
     return Difference(abs(gap.value), gap.error, f"{left.perplexity} and {right.perplexity}: {gap} nats a token")
 
 
 def fewer_nats_of_seeds(left: Sequence[ScoredModel], right: Sequence[ScoredModel]) -> Difference:
-    """Of two systems with several trainings each: errors over texts and over training seeds, both paired."""
+    """For two systems with several training runs each: errors over texts and over training seeds, both paired."""
     each = [nats_gap(first, second).value for first, second in zip(left, right, strict=True)]
     over_seeds = mean(each)
     gap = Figure(over_seeds.value, combined(nats_gap(_pooled(left), _pooled(right)).error, over_seeds.stderr))
@@ -102,7 +102,7 @@ def fewer_nats_of_seeds(left: Sequence[ScoredModel], right: Sequence[ScoredModel
 
 
 def _pooled(scored: Sequence[ScoredModel]) -> ScoredModel:
-    """All trainings as draws of one."""
+    """All training runs as draws of one."""
     first = scored[0]
     return ScoredModel(
         np.concatenate([model.nats for model in scored], axis=1), first.tokens, first.exact, first.protocol
@@ -114,7 +114,7 @@ def _mean(scored: Sequence[ScoredModel]) -> Figure:
 
 
 def smaller(left: Figure, right: Figure) -> Difference:
-    """Of two independent figures."""
+    """For two independent figures."""
     value, error = right.value - left.value, combined(left.error, right.error)
     remark = " (a figure without an error counts as exact)" if left.error is None or right.error is None else ""
     counted = "combined standard errors" if error else ""
@@ -123,7 +123,7 @@ def smaller(left: Figure, right: Figure) -> Difference:
 
 
 def apart(left: Figure, right: Figure) -> Difference:
-    """Of two independent figures, for the claim that they are equal within three errors."""
+    """For two independent figures, for the claim that they are equal within three errors."""
     value, error = abs(left.value - right.value), combined(left.error, right.error)
     words = f"{left} and {right}: difference {Figure(value, error or None)}, equal if within 3 standard errors"
     return Difference(value, error, words, counted="")

@@ -1,4 +1,4 @@
-"""A number as a reader should see it: with its error, and no more digits than the error leaves meaning to."""
+"""A number as a reader should see it: with its error, and no more digits than the error justifies."""
 
 from __future__ import annotations
 
@@ -43,17 +43,17 @@ class Figure:
 
 
 def _exponent(value: float, digits: int) -> int:
-    """The power of ten of the first digit, after rounding to so many digits (0.0996 is 0.10)."""
+    """The power of ten of the first digit, after rounding to this many digits (0.0996 is 0.10)."""
     return int(f"{value:.{digits - 1}e}".split("e")[1])
 
 
 def _fixed(value: float, places: int) -> str:
-    """Rounded to so many decimals; to tens, hundreds, ... if negative. Never minus zero."""
+    """Rounded to this many decimals; to tens, hundreds, ... if negative. Never minus zero."""
     return f"{round(value, places) + 0.0:.{max(places, 0)}f}"
 
 
 def significant(value: float, digits: int) -> str:
-    """Rounded to so many digits; with an exponent where it is very small or very large."""
+    """Rounded to this many digits; with an exponent if it is very small or very large."""
     if value == 0:
         return "0"
     exponent = _exponent(value, digits)

@@ -1,8 +1,8 @@
 """The models of section 5.2 at every scale: Mamba and HyenaDNA from left to right, Caduceus by MLM, and what follows.
 
 As in the paper a model is pre-trained and then continues at a lower rate: Mamba and HyenaDNA as they were, the one
-Caduceus as Plaid, SEDD and MDLM. Several seeds differ in the second part only. They begin with 1: with the seed of the
-pre-training a fine-tuning would see the rows again with which that one began.
+Caduceus as Plaid, SEDD and MDLM. Several seeds differ in the second part only. They start at 1: with the seed of the
+pre-training, the fine-tuning would begin with the same rows.
 """
 
 from __future__ import annotations
@@ -203,7 +203,7 @@ GENOME = Family(genome_models, base=MAMBA, texts=(HG38,), noun="genome", genome=
 
 
 def _pretrained(setup: Setup, name: str) -> ModelSpec:
-    """A training from scratch: the paper's recipe, with the sizes of the scale."""
+    """Training from scratch: the paper's recipe, with the sizes of the scale."""
     config, sizes = recipe(RECIPES[name]), genome_sizes(setup.scale)
     if not setup.scale.trains:
         return ModelSpec(changed(config, {"seed": setup.seed}), command=(RECIPES[name], f"seed={setup.seed}"))
@@ -255,7 +255,7 @@ def markov_scores(
 
 
 def available_tasks(bench: Bench) -> dict[str, str]:
-    """The tasks that are at hand, with their splits; none at all is an error, before anything is trained."""
+    """The available tasks, with their splits; having none is an error, raised before anything is trained."""
     sizes, splits, first = genome_sizes(bench.scale).tasks, {}, ""
     for name in sizes.names:
         for split in ("official",) if sizes.swept else ("official", "random"):
@@ -270,7 +270,7 @@ def available_tasks(bench: Bench) -> dict[str, str]:
                 splits[name] = split
                 break
     if not splits:
-        raise UserError(f"no task of Genomic Benchmarks or GUE is here: {first}")
+        raise UserError(f"no task of Genomic Benchmarks or GUE is available: {first}")
     return splits
 
 

@@ -1,9 +1,9 @@
 """Markov models of order k on bases: the yardstick for the networks of section 5.2.
 
 They are counted on all windows of a split. p(base | context) is (count + 1/2) / (total + 2), where the context is the k
-bases before it. Contexts do not reach beyond a window, and not across N: a base with j < k known bases directly before
-it has these j for a context, in the counts of order j (all bases with at least j known ones before them). N and padding
-are neither counted nor scored. One strand, as the file has it.
+bases before it. Contexts do not cross the start of a window or an N: a base with j < k known bases directly before it
+has these j as its context, with the counts of order j (all bases with at least j known ones before them). N and padding
+are neither counted nor scored. Only the strand in the file is used.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Markov:
         return np.asarray(np.log(counts / counts.sum(1, keepdims=True)))
 
     def nats(self, rows: Rows, order: int, limit: int | None = None) -> tuple[np.ndarray, np.ndarray]:
-        """(nats (n,), bases (n,)) of the rows that an evaluation with this limit takes, under the model of an order."""
+        """(nats (n,), bases (n,)) of the rows that an evaluation with this limit uses, under the model of an order."""
         tables = [self.log_p(length) for length in range(order + 1)]
         chosen = pick_rows(len(rows), limit)
         nats, bases = np.zeros(len(chosen)), np.zeros(len(chosen))

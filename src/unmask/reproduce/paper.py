@@ -1,7 +1,7 @@
 """What the paper prints: the figures of its tables on likelihood and speed, with their labels and protocols.
 
 Numbers are as printed (`decimals`). A `±` of the paper is a standard deviation over five evaluations of one model; it
-holds the noise of the estimate, and not that of training. Figures of the paper that are pictures have no numbers here.
+contains the noise of the estimate but not that of training. Figures of the paper that are plots have no numbers here.
 `remarks` says where the paper contradicts itself.
 """
 
@@ -29,7 +29,7 @@ class Printed:
 
 @dataclass(frozen=True)
 class Picture:
-    """A figure of the paper that is a picture: what it shows, and which settings. Its curves have no numbers."""
+    """A figure of the paper that is a plot: what it shows, and with which settings. Its curves have no numbers."""
 
     label: str
     title: str

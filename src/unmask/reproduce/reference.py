@@ -30,7 +30,7 @@ class Careful:
     @staticmethod
     @torch.no_grad()
     def predict(model: MaskedDiffusion, z: Tensor, t: Tensor) -> Tensor:
-        """(B, L, V) x̂ of every position, needed or not: a network call, the head, SUBS with carry-over."""
+        """(B, L, V) x̂ of every position, needed or not: network call, head, SUBS with carry-over."""
         logits = model.backbone.head(model.hidden(z, t)).float()
         logits[..., model.vocab.mask] = float("-inf")
         log_x = torch.log_softmax(logits, dim=-1)

@@ -25,7 +25,7 @@ MODEL_COLUMNS = {  # what `Report.models` should say of a model; other keys are 
 
 
 def markdown(report: Report) -> str:
-    """The page: plain GitHub markdown, with columns that are aligned in the source too."""
+    """The report as plain GitHub markdown, with columns that are aligned in the source as well."""
     title = f"{report.name}: {report.label} of the paper, at scale {report.scale}"
     parts = [f"# {escape_markdown(title)}", _fenced(report.command)]
     for table in report.tables:
@@ -71,7 +71,7 @@ def _model_cells(models: list[dict[str, Any]]) -> list[list[str]]:
 
 
 def _value(value: Any, thousands: str = "") -> str:
-    """A setting in words."""
+    """A setting as text."""
     value = described(value)
     if value is None:
         return NONE

@@ -26,7 +26,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Table:
-    """A table of the paper; each column is shown twice, "paper" and "here", if the paper says anything there."""
+    """A table of the paper; each column is shown twice, "paper" and "here", if the paper has a value for it."""
 
     title: str
     label: str
@@ -64,7 +64,7 @@ class Check:
 
 @dataclass(frozen=True)
 class Report:
-    """Everything that one `unmask reproduce` found, and how."""
+    """All results of one `unmask reproduce`, and how they were obtained."""
 
     name: str
     label: str
@@ -80,7 +80,7 @@ class Report:
 
 
 def plot_stems(plots: Sequence[Plot]) -> list[str]:
-    """File names that are safe and differ from each other."""
+    """File names that are safe and distinct."""
     stems: list[str] = []
     for plot in plots:
         stem = re.sub(r"[^A-Za-z0-9_-]+", "-", plot.name).strip("-") or "plot"

@@ -26,7 +26,7 @@ SCHEMA = 1
 
 
 def write_report(report: Report, folder: Path) -> Path:
-    """Write report.md, results.json and the plots; every file is replaced in one step. Returns report.md."""
+    """Write report.md, results.json and the plots; every file is replaced atomically. Returns report.md."""
     report = replace(report, environment=report.environment or environment())
     files = {f"{stem}.svg": svg(plot) for stem, plot in zip(plot_stems(report.plots), report.plots, strict=True)}
     document = json.dumps({"schema": SCHEMA, **described(report)}, indent=1, ensure_ascii=False, allow_nan=False)
@@ -34,7 +34,7 @@ def write_report(report: Report, folder: Path) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(f"could not make the folder {folder} ({error.strerror}); name another one") from None
+        raise UserError(f"cannot create the folder {folder} ({error.strerror}); name another one") from None
     for name, text in files.items():
         write_text(folder / name, text)
     return folder / "report.md"
@@ -66,7 +66,7 @@ def _cpu() -> str:
 
 
 def load_results(path: Path) -> Report:
-    """A report from its results.json (or the folder of it), for comparison with a later one."""
+    """A report from its results.json (or its folder), for comparison with a later one."""
     path = path / "results.json" if path.is_dir() else path
     try:
         document = json.loads(path.read_text(encoding="utf-8"))

@@ -44,7 +44,7 @@ def reproduce(
         takers = ", ".join(name for name, other in TABLES.items() if other.local)
         raise UserError(f"--local belongs to {takers}; leave it out")
     if (start is None) == table.encoder:
-        raise UserError("--model names the encoder of the table encoder, and that table needs it")
+        raise UserError("--model is for the table encoder, which needs it")
     sets = tuple(member.corpus for member in suite("zero-shot", known)) if known else ()
     text = _text(table, chosen, data)
     bench = Bench(chosen, text, Path(out), seed, scorer, quiet, local, sets, start, table.family)
@@ -62,7 +62,7 @@ def _text(table: PaperTable, scale: Scale, data: str) -> str:
         raise UserError("--data is empty; give a name, a file or a folder")
     if scale.trains:
         if family.genome and data == DEFAULT_TEXT:
-            raise UserError(f"{table.name} is on a genome; name its FASTA file: --data FASTA")
+            raise UserError(f"{table.name} needs a genome; give its FASTA file: --data FASTA")
         return data
     if data == DEFAULT_TEXT:
         return table.text
@@ -73,7 +73,7 @@ def _text(table: PaperTable, scale: Scale, data: str) -> str:
 
 
 def _check_models(bench: Bench) -> None:
-    """Raise if models of another seed or text lie in the folder: their figures would be printed as this command's."""
+    """Raise if the folder has models of another seed or text, whose figures would be printed as this command's."""
     for path in sorted((bench.folder / "models").glob("*/config.yaml")):
         name, trained = path.parent.name, load_yaml(path)
         if name not in bench.declared():
@@ -91,7 +91,7 @@ def _check_models(bench: Bench) -> None:
 
 
 def _check_text(bench: Bench) -> None:
-    """Raise, before anything is trained, if there is too little text for errors over texts and for two long rows."""
+    """Raise, before anything is trained, if there is too little text for errors over texts or for two long rows."""
     least, rows = 2 * bench.scale.times, len(bench.rows())
     if rows < least:
         raise UserError(

@@ -1,4 +1,4 @@
-"""How large: the scales at which the tables can be re-created."""
+"""The scales at which the tables can be re-created."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Scale:
 
     @property
     def trains(self) -> bool:
-        """Whether models are trained on this machine; the paper's are a job for a cluster."""
+        """Whether models are trained on this machine; the paper's scale needs a cluster."""
         return self.sizes is not None
 
 

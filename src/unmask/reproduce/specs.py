@@ -35,7 +35,7 @@ class Finetuning:
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """A model of a bench: its settings, and what it starts from (names of other models of the bench)."""
+    """A model of a bench: its settings, and the names of the models of the bench that it starts from."""
 
     config: Config | Finetuning | None  # None: nothing is trained, it is loaded from `path`
     start: str | None = None  # its training begins with the weights of this model
@@ -57,7 +57,7 @@ class Setup:
 
 @dataclass(frozen=True)
 class Family:
-    """Models that tables share; all of a family lie in one folder under their names."""
+    """Models that tables share; all models of a family are in one folder under their names."""
 
     models: Callable[[Setup], dict[str, ModelSpec]]
     base: str  # the model whose settings of data and network stand for all
@@ -66,7 +66,7 @@ class Family:
     genome: bool = False  # trained on a FASTA file, which has no default
 
     def including(self, models: Callable[[Setup], dict[str, ModelSpec]]) -> Family:
-        """The family with more models, for a table that needs some of its own."""
+        """The family with more models, for a table that needs additional ones."""
         shared = self.models
         return replace(self, models=lambda setup: shared(setup) | models(setup))
 

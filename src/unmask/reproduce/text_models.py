@@ -89,7 +89,7 @@ def _base(setup: Setup, sizes: Sizes) -> Config:
 
 
 def _place(setup: Setup) -> Changes:
-    """A text that is one of the sets of `zero-shot` is read where these lie."""
+    """A text that is one of the data sets of `zero-shot` is read from the same place."""
     record = find(setup.source)
     if record is None or record.name not in {member.corpus for member in SUITES["zero-shot"]}:
         return {}
@@ -101,7 +101,7 @@ def _recipe(setup: Setup) -> str:
 
 
 def _command(setup: Setup, config: Config) -> tuple[str, ...]:
-    """The recipe and what the config changes of it; training steps always, the seed last."""
+    """The recipe and how the config differs from it; training steps always, the seed last."""
     if setup.scale.trains:
         return ()
     last: dict[str, Any] = {"train.steps": config.train.steps} | ({"seed": config.seed} if config.seed else {})

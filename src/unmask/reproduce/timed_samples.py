@@ -1,8 +1,8 @@
 """Samples of several samplers: how long they take, and how they are judged.
 
-Every sampler takes its turn in every round, so that a machine that is slow for a while is slow for all of them. Samples
-are judged by a model that wrote none of them. Real text goes through the same judge; perplexity never stands without
-entropy, for text that repeats itself has little of both.
+Every sampler takes its turn in every round, so that a machine that is slow for a while slows down all of them. Samples
+are judged by a model that wrote none of them. Real text goes through the same judge; perplexity is never reported
+without entropy, since repetitive text has little of both.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ REAL = "real text"
 
 @dataclass(frozen=True)
 class GeneratedTexts:
-    """Samples: how they read, their tokens, and how often each went through the network."""
+    """Samples: their texts, their tokens, and the number of network calls of each."""
 
     texts: list[str]
     tokens: list[list[int]]
@@ -77,7 +77,7 @@ class GenerationEntry:
     parts: list[GeneratedTexts] = field(default_factory=list)
 
     def turn(self, n: int, seed: int) -> None:
-        """One round."""
+        """Write the samples of one round."""
         began = time.perf_counter()
         texts = self.write(n, seed)
         self.spent.append((time.perf_counter() - began) * self.factor / n)
@@ -113,9 +113,9 @@ def by_sampler(lm: LM, length: int | None = None, **how: Any) -> Write:
 
 
 def by_some_steps(bench: Bench, lm: LM, sampler: str, steps: int) -> Write:
-    """Some of the T steps, for their time: at PARTS places of the run, on real text of which as much is masked there.
+    """Times some of the T steps: at PARTS places of the run, on real text with the same share of masks.
 
-    What a step costs depends on how many positions are masked and on how few are revealed, and not on what is written.
+    The cost of a step depends on how many positions are masked and on how few are revealed, not on what is written.
     """
     parts = min(PARTS, TIMED)
     each = TIMED // parts
@@ -171,7 +171,7 @@ def take_turns(bench: Bench, entries: Sequence[GenerationEntry], samples: int) -
 
 
 def prepare(bench: Bench, names: Sequence[str]) -> Scorer:
-    """All models that a table needs, and the judge; one that cannot be opened is refused before anything is trained."""
+    """All models that a table needs, and the judge; raises before anything is trained if the judge cannot be loaded."""
     scorer = None if bench.scorer is None else open_judge(bench.scorer, torch.device("cpu"), "cpu")
     bench.need([*names, *([] if scorer else [JUDGE])])
     return scorer or BoundScorer(bench.lm(JUDGE), JUDGE, bench.seed, draws=1)
@@ -191,14 +191,14 @@ def entry_figures(entry: GenerationEntry, scorer: Scorer) -> dict[str, Cell]:
 
 
 def real_text(bench: Bench, length: int, n: int, scorer: Scorer) -> tuple[Row, dict[str, Any]]:
-    """Real text of the same length under the same judge, and which it is."""
+    """Real text of the same length under the same judge, and its description."""
     texts, tokens, about = real_rows(bench.lm("mdlm"), bench.split, length, n)
     figures = judged(GeneratedTexts(texts, tokens, [0] * len(texts)), scorer)
     return Row(REAL, {}, figures, f"{len(texts)} rows of the {bench.split} split"), about
 
 
 def about_judge(bench: Bench, scorer: Scorer) -> dict[str, Any]:
-    """What the protocol says of the judge."""
+    """What the protocol says about the judge."""
     facts = {"who": "given by --scorer", **scorer.describe()}
     if bench.scorer is None:
         facts["who"] = (
@@ -212,11 +212,11 @@ def about_judge(bench: Bench, scorer: Scorer) -> dict[str, Any]:
 
 
 def lower_perplexity(left: Mapping[str, Any], right: Mapping[str, Any]) -> Difference:
-    """Generative perplexities of two samplers; their entropies beside, for a repeated word has little of both."""
+    """Generative perplexities of two samplers; with their entropies, since repetitive text has little of both."""
     entropies = f"; entropy {left[ENTROPY]} against {right[ENTROPY]}"
     return replace(smaller(left[PPL], right[PPL]), beside=entropies)
 
 
 def equal_perplexity(left: Mapping[str, Any], right: Mapping[str, Any]) -> Difference:
-    """Generative perplexities of two samplers that should have one law."""
+    """Generative perplexities of two samplers that should have the same distribution."""
     return apart(left[PPL], right[PPL])

@@ -28,8 +28,8 @@ def new_id(kind: str) -> str:
 
 
 async def events_of(handle: RequestHandle) -> AsyncIterator[Event | None]:
-    """Every event of a request up to its end; None now and then while nothing happens."""
-    left = len(handle.works)
+    """Every event of a request until its end; None from time to time while nothing happens."""
+    left = len(handle.requests)
     while left:
         try:
             async with asyncio.timeout(KEEP_ALIVE):
@@ -59,15 +59,15 @@ async def all_done(handle: RequestHandle, on_step: Callable[[Step], None] = lamb
 
 
 def failure(event: Failed) -> Refusal:
-    """The error of a request that was accepted and has ended without a result."""
+    """The error for a request that was accepted but ended without a result."""
     kind = {"timeout": "timeout_error"}.get(event.kind, "server_error")
     return Refusal(STATUS.get(event.kind, 500), event.message, kind, code=event.kind)
 
 
-def usage(works: list[Request], samples: list[Sample]) -> dict[str, int]:
+def usage(requests: list[Request], samples: list[Sample]) -> dict[str, int]:
     """Numbers of tokens: those of the prompts (once per canvas), and those written."""
-    distinct = {id(work.prompt): work for work in works}.values()
-    prompt = sum(int((~work.free).sum()) for work in distinct if work.free is not None)
+    distinct = {id(request.prompt): request for request in requests}.values()
+    prompt = sum(int((~request.free).sum()) for request in distinct if request.free is not None)
     written = sum(sum(not token.given for token in sample.tokens) for sample in samples)
     return {"prompt_tokens": prompt, "completion_tokens": written, "total_tokens": prompt + written}
 
@@ -77,9 +77,9 @@ def usage(works: list[Request], samples: list[Sample]) -> dict[str, int]:
 
 async def diffusion_events(name: str, lm: LM, handle: RequestHandle) -> AsyncIterator[str]:
     """The stream of /v1/diffusion."""
-    yield _start(name, lm, handle.works)
+    yield _start(name, lm, handle.requests)
     samples: list[Sample] = []
-    lengths = [len(work.canvas) for work in handle.works]
+    lengths = [len(request.canvas) for request in handle.requests]
     async for item in events_of(handle):
         if item is None:
             yield ": still here\n\n"
@@ -103,19 +103,19 @@ async def diffusion_events(name: str, lm: LM, handle: RequestHandle) -> AsyncIte
                 data |= {"gaps": done.gaps, "nats": done.gap_nats}
             yield event(data, "done")
     calls = sum(sample.network_calls for sample in samples)
-    yield event({"usage": usage(handle.works, samples) | {"network_calls": calls}}, "end")
+    yield event({"usage": usage(handle.requests, samples) | {"network_calls": calls}}, "end")
 
 
-def _start(name: str, lm: LM, works: list[Request]) -> str:
+def _start(name: str, lm: LM, requests: list[Request]) -> str:
     """The first event. It may be large: a canvas that many samples share is encoded once."""
-    vocab, options = lm.tokenizer.vocab, works[0].params
+    vocab, options = lm.tokenizer.vocab, requests[0].params
     special = {token for token in (vocab.pad, vocab.bos, vocab.eos) if token is not None}
     canvases: dict[int, str] = {}  # as JSON
     samples = []
-    for index, work in enumerate(works):
-        if id(work.prompt) not in canvases:
-            ids = work.canvas.tolist()
-            canvases[id(work.prompt)] = to_json(
+    for index, request in enumerate(requests):
+        if id(request.prompt) not in canvases:
+            ids = request.canvas.tolist()
+            canvases[id(request.prompt)] = to_json(
                 [
                     {"id": None, "piece": None, "given": False}
                     if token == vocab.mask
@@ -123,13 +123,13 @@ def _start(name: str, lm: LM, works: list[Request]) -> str:
                     for token, piece in zip(ids, lm.tokenizer.pieces(ids), strict=True)
                 ]
             )
-        samples.append(f'{{"index":{index},"seed":{work.params.seed},"tokens":{canvases[id(work.prompt)]}}}')
+        samples.append(f'{{"index":{index},"seed":{request.params.seed},"tokens":{canvases[id(request.prompt)]}}}')
     head = {
         "id": new_id("diff"),
         "object": "diffusion",
         "created": int(time.time()),
         "model": name,
-        "steps": getattr(works[0].sampler, "steps", None),
+        "steps": getattr(requests[0].sampler, "steps", None),
         "mask": {"id": vocab.mask, "piece": _shown(lm, vocab.mask)},
         "special": {str(token): _shown(lm, token) for token in sorted(special)},
         "settings": options.describe(),
@@ -173,8 +173,8 @@ def samples_answer(name: str, handle: RequestHandle, done: list[Done], tokens: b
         "created": int(time.time()),
         "model": name,
         "samples": [sample.as_dict(tokens) | {"index": sample.index} for sample in samples],
-        "settings": handle.works[0].params.describe(),
-        "usage": usage(handle.works, samples),
+        "settings": handle.requests[0].params.describe(),
+        "usage": usage(handle.requests, samples),
     }
 
 
@@ -193,7 +193,7 @@ class Completion:
             "model": name,
         }
         self.prompts = [asked.prompt] if isinstance(asked.prompt, str) else asked.prompt
-        self.tops: list[dict[int, Change]] = [{} for _ in handle.works]
+        self.tops: list[dict[int, Change]] = [{} for _ in handle.requests]
 
     def document(self, done: list[Done]) -> dict[str, Any]:
         """The whole answer."""
@@ -206,7 +206,7 @@ class Completion:
         samples = [item.sample for item in done]
         return self.head | {
             "choices": choices,
-            "usage": usage(self.handle.works, samples),
+            "usage": usage(self.handle.requests, samples),
             "unmask": {
                 "seeds": [sample.seed for sample in samples],
                 "network_calls": sum(sample.network_calls for sample in samples),
@@ -219,7 +219,9 @@ class Completion:
 
     async def stream(self) -> AsyncIterator[str]:
         """The text of every sample as it becomes final: what was sent never changes."""
-        pieces = [TextStream(self.lm.prompt_builder, work.prompt, work.params.stop) for work in self.handle.works]
+        pieces = [
+            TextStream(self.lm.prompt_builder, request.prompt, request.params.stop) for request in self.handle.requests
+        ]
         sent = [0] * len(pieces)
         samples: list[Sample] = []
         options = self.asked.stream_options
@@ -245,7 +247,7 @@ class Completion:
                 chunk = self.head | {"choices": [self._choice(index, new, reason, logprobs)]}
                 yield event(chunk | ({"usage": None} if counts else {}))
         if counts:
-            yield event(self.head | {"choices": [], "usage": usage(self.handle.works, samples)})
+            yield event(self.head | {"choices": [], "usage": usage(self.handle.requests, samples)})
         yield event("[DONE]")
 
     def _prompt(self, index: int) -> str:
@@ -264,7 +266,7 @@ class Completion:
         self.tops[step.index].update({change.position: change for change in step.changes})
 
     def _logprobs(self, done: Done) -> dict[str, Any] | None:
-        """Tokens that were written, in order of the text, as OpenAI lays them out."""
+        """The written tokens in the order of the text, in OpenAI's format."""
         if self.asked.logprobs is None:
             return None
         pieces, changes = self.lm.tokenizer.pieces, self.tops[done.index]

@@ -60,7 +60,7 @@ class Service:
         self._reading = 0
 
     def close(self) -> None:
-        """No more requests."""
+        """Accept no more requests."""
         for pool in (self._prepare, self._read):
             pool.shutdown(wait=False, cancel_futures=True)
 
@@ -87,13 +87,13 @@ class Service:
         return asked
 
     async def _off(self, pool: ThreadPoolExecutor, call: Callable[..., T], *args: Any) -> T:
-        """Work that would block the event loop, on another thread."""
+        """Call a function that would block the event loop on another thread."""
         return await asyncio.get_running_loop().run_in_executor(pool, call, *args)
 
     async def _long(self, receive: Receive, call: Callable[..., T], *args: Any) -> T:
-        """Work that calls a network itself, one at a time and beside the engine.
+        """Call a function that uses a network outside the engine, one at a time.
 
-        It ends at its next network call when nobody waits for it any more, or when its time is over.
+        It ends at its next network call if the client has disconnected or the time limit has passed.
         """
         if self.engine.draining:
             raise Refusal(503, "the server is shutting down; try another one", "server_error", retry_after=5)
@@ -113,11 +113,11 @@ class Service:
             if stop.is_set():
                 raise _late()
 
-        work = partial(run_in_thread, call, *args, threads=self.engine.threads, check=check)
+        guarded = partial(run_in_thread, call, *args, threads=self.engine.threads, check=check)
         self._reading += 1
         try:
             async with asyncio.timeout(self.limits.timeout):
-                return await while_connected(receive, self._off(self._read, work))
+                return await while_connected(receive, self._off(self._read, guarded))
         except TimeoutError:
             raise _late() from None
         finally:
@@ -125,14 +125,14 @@ class Service:
             stop.set()
 
     async def _submit(
-        self, receive: Receive, name: str, works: Callable[..., list[WritingRequest]], asked: Body, steps: bool
+        self, receive: Receive, name: str, prepare: Callable[..., list[WritingRequest]], asked: Body, steps: bool
     ) -> RequestHandle:
         lm, clock = self.engine.lms[name], self.engine.clock
         deadline = clock() + self.limits.timeout
         if isinstance(asked, Gapped) and asked.text is not None and ranged(asked.text):
-            made = await self._long(receive, works, lm, asked, self.limits)
+            made = await self._long(receive, prepare, lm, asked, self.limits)
         else:
-            made = await while_connected(receive, self._off(self._prepare, works, lm, asked, self.limits))
+            made = await while_connected(receive, self._off(self._prepare, prepare, lm, asked, self.limits))
         left = deadline - clock()
         handle = RequestHandle(name, made, timeout=left, steps=steps, buffer=self.limits.buffer, clock=clock)
         self.engine.submit(handle)
@@ -201,7 +201,7 @@ class Service:
         return answer(next(card for card in self.models if card["id"] == name))
 
     async def _wait(self, receive: Receive, handle: RequestHandle, result: Awaitable[T]) -> T:
-        """A result; if the client disconnects, its place is free again."""
+        """Wait for a result; if the client disconnects, its place becomes free."""
         try:
             return await while_connected(receive, result)
         finally:
@@ -233,7 +233,7 @@ def _score(lm: LM, asked: ScoreBody, texts: list[str], limits: Limits) -> Likeli
 
 
 def _card(name: str, lm: LM, limits: Limits, created: int) -> dict[str, Any]:
-    """What clients are told about a model."""
+    """The public description of a model."""
     tokenizer, model = lm.tokenizer, lm.model
     windows = _can(lm, model.default_sampler, max(1, lm.length // 2))
     longest = limits.length if model.any_length or windows else min(lm.length, limits.length)
@@ -272,7 +272,7 @@ SHOWN = ("whole", "number", "choice", "flag", "label", "sampler")  # kinds of se
 
 
 def _settings(lm: LM, windows: bool) -> list[dict[str, Any]]:
-    """The settings that this model can use, as the page builds its controls from them."""
+    """The settings that this model can use; the page builds its controls from them."""
     has = {"labels": bool(lm.labels), "eos": lm.tokenizer.vocab.eos is not None, "windows": windows}
     choices = {"label": list(lm.labels)}
     return [
@@ -295,7 +295,7 @@ def _settings(lm: LM, windows: bool) -> list[dict[str, Any]]:
 
 
 def _can(lm: LM, sampler: str, stride: int | None = None) -> bool:
-    """Whether a model can be sampled in this way."""
+    """Whether a model can be sampled with this sampler."""
     mask = lm.tokenizer.vocab.mask
     ids = torch.tensor([0 if mask else 1, mask, mask])
     try:

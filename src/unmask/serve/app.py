@@ -37,10 +37,10 @@ def make_app(
     hosts: Sequence[str] | None = LOOPBACK,
     log_prompts: bool = False,
 ) -> Starlette:
-    """The application of an engine; it starts and stops with it.
+    """The application of an engine; the engine starts and stops with it.
 
-    `hosts` are the names under which it may be reached (None: any). This keeps out pages elsewhere that point a name of
-    theirs at this machine's address.
+    `hosts` are the host names that clients may use (None: any). This keeps out foreign pages whose host name points to
+    the address of this machine (DNS rebinding).
     """
     service = Service(engine, log_prompts)
     page = _page()
@@ -128,7 +128,7 @@ async def _on_http_error(_request: Request, error: Exception) -> Response:
 
 
 async def _on_disconnect(_request: Request, _error: Exception) -> None:
-    """Nobody is left to be answered."""
+    """There is no client left to answer."""
 
 
 HANDLERS: dict[Any, Any] = {
@@ -143,7 +143,7 @@ HANDLERS: dict[Any, Any] = {
 
 
 def _page() -> dict[str, tuple[bytes, str, str]]:
-    """The files of the page by name, read once: (content, kind, tag). Nothing else is ever opened."""
+    """The files of the page by name, read once: (content, media type, tag). No other file is ever opened."""
     return {
         name: (asset.body, asset.media, f'"{hashlib.sha256(asset.body).hexdigest()[:32]}"')
         for name, asset in assets().items()

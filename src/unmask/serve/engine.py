@@ -1,8 +1,8 @@
 """One thread that owns the networks: requests join and leave between network calls.
 
 Every model has a batcher (`sampling/batcher.py`). A step takes all its active sequences through the network together;
-models take turns. A free place goes to the request that has the fewest, then to the oldest, so that one request of many
-samples does not hold up the others, and a long sequence goes through the network less often than short ones.
+models take turns. A free place goes to the request that has the fewest, then to the oldest, so that a request for many
+samples does not hold up the others. A long sequence goes through the network less often than short ones.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .limits import Limits, Refusal
 from .monitoring import Metrics
 from .threads import interruptible, use_cores
 
-TOKEN_BUDGET = {"cpu": 32, "cuda": 2048}  # tokens that cost next to nothing beside the call itself
+TOKEN_BUDGET = {"cpu": 32, "cuda": 2048}  # tokens that cost next to nothing compared with the call itself
 log = logging.getLogger("unmask.serve")
 
 
@@ -60,7 +60,7 @@ class Engine:
         self._pace = 0.0  # seconds between two finished sequences, lately
         self._last = self.clock()
         self._stopping = self.draining = self.ended = False
-        self._thread = threading.Thread(target=self._work, name="unmask-engine", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="unmask-engine", daemon=True)
         self.metrics.watch("unmask_rows", "Sequences that wait or are under way.", lambda: self.rows)
         self.metrics.watch("unmask_rows_active", "Sequences that are under way.", lambda: self.active)
         self.metrics.watch("unmask_tokens_in_flight", "Tokens of these sequences.", lambda: self._tokens)
@@ -95,7 +95,7 @@ class Engine:
             if self.draining or self._stopping:
                 raise Refusal(503, "the server is shutting down; try another one", "server_error", retry_after=5)
             free = self.limits.queue + self.limits.batch - self._rows
-            if len(handle.works) > free or handle.tokens > self.limits.tokens - self._tokens:
+            if len(handle.requests) > free or handle.tokens > self.limits.tokens - self._tokens:
                 raise Refusal(
                     429,
                     "the server is busy and its queue is full; try again later",
@@ -105,13 +105,13 @@ class Engine:
                 )
             self._arrivals += 1
             handle.number = self._arrivals
-            self._rows += len(handle.works)
+            self._rows += len(handle.requests)
             self._tokens += handle.tokens
             self._new.append(handle)
             self._wake.notify()
 
     def cancel(self, handle: RequestHandle) -> None:
-        """Nobody waits for it any more."""
+        """Cancel a request whose client has gone."""
         with self._wake:
             if not handle.over:
                 handle.cancelled = True
@@ -139,7 +139,7 @@ class Engine:
 
     # -- in the thread of the engine ---------------------------------------------------------------------------------
 
-    def _work(self) -> None:
+    def _run(self) -> None:
         use_cores(self.threads)
         while True:
             with self._wake:
@@ -162,7 +162,7 @@ class Engine:
         return queue.batcher.busy or bool(queue.handles)
 
     def _tidy(self, queue: _ModelQueue, ending: tuple[str, str] | None) -> None:
-        """End requests that nobody waits for or that took too long; when the server ends, all of them."""
+        """End requests that were cancelled or took too long; all of them when the server stops."""
         now = self.clock()
         for handle in list(queue.handles):
             if handle.cancelled:
@@ -173,7 +173,7 @@ class Engine:
                 self._end(queue, handle, ending[1], ending[0])
 
     def _end(self, queue: _ModelQueue, handle: RequestHandle, why: str, message: str | None = None) -> None:
-        """A request ends before it is done."""
+        """End a request before it is finished."""
         for row, (owner, _) in list(queue.rows.items()):
             if owner is handle:
                 queue.batcher.drop(row)
@@ -205,7 +205,7 @@ class Engine:
             index = handle.waiting.pop()
             self._numbers += 1
             try:
-                queue.batcher.add(replace(handle.works[index], row=self._numbers))
+                queue.batcher.add(replace(handle.requests[index], row=self._numbers))
             except Exception:
                 log.exception("a request could not be begun")
                 self._end(queue, handle, "failed", "the server could not begin this request")
@@ -240,7 +240,7 @@ class Engine:
 
     def _deliver(self, queue: _ModelQueue, state: State) -> None:
         handle, index = queue.rows[state.row]
-        request, vocab = handle.works[index], queue.lm.tokenizer.vocab
+        request, vocab = handle.requests[index], queue.lm.tokenizer.vocab
         sample = queue.lm.finished(request, state)
         if handle.first is None:
             handle.first = self.clock()

@@ -1,4 +1,4 @@
-"""What a request and the engine share: the sequences that were asked for, and a buffer of events on the way back.
+"""What a request and the engine share: the requested sequences, and a buffer of events for the way back.
 
 The engine writes into the buffer and never waits; the request reads as fast as its client does. A full buffer merges
 the steps of a sequence: a slow reader sees fewer, larger steps, and the same text.
@@ -33,7 +33,7 @@ class Step:
     fixed: int
 
     def then(self, later: Step) -> Step:
-        """Both steps as one: for each position what it holds in the end."""
+        """Both steps as one: for each position the token that it holds at the end."""
         changes = {change.position: change for change in (*self.changes, *later.changes)}
         return replace(later, changes=tuple(changes.values()))
 
@@ -65,18 +65,18 @@ class RequestHandle:
     def __init__(
         self,
         model: str,
-        works: Sequence[Request],
+        requests: Sequence[Request],
         *,
         timeout: float,
         steps: bool = False,
         buffer: int = 256,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.model, self.works, self.wants_steps = model, list(works), steps
-        self.waiting = list(range(len(works)))[::-1]  # the next one is last
+        self.model, self.requests, self.wants_steps = model, list(requests), steps
+        self.waiting = list(range(len(requests)))[::-1]  # the next one is last
         self.active: set[int] = set()
-        self.left = len(works)
-        self.tokens = sum(len(work.canvas) for work in works)
+        self.left = len(requests)
+        self.tokens = sum(len(request.canvas) for request in requests)
         self.begun = clock()
         self.deadline = self.begun + timeout
         self.number = 0  # in the order of arrival

@@ -1,7 +1,7 @@
 """Between ASGI and the endpoints: bodies with a limit and a deadline, JSON, event streams, clients that disconnect.
 
 Starlette does the rest. Neither FastAPI nor sse-starlette would save code: FastAPI reads a body of any size and at any
-pace before it calls an endpoint and accepts NaN as a number; sse-starlette cuts streams off when the server stops, and
+pace before it calls an endpoint, and accepts NaN as a number; sse-starlette cuts streams off when the server stops, and
 would replace only `EventStream`.
 """
 
@@ -30,12 +30,12 @@ def answer(value: Any, status: int = 200, headers: dict[str, str] | None = None)
 
 
 class LingeringResponse(Response):
-    """A response to a client that is still sending: its body is read for a while, so that it gets the response."""
+    """A response to a client that is still sending: the body is read for a while, so that the response arrives."""
 
     linger = 0.0  # seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send, throw away what comes, and close."""
+        """Send the response, discard what arrives, and close."""
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         await send({"type": "http.response.body", "body": bytes(self.body), "more_body": True})
         left = DRAINED
@@ -92,14 +92,14 @@ async def read_body(request: Request, limits: Limits) -> bytes:
     return bytes(body)
 
 
-async def while_connected(receive: Receive, work: Awaitable[T]) -> T:
-    """The result of some work, unless the client disconnects first."""
+async def while_connected(receive: Receive, result: Awaitable[T]) -> T:
+    """Await a result, unless the client disconnects first."""
 
     async def disconnected() -> None:
         while (await receive())["type"] != "http.disconnect":
             pass
 
-    task, watch = asyncio.ensure_future(work), asyncio.ensure_future(disconnected())
+    task, watch = asyncio.ensure_future(result), asyncio.ensure_future(disconnected())
     try:
         await asyncio.wait({task, watch}, return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
@@ -113,7 +113,7 @@ async def while_connected(receive: Receive, work: Awaitable[T]) -> T:
 
 
 class EventStream(StreamingResponse):
-    """Server-sent events; it ends when the client disconnects, or has not read everything by the deadline."""
+    """Server-sent events; ends when the client disconnects or has not read everything by the deadline."""
 
     media_type = "text/event-stream"
 
@@ -122,7 +122,7 @@ class EventStream(StreamingResponse):
         self.seconds, self.close = seconds, close
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send until the end."""
+        """Send all events."""
         try:
             with contextlib.suppress(ClientDisconnect, OSError, TimeoutError):
                 async with asyncio.timeout(self.seconds):

@@ -8,7 +8,7 @@ from ..errors import UserError
 
 
 class Refusal(Exception):
-    """An error answer: a status, one sentence, and the fields by which OpenAI's clients know errors."""
+    """An error answer: a status, one sentence, and the fields that OpenAI's clients expect of an error."""
 
     def __init__(
         self,
@@ -33,7 +33,7 @@ class Refusal(Exception):
 
 
 def one_sentence(text: str, most: int = 400) -> str:
-    """A message on one line and not too long: it may quote what somebody sent."""
+    """A message on one line and not too long, since it may quote what a client sent."""
     line = " ".join(text.split()).encode("utf-8", "replace").decode()
     return line if len(line) <= most else line[: most - 1] + "…"
 

@@ -35,13 +35,13 @@ OPEN = ("/", "/health", "/openapi.json", "/favicon.ico")  # and the files of the
 
 
 class MetricsMiddleware:
-    """What holds for every answer: it carries security headers, it is counted, and no error reveals the server."""
+    """What holds for every answer: security headers, metrics, and no error that reveals internals."""
 
     def __init__(self, app: ASGIApp, engine: Engine) -> None:
         self.app, self.metrics = app, engine.metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass on, and count."""
+        """Pass the request on, and count it."""
         if scope["type"] != "http":
             if scope["type"] == "lifespan":
                 await self.app(scope, receive, send)
@@ -87,7 +87,7 @@ class AuthMiddleware:
         self.hosts = None if hosts is None else {host.lower() for host in hosts}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Check, and pass on."""
+        """Check the request, and pass it on."""
         refusal = self._refusal(scope) if scope["type"] == "http" else None
         await (self.app if refusal is None else refused(refusal))(scope, receive, send)
 
@@ -117,7 +117,7 @@ class AuthMiddleware:
 
 
 class CorsMiddleware(CORSMiddleware):
-    """Pages of other origins; Starlette's, but a refused preflight gets the same error body as every refusal."""
+    """CORS as in Starlette, except that a refused preflight gets the same error body as every refusal."""
 
     def preflight_response(self, request_headers: Headers) -> Response:
         """The answer to a browser that asks whether a page may send a request."""
@@ -128,17 +128,17 @@ class CorsMiddleware(CORSMiddleware):
 
 
 def headers_too_long(limits: Limits) -> Refusal:
-    """Too much before the body."""
+    """The refusal of a request whose header lines are too long."""
     return Refusal(431, f"the header lines are longer than the {limits.header} bytes that this server accepts")
 
 
 def _digest(key: bytes) -> bytes:
-    """The same length for every key, so that the time of a comparison reveals nothing."""
+    """A digest: it has the same length for every key, so that the time of a comparison reveals nothing."""
     return hashlib.sha256(key).digest()
 
 
 def _known(scope: Scope) -> str:
-    """The path if it is one of ours: anybody can invent others, and each would stay in the metrics for ever."""
+    """The path if it is one of ours: anyone can invent others, and each would stay in the metrics forever."""
     path = str(scope["path"])
     if path.startswith("/page/"):
         return "/page"

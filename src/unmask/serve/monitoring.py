@@ -1,4 +1,4 @@
-"""Figures of a running server, for Prometheus."""
+"""Metrics of a running server, for Prometheus."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Registry(CollectorRegistry):
 
 
 class Metrics:
-    """All figures of a server; every server has its own, also where several run in one process."""
+    """All metrics of a server; every server has a separate registry, even if several run in one process."""
 
     def __init__(self) -> None:
         self.registry = Registry()
@@ -51,7 +51,7 @@ class Metrics:
         self.busy = counter("unmask_network_seconds_total", "Time that was spent in network calls.", "model")
 
     def watch(self, name: str, text: str, read: Callable[[], float]) -> None:
-        """A value that is read when somebody asks for the metrics."""
+        """A gauge whose value is read when the metrics are collected."""
         Gauge(name, text, registry=self.registry).set_function(read)
 
     def render(self) -> bytes:

@@ -1,4 +1,4 @@
-"""The OpenAPI document, made from the models of the bodies."""
+"""The OpenAPI document, generated from the models of the bodies."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ERRORS = {
     408: "The body came too slowly, or the request took too long.",
     413: "The body is too large.",
     415: "The body must be JSON.",
-    421: "The server is not known under this host name.",
+    421: "The server does not answer to this host name.",
     429: "The queue is full; Retry-After says when to try again.",
     503: "The server is shutting down, or has too many connections.",
 }
@@ -37,8 +37,8 @@ POSTS: dict[str, tuple[type[BaseModel], str, str, str]] = {
     "/v1/tokenize": (TokenizeBody, "The tokens of a text.", "application/json", "Ids and pieces."),
 }  # fmt: skip
 GETS = {
-    "/health": ("Whether the server works.", "application/json"),
-    "/metrics": ("Figures in Prometheus' text format.", "text/plain"),
+    "/health": ("Whether the server is healthy.", "application/json"),
+    "/metrics": ("Metrics in Prometheus' text format.", "text/plain"),
     "/openapi.json": ("This document.", "application/json"),
     "/v1/models": ("The models that are served.", "application/json"),
 }
@@ -98,7 +98,7 @@ def document(models: Sequence[str], limits: Limits) -> dict[str, Any]:
 
 
 def _narrow(schemas: dict[str, Any], models: Sequence[str], limits: Limits) -> None:
-    """What this server allows is less than what a field may hold."""
+    """Lower the maxima of the fields to the limits of this server."""
     most = {"n": limits.n, "steps": limits.steps, "length": limits.length, "max_tokens": limits.length}
     most["corrections"] = limits.steps
     for schema in schemas.values():

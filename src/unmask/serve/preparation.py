@@ -18,7 +18,7 @@ DEFAULT_TOKENS = 16  # what OpenAI's clients get unless they say how many
 
 
 def ranged(text: str) -> bool:
-    """Whether it has a gap of variable length, for which the network chooses."""
+    """Whether a text has a gap of variable length, which needs the network to choose."""
     return any("-" in inside for inside in split_gaps(text)[1::2])
 
 
@@ -66,7 +66,7 @@ def prepare_completion(lm: LM, asked: CompletionBody, limits: Limits) -> list[Re
 
 
 def tokens(lm: LM, asked: TokenizeBody, limits: Limits) -> list[int]:
-    """The ids of a text as a model reads them; a gap of variable length is as short as it may be."""
+    """The ids of a text as a model reads them; a gap of variable length gets its minimal length."""
     parts: list[str | Gap] = [asked.text]
     if len(split_gaps(asked.text)) > 1:
         parts = _parts(asked.text, limits)

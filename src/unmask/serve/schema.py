@@ -78,7 +78,7 @@ def setting_type(spec: Setting) -> Any:
 
 
 def setting_fields(names: Iterable[str]) -> dict[str, Any]:
-    """Fields of a body for settings; None is not given."""
+    """The fields of a body for these settings; None means not set."""
     schema = settings_on("http")
     return {
         name: (setting_type(schema[name]) | None, Field(None, description=f"{schema[name].help}{_default(name)}."))
@@ -95,7 +95,7 @@ EVERYWHERE = [name for name, spec in settings_on("http").items() if "completions
 if TYPE_CHECKING:
 
     class WritingFields(Body):
-        """What the code of the server asks for by name."""
+        """Fields that the server reads by name."""
 
         seed: int | None
         steps: int | None
@@ -103,7 +103,7 @@ if TYPE_CHECKING:
         stride: int | None
 
     class GappedFields(Body):
-        """Settings that completions have another name for."""
+        """Settings that have another name in completions."""
 
         stop_at_eos: bool | None
 else:
@@ -119,7 +119,7 @@ class Writing(WritingFields):
     n: Count = Field(1, description="Samples; sample i has the seed + i.")
 
     def options(self, seed: int, **more: Any) -> SamplingParams:
-        """The settings that the library knows, checked by it."""
+        """The settings as the library knows and checks them."""
         settings = {
             name: spec.from_json(value)
             for name, spec in settings_on("http").items()
@@ -129,28 +129,30 @@ class Writing(WritingFields):
 
 
 class Gapped(GappedFields, Writing):
-    """Text around gaps: a prompt, a suffix and a length, or a text with gaps."""
+    """What to write: a prompt, a suffix and a length, or a text with gaps."""
 
     prompt: Text | None = Field(None, description="What the text begins with.")
     suffix: Text | None = Field(None, description="What it ends with.")
     text: Text | None = Field(None, description="Text with gaps: {{3}} is a gap of 3 tokens, {{2-6}} one of 2 to 6.")
-    length: Count | None = Field(None, description="Tokens in all; the model's length if left out.")
+    length: Count | None = Field(None, description="Tokens in total; the model's length if left out.")
 
 
 class DiffusionBody(Gapped):
     """POST /v1/diffusion."""
 
-    tops: Annotated[StrictInt, Field(ge=0, le=10)] = Field(0, description="Alternatives of every written token.")
+    tops: Annotated[StrictInt, Field(ge=0, le=10)] = Field(
+        0, description="Number of alternatives to send for every written token."
+    )
 
 
 class InfillBody(Gapped):
     """POST /v1/infill."""
 
-    tokens: StrictBool = Field(False, description="Also tell step and probability of every token.")
+    tokens: StrictBool = Field(False, description="Also send the step and probability of every token.")
 
 
 class StreamOptions(BaseModel):
-    """What a stream ends with."""
+    """Options of a stream."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -164,19 +166,19 @@ class CompletionBody(Writing):
     prompt: Text | Annotated[list[Text], Field(min_length=1, max_length=64)] = Field(
         "", description="What the text begins with, or a list of such texts."
     )
-    suffix: Text | None = Field(None, description="What comes after: the text between is written.")
+    suffix: Text | None = Field(None, description="What comes after the text that is written.")
     max_tokens: Count | None = Field(None, description="Tokens to write; 16 if left out.")
-    stream: StrictBool | None = Field(None, description="Send the text as it becomes fixed.")
+    stream: StrictBool | None = Field(None, description="Send the text as soon as it is final.")
     stream_options: StreamOptions | None = None
     echo: StrictBool | None = Field(None, description="Send the prompt back, too.")
     logprobs: Annotated[StrictInt, Field(ge=0, le=10)] | None = Field(
-        None, description="Log-probabilities of the written tokens and of so many alternatives."
+        None, description="Log-probabilities of the written tokens and of this many alternatives."
     )
-    ignore_eos: StrictBool = Field(False, description="Go on after an end of text.")
-    best_of: Count | None = Field(None, description="Only what n is.")
+    ignore_eos: StrictBool = Field(False, description="Continue after an end-of-text token.")
+    best_of: Count | None = Field(None, description="Must equal n.")
     presence_penalty: Number | None = Field(None, description="Only 0.")
     frequency_penalty: Number | None = Field(None, description="Only 0.")
-    logit_bias: dict[str, Number] | None = Field(None, description="Only empty; see ban.")
+    logit_bias: dict[str, Number] | None = Field(None, description="Must be empty; see ban.")
     user: Annotated[StrictStr, Field(max_length=1000)] | None = Field(None, description="Ignored.")
 
 
@@ -185,7 +187,7 @@ class ScoreBody(Body):
 
     text: Text | None = None
     texts: Annotated[list[Text], Field(min_length=1, max_length=1000)] | None = None
-    method: Literal[HOW] | None = Field(None, description="The model's usual one if left out.")  # type: ignore[valid-type]
+    method: Literal[HOW] | None = Field(None, description="The model's default if left out.")  # type: ignore[valid-type]
     draws: Annotated[StrictInt, Field(ge=1, le=256)] | None = None
     calls: Annotated[StrictInt, Field(ge=1, le=256)] | None = None
     orders: Annotated[StrictInt, Field(ge=1, le=256)] | None = None
@@ -199,11 +201,11 @@ class ScoreBody(Body):
 class TokenizeBody(Body):
     """POST /v1/tokenize."""
 
-    text: Text = Field(description="A text; gaps, as {{3}}, are so many masked tokens.")
+    text: Text = Field(description="A text; a gap such as {{3}} counts as that many masked tokens.")
 
 
 def read(kind: type[Model], body: bytes) -> Model:
-    """A body as a model, or one sentence on why it is none."""
+    """A body as a model, or a refusal that says why it is not one."""
     try:
         data = json.loads(body.decode("utf-8"), parse_constant=_no_number)
     except UnicodeDecodeError:
@@ -228,10 +230,10 @@ def read(kind: type[Model], body: bytes) -> Model:
 
 
 def _telling(errors: Sequence[Any]) -> Any:
-    """Of the errors of the first field the one that says most: a field of several kinds has one for each of them."""
-    own = [one for one in errors if one["loc"][:1] == errors[0]["loc"][:1]]
-    return next((one for one in own if not one["type"].endswith("_type")), own[0])
+    """The most helpful error of the first field: a field that accepts several types has one error for each."""
+    same_field = [one for one in errors if one["loc"][:1] == errors[0]["loc"][:1]]
+    return next((one for one in same_field if not one["type"].endswith("_type")), same_field[0])
 
 
 def _no_number(name: str) -> float:
-    raise ValueError(f"{name} is no number of JSON")
+    raise ValueError(f"{name} is not a JSON number")

@@ -44,11 +44,11 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def protocol(limits: Limits) -> type[H11Protocol]:
-    """HTTP with deadlines, and an answer also to what is not HTTP.
+    """HTTP with deadlines, and with an answer even to what is not HTTP.
 
     The connection is closed for a client that sends its header lines too slowly, that goes on sending the body of a
     request which was answered without it, or that does not read its answer. A client that is still sending when it is
-    refused gets the refusal: its bytes are thrown away for a second, since closing at once would discard the answer.
+    refused gets the refusal: its bytes are discarded for a second, since closing at once would discard the answer.
     """
 
     class TimedProtocol(H11Protocol):

@@ -1,9 +1,9 @@
 """Threads beside the one that owns the networks.
 
-OpenMP keeps a team of workers for every thread that ever asked for one. As soon as a process has more of them than
-cores, GNU's implementation lets workers sleep between two operations instead of spinning, and a small network becomes
-up to 1.5 times slower. So only the engine keeps a team: what prepares requests stays on one core, and what calls a
-network beside the engine does so on a thread that ends.
+OpenMP keeps a team of workers for every thread that ever used one. As soon as a process has more of them than cores,
+GNU's implementation lets workers sleep between two operations instead of spinning, and a small network becomes up to
+1.5 times slower. So only the engine keeps a team: the preparation of requests stays on one core, and network calls
+outside the engine run on a thread that ends.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _hooked: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()  # networks that w
 
 
 def use_cores(count: int) -> None:
-    """Set the number of cores that this thread uses, whatever other threads set."""
+    """Set the number of cores that this thread uses, regardless of other threads."""
     with _setting:
         torch.set_num_threads(count)
         torch.get_num_threads()  # a thread adopts the number when it first reads it, which may be late
@@ -40,7 +40,7 @@ def run_in_thread(
     result: list[T] = []
     errors: list[BaseException] = []
 
-    def work() -> None:
+    def target() -> None:
         if threads is not None:
             use_cores(threads)
         try:
@@ -51,7 +51,7 @@ def run_in_thread(
         except BaseException as error:
             errors.append(error)
 
-    thread = threading.Thread(target=work, name=WORKER, daemon=True)
+    thread = threading.Thread(target=target, name=WORKER, daemon=True)
     thread.start()
     thread.join()
     if errors:

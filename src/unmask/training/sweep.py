@@ -1,9 +1,10 @@
 """Choosing learning rate and batch size of a classifier (paper, appendix D.7), and numbers as the paper prints them.
 
 Every cell of the grid is trained once per seed. The best cell has the highest mean over the seeds of the best
-validation metric (the first of equals); only its runs are tested, each with its best checkpoint. "For each task, we do
-a hyperparameter sweep over batch size and learning rate and report the values of the 5-fold CV for the best
-configuration": one cell for all seeds. The folder of a sweep can be given again: finished runs are read, not trained.
+validation metric (the first in a tie); only its runs are tested, each with its best checkpoint. "For each task, we do a
+hyperparameter sweep over batch size and learning rate and report the values of the 5-fold CV for the best
+configuration": one cell for all seeds. A sweep can be continued in its folder: finished runs are read, not trained
+again.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ Grid = Mapping[str, Sequence[Any]]  # setting -> values
 
 @dataclass
 class Cell:
-    """One choice of settings, and one run per seed."""
+    """One combination of settings, with one run per seed."""
 
     settings: dict[str, Any]
     out: Path
@@ -44,7 +45,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Swept:
-    """How a sweep ended; `best` is None where it was stopped before."""
+    """The outcome of a sweep; `best` is None if it was stopped early."""
 
     cells: list[Cell]
     best: Cell | None
@@ -60,7 +61,7 @@ def sweep(
     *,
     quiet: bool = False,
 ) -> Swept:
-    """Train every cell of the grid with every seed, choose by validation, test the chosen one; or continue that."""
+    """Train every cell of the grid with every seed, choose by validation, and test the best; or continue a sweep."""
     out, task = Path(out), _task(config)
     cells = [Cell(settings, out / _name(settings)) for settings in _settings(grid or GENOMICS_GRID)]
     for cell in cells:
@@ -83,9 +84,7 @@ def sweep(
 def _task(config: Config) -> tasks.Task:
     task = tasks.task(config.task.name or "")
     if task.tested is None:
-        raise UserError(
-            f"a sweep is judged on a test split, and {task.name} is judged on its dev split; leave --sweep out"
-        )
+        raise UserError(f"a sweep needs a test split, but {task.name} is judged on its dev split; leave out --sweep")
     return task
 
 

@@ -1,4 +1,4 @@
-"""Judging generated text: perplexity under a judge, entropy, diversity and repetition, never one number alone."""
+"""Judging generated text: perplexity under a judge, entropy, diversity and repetition, never a single number."""
 
 from ..uncertainty import Statistic
 from .comparison import protocol_lines, table

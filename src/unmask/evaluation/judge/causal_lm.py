@@ -1,4 +1,4 @@
-"""Any causal language model that `transformers` can load, as a judge. No code of others is run, no pickle is read."""
+"""Any causal language model that `transformers` can load, as a judge. No foreign code is run, no pickle is read."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class HfScorer(CausalScorer):
 
     @property
     def device(self) -> torch.device:
-        """Where the network is."""
+        """The device of the network."""
         device: torch.device = next(self.model.parameters()).device
         return device
 
@@ -52,18 +52,18 @@ class HfScorer(CausalScorer):
             return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
     def hidden(self, tokens: Tensor, present: Tensor) -> tuple[Tensor, Callable[[int, Tensor], Tensor]]:
-        """The model's own logits: some scale or cap them after the head, so the head alone would be wrong."""
+        """The logits of the model: some models scale or cap them after the head, so the head alone would be wrong."""
         out = self.model(input_ids=tokens, attention_mask=present.long(), output_hidden_states=True, use_cache=False)
         return out.hidden_states[-1], lambda row, positions: out.logits[row, positions]
 
     def about(self) -> dict[str, Any]:
-        """What the network is."""
+        """A description of the network."""
         kind = type(self.model).__name__
         return {"scorer": f"hf:{self.name}", "network": kind, "vocabulary": self.vocab_size, "dtype": "float32"}
 
     @torch.no_grad()
     def _check_causal(self) -> None:
-        """An encoder that is loaded as a decoder sees the token that it should predict."""
+        """Raise if the model sees later tokens, as an encoder does that is loaded as a decoder."""
         row = torch.arange(4, device=self.device)[None] % self.vocab_size
         other = row.clone()
         other[0, -1] = (row[0, -1] + 1) % self.vocab_size
@@ -81,7 +81,7 @@ def _load(where: str) -> tuple[Any, Any]:
     if path.is_file():
         raise UserError(f"scorer {where} is a file; give the folder with config.json, model.safetensors and tokenizer")
     if path.is_dir() and not (path / "config.json").is_file():
-        raise UserError(f"scorer {where} has no config.json, so it is not a model of transformers")
+        raise UserError(f"scorer {where} has no config.json, so it is not a transformers model")
     if not path.is_dir() and (where.startswith((".", "/", "~")) or where.count("/") > 1):
         raise UserError(f"scorer {where} does not exist")
     local = path.is_dir()

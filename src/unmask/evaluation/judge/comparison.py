@@ -28,7 +28,7 @@ NAMES = {
 
 
 def shown(figure: Statistic | None) -> str:
-    """A figure with its error, at a precision that the error deserves."""
+    """A figure with its error, at the precision that the error justifies."""
     if figure is None:
         return "-"
     digits = 2 if abs(figure.value) >= 10 else 4
@@ -56,7 +56,7 @@ def _why_not(first: Judgement) -> str:
 
 
 def protocol_lines(protocol: Mapping[str, Any], indent: str = "  ") -> Iterator[str]:
-    """A protocol as lines, what belongs together further in."""
+    """A protocol as lines, with nested settings indented."""
     for name, value in protocol.items():
         if isinstance(value, Mapping):
             yield f"{indent}{name}:"

@@ -1,7 +1,7 @@
-"""What can be said of generated text without another model: pure functions on lists of tokens.
+"""Measures of generated text that need no other model: pure functions on lists of tokens.
 
-A sample is a sequence of hashable tokens (ids or words). Nothing here is random and nothing depends on an order of the
-samples. Each figure can be fooled alone: a repeated word has a fine perplexity and no entropy, noise the reverse.
+A sample is a sequence of hashable tokens (ids or words). Nothing here is random, and nothing depends on the order of
+the samples. Each figure alone can be fooled: a repeated word has a good perplexity but no entropy, noise the reverse.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ Tokens = Sequence[Hashable]
 
 
 def ngrams(tokens: Tokens, n: int) -> Iterable[tuple[Hashable, ...]]:
-    """All runs of n neighbours."""
+    """All n-grams of a sample."""
     return zip(*(tokens[i:] for i in range(n)), strict=False)
 
 
 def entropy(tokens: Tokens) -> float:
-    """Nats of the histogram of a sample's tokens: at most log(number of tokens), 0 for one token again and again."""
+    """The entropy of the tokens of a sample in nats: at most log(number of tokens), 0 for one repeated token."""
     total = len(tokens)
     return abs(math.fsum(count / total * math.log(total / count) for count in Counter(tokens).values()))
 
@@ -33,20 +33,20 @@ def repetition(tokens: Tokens, n: int = 4) -> float:
 
 
 def distinct(samples: Sequence[Tokens], n: int) -> float | None:
-    """Different n-grams of a set over all its n-grams. It falls as a set grows: compare sets of one size only."""
+    """Distinct n-grams of a set over all its n-grams. It falls as a set grows: compare only sets of equal size."""
     total = sum(max(0, len(sample) - n + 1) for sample in samples)
     return len({gram for sample in samples for gram in ngrams(sample, n)}) / total if total else None
 
 
 def self_bleu(samples: Sequence[Tokens], order: int = 4) -> list[float]:
-    """BLEU of each sample with all others as its references; high where samples are alike.
+    """BLEU of each sample with all others as its references; high if samples are similar.
 
     Counts of 0 become `SMOOTH`, and a sample that shares no token with the others has 0, as in nltk's sentence BLEU
     with its method 1. The cost is linear in the tokens: for each n-gram the two highest counts over samples are enough
     to know the highest count over the others.
     """
     if len(samples) < 2:
-        raise ValueError("self-BLEU compares samples with each other; it needs two")
+        raise ValueError("self-BLEU compares samples with each other; it needs at least two")
     logs = [0.0] * len(samples)
     for n in range(1, order + 1):
         counts = [Counter(ngrams(sample, n)) for sample in samples]

@@ -1,7 +1,7 @@
-"""All figures of a set of generated texts together, each with its error, and the protocol they depend on.
+"""All figures of a set of generated texts, each with its error, and the protocol they depend on.
 
-Perplexity under a judge falls when text repeats itself, and entropy rises when text is noise. So they are given
-together, and `unmask eval --generative` puts the same figures of real text beside them.
+Perplexity under a judge falls when text repeats itself, and entropy rises when text is noise. So they are reported
+together, and `unmask eval --generative` adds the same figures of real text.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def judge(
     Without a scorer there is no perplexity. With `references`, real texts, MAUVE is added, on the scorer's features.
     """
     if len(texts) != len(ids):
-        raise UserError(f"there are {len(texts)} texts and tokens of {len(ids)}; give both for every sample")
+        raise UserError(f"there are {len(texts)} texts, but tokens of {len(ids)}; give both for every sample")
     if len(texts) < 2:
         raise UserError(f"{len(texts)} samples cannot be judged; give at least 2, better 64")
     lengths = [len(sample) for sample in ids]
@@ -92,7 +92,7 @@ def judge(
 
 
 def likelihood(scored: Sequence[JudgedText]) -> dict[str, Statistic]:
-    """Perplexity, exp(all nats / all scored tokens), its error over samples (delta method), and what was scored."""
+    """Perplexity, exp(total nats / scored tokens), its error over samples (delta method), and what was scored."""
     nats = np.array([text.nats for text in scored])
     tokens = np.array([text.tokens for text in scored], dtype=float)
     figures: dict[str, Statistic] = {}
@@ -118,7 +118,7 @@ def mauve(texts: Sequence[str], references: Sequence[str], scorer: Scorer | None
 
 
 def mauve_parts(scorer: Scorer | None) -> tuple[Any, Callable[[Sequence[str]], np.ndarray]]:
-    """The package, and what turns texts into features; or one sentence that says what is missing."""
+    """The package, and the function that turns texts into features; raises a UserError if something is missing."""
     features = getattr(scorer, "features", None)
     if features is None:
         raise UserError("MAUVE compares hidden states; give it a causal scorer (hf: or llama2c:)")

@@ -1,7 +1,7 @@
 """Judges of text: a scorer turns texts into nats. What it does with long texts, first tokens and ends is its protocol.
 
-Every text is tokenized anew by the scorer, so its number of scored tokens is not the number of tokens that were
-sampled; both are reported. Every token of a text is scored at most once and no text is left out.
+Every text is tokenized again by the scorer, so the number of scored tokens is not the number of sampled tokens; both
+are reported. Every token of a text is scored at most once and no text is left out.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class JudgedText(NamedTuple):
 
 @runtime_checkable
 class Scorer(Protocol):
-    """Anything that gives nats to texts."""
+    """Anything that assigns nats to texts."""
 
     def nats(self, texts: Sequence[str]) -> list[JudgedText]:
         """-log p of each text and how many tokens were scored."""
@@ -61,7 +61,7 @@ class Window(NamedTuple):
 def windows(length: int, context: int) -> Iterator[Window]:
     """Cover 1..length, each token once. After the first window each token has at least half a context before it.
 
-    Token 0 has nothing before it and is not scored: it is BOS where there is one.
+    Token 0 has nothing before it and is not scored: it is BOS if there is one.
     """
     assert context >= 2, "a token and one to predict"
     stop = min(length, context)
@@ -84,7 +84,7 @@ class CausalScorer(ABC):
 
     @abstractmethod
     def encode(self, text: str) -> list[int]:
-        """The tokens of a text, without any at its ends."""
+        """The tokens of a text, without special tokens at its ends."""
 
     @abstractmethod
     def hidden(self, tokens: Tensor, present: Tensor) -> tuple[Tensor, Callable[[int, Tensor], Tensor]]:
@@ -92,7 +92,7 @@ class CausalScorer(ABC):
 
     @abstractmethod
     def about(self) -> dict[str, Any]:
-        """What the network is."""
+        """A description of the network."""
 
     def describe(self) -> dict[str, Any]:
         """The protocol of the scores."""
@@ -134,7 +134,7 @@ class CausalScorer(ABC):
     def _batches(
         self, texts: Sequence[str], first_only: bool = False
     ) -> Iterator[tuple[list[int], Tensor, Tensor, list[Window]]]:
-        """Windows of all texts, those of one length together: (text numbers, tokens, which are not padding, spans)."""
+        """Windows of all texts, grouped by length: (text numbers, tokens, which are not padding, spans)."""
         jobs: list[tuple[int, list[int], Window]] = []
         for number, text in enumerate(texts):
             ids = ([] if self.bos is None else [self.bos]) + (self.encode(text) if text else [])
@@ -155,18 +155,18 @@ class CausalScorer(ABC):
     @property
     @abstractmethod
     def device(self) -> torch.device:
-        """Where the network is."""
+        """The device of the network."""
 
 
 def open_scorer(name: str, device: str | torch.device = "cpu") -> Scorer:
-    """A scorer by its name, KIND:WHERE; without a kind, an n-gram file by its ending and else a causal model."""
+    """A scorer by its name, KIND:WHERE; without a kind, an n-gram file (by its extension) or else a causal model."""
     kind, colon, where = name.partition(":")
     if not colon or kind not in JUDGES:
         if colon and "/" not in kind and "\\" not in kind and len(kind) > 1 and not Path(name).exists():
             raise UserError(f"unknown kind of scorer {kind!r}; give {KINDS}")
         kind, where = _guess(name), name
     if not where.strip():
-        raise UserError(f"the scorer has no place; give {KINDS}")
+        raise UserError(f"the scorer has no path or name; give {KINDS}")
     module, opener = JUDGES[kind].split()
     scorer: Scorer = getattr(import_module(module, __package__), opener)(where, device)
     return scorer

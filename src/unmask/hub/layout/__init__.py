@@ -1,17 +1,16 @@
-"""The folder in which a model travels: config.json, model.safetensors, tokenizer files and a card.
+"""The portable folder of a model: config.json, model.safetensors, tokenizer files and a card.
 
-It is the layout of the published MDLM weights: the tensor names are ours anyway, and config.json has the
-published keys. What they do not say (schedule, bound, how rows are laid out, labels) stands under "unmask". A
-config.json without that part is a published one: the rest is what the paper says of OpenWebText.
+It is the layout of the published MDLM weights: we use the same tensor names, and config.json has the published keys.
+What they do not cover (schedule, bound, layout of rows, labels) is stored under "unmask". A config.json without that
+part is a published one; the rest is then as in the paper's run on OpenWebText. Nothing in such a folder is ever
+executed: JSON and safetensors are data, and `auto_map` is ignored.
 
-Nothing of such a folder is ever executed: JSON and safetensors are data, and `auto_map` is not looked at.
-
-Masked language models of others (BERT and its kin) are read too: with config.json and tensors as transformers has them,
-and written so again, with our "unmask" part beside.
+Other masked language models (the BERT family) are read too, with config.json and tensors as in transformers, and are
+written in the same form with our "unmask" part added.
 
 Modules: `terms` what a config.json can say, `published` MDLM's and SEDD's, `encoder_folders` masked language models,
 `dna_layouts` Caduceus, Mamba and HyenaDNA, `ours` the one we write, `weights` the tensors, `folder` the files together.
-What the files of others say of a network stands beside that network: `networks/foreign`.
+How foreign files describe a network is next to that network: `networks/foreign`.
 """
 
 from ...networks.foreign.fields import value
@@ -41,8 +40,8 @@ from .terms import (
     WEIGHTS,
     Described,
     is_published,
+    known_vocab,
     needs_mask,
-    usual_vocab,
 )
 from .weights import (
     INV_FREQ,
@@ -58,10 +57,48 @@ from .weights import (
 )
 
 __all__ = [
-    "CARD", "CHECKPOINT", "CONFIG", "DTYPES", "FILES", "FORMAT", "GPT2", "INDEX", "INV_FREQ", "PICKLE", "ROLES",
-    "SHAPE", "WEIGHTS", "Described", "NoHead", "blueprint", "check", "check_rotary", "check_tokenizer",
-    "describe", "fill", "from_json", "inv_freq", "is_folder", "is_published", "load_tokenizer", "named", "needs_mask",
-    "noise_schedule", "our_names", "paper_config", "read_folder", "read_network", "read_tensors", "read_weights",
-    "refuse_existing", "tensors_of", "to_json", "to_published", "usual_vocab", "value", "with_tokenizer",
-    "write_files", "write_folder",
+    "CARD",
+    "CHECKPOINT",
+    "CONFIG",
+    "DTYPES",
+    "FILES",
+    "FORMAT",
+    "GPT2",
+    "INDEX",
+    "INV_FREQ",
+    "PICKLE",
+    "ROLES",
+    "SHAPE",
+    "WEIGHTS",
+    "Described",
+    "NoHead",
+    "blueprint",
+    "check",
+    "check_rotary",
+    "check_tokenizer",
+    "describe",
+    "fill",
+    "from_json",
+    "inv_freq",
+    "is_folder",
+    "is_published",
+    "known_vocab",
+    "load_tokenizer",
+    "named",
+    "needs_mask",
+    "noise_schedule",
+    "our_names",
+    "paper_config",
+    "read_folder",
+    "read_network",
+    "read_tensors",
+    "read_weights",
+    "refuse_existing",
+    "tensors_of",
+    "to_json",
+    "to_published",
+    "value",
+    "with_tokenizer",
+    "write_files",
+    "write_folder",
 ]  # fmt: skip

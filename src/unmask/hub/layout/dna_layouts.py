@@ -1,8 +1,8 @@
-"""Runs around published networks that read bases: Caduceus, Mamba and HyenaDNA; what rows they read, which tokenizer.
+"""Configs for published networks that read bases (Caduceus, Mamba, HyenaDNA): their rows and their tokenizer.
 
-Caduceus was trained as a masked language model and becomes a model of method mdlm; Mamba (of text, too) and HyenaDNA
-are autoregressive, and their first token is given and not scored, as they never saw a start symbol. What their files
-say of the network itself stands beside it (`networks/foreign`).
+Caduceus was trained as a masked language model and becomes a model of method mdlm; Mamba (also on text) and HyenaDNA
+are autoregressive, and their first token is given and not scored, because they never saw a start symbol. How their
+files describe the network itself is next to it (`networks/foreign`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ PADDING = 1024  # rows that an embedding may have beyond its tokenizer
 
 
 def read_genomic(tree: Mapping[str, Any], where: str | Path, tokenizer: str | None = None) -> Described:
-    """Caduceus, Mamba or HyenaDNA; `tokenizer` says where that of a Mamba is found, if it has one."""
+    """Caduceus, Mamba or HyenaDNA; `tokenizer` is the path of a Mamba's tokenizer, if it has one."""
     kind = format_of(tree)
     assert kind is not None
     network = FORMATS[kind].from_published(tree, where)
@@ -61,15 +61,15 @@ def _config(base: Config, network: Mapping[str, Any], data: Mapping[str, Any], w
 def _mamba(tree: Mapping[str, Any], network: Mapping[str, Any], where: str | Path, tokenizer: str | None) -> Described:
     size = value(tree, "vocab_size", int, where)
     bases = VOCAB.size <= size <= ROWS
-    usual = "dna" if bases else NEOX
-    name = tokenizer if tokenizer and (Path(where).parent / JSON_FILE).is_file() else usual
+    default = "dna" if bases else NEOX
+    name = tokenizer if tokenizer and (Path(where).parent / JSON_FILE).is_file() else default
     data = _data(name).model_dump(mode="json")
     made = _config(dna_mamba() if bases else owt(), {"method": "ar", "network": "mamba", **network}, data, where)
     return Described(made, None, (), size)
 
 
 def _data(tokenizer: str) -> DataConfig:
-    """Rows as a Mamba reads them: windows of a genome, or texts one after the other with their ends between."""
+    """Rows as a Mamba reads them: windows of a genome, or concatenated texts separated by their end token."""
     if tokenizer == "dna":
         return dna_mamba().data
     return owt().data.model_copy(
@@ -81,12 +81,12 @@ def _data(tokenizer: str) -> DataConfig:
 
 
 def fits_mamba(size: int, rows: int) -> bool:
-    """Whether a tokenizer of that size may be the one of a Mamba: a mask token that we add needs no row."""
+    """Whether a tokenizer of this size fits a Mamba: a mask token that we add does not need a row."""
     return size - 1 <= rows <= min(size + PADDING, 2 * size)
 
 
 def mamba_with(described: Described, tokenizer: Tokenizer, given: Any = None) -> Described:
-    """A Mamba whose tokenizer is found, which decides what its rows are."""
+    """A Mamba with its tokenizer, which decides what its rows are."""
     config = described.config
     bases = tokenizer.kind == "dna"
     named = config.data.tokenizer if given is None or isinstance(given, Tokenizer) else str(given)
@@ -99,17 +99,17 @@ def mamba_with(described: Described, tokenizer: Tokenizer, given: Any = None) ->
 # -- tensors ---------------------------------------------------------------------------------------------------------
 
 
-def fitted(described: Described, found: dict[str, Tensor]) -> dict[str, Tensor]:
-    """With an embedding of our number of rows: new ones are zero, and those of no token are left out.
+def fitted(described: Described, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors with an embedding resized to our number of rows: new rows are zero, rows without a token are dropped.
 
-    A new row is that of a [MASK] which the network does not have: it is neither read nor predicted. An embedding that
-    has not the size that config.json says stays as it is, and is refused later.
+    A new row belongs to a [MASK] that the network does not have: it is neither read nor predicted. An embedding whose
+    size differs from config.json stays as it is, and is rejected later.
     """
-    name, vocab, said = embedding_of(found), described.vocab, described.vocab_size
-    if not name or vocab is None or found[name].dim() != 2:
-        return found
-    rows, wanted = len(found[name]), padded(vocab.size)
+    name, vocab, said = embedding_of(tensors), described.vocab, described.vocab_size
+    if not name or vocab is None or tensors[name].dim() != 2:
+        return tensors
+    rows, wanted = len(tensors[name]), padded(vocab.size)
     least = vocab.size - (1 if vocab.mask == vocab.size - 1 else 0)
     if rows not in (said, padded(said)) or rows < least:
-        return found
-    return found | {name: F.pad(found[name], (0, 0, 0, wanted - rows)) if rows != wanted else found[name]}
+        return tensors
+    return tensors | {name: F.pad(tensors[name], (0, 0, 0, wanted - rows)) if rows != wanted else tensors[name]}

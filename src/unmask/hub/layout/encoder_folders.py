@@ -1,8 +1,8 @@
-"""Masked language models of others: the config.json and the tensors of any encoder of transformers, and MosaicBERT's.
+"""Foreign masked language models: the config.json and the tensors of any encoder of transformers, and of MosaicBERT.
 
-They become models of method mdlm, with the log-linear schedule: a network that is told no time and gives a distribution
-for every masked token is a denoiser, whatever objective it was trained with. Names of tensors are brought up to date by
-transformers (it knows what its own old versions wrote); what is missing or unknown then is an error.
+They become models of method mdlm, with the log-linear schedule: a network that does not see the time and gives a
+distribution for every masked token is a denoiser, whatever objective it was trained with. transformers updates the
+names of tensors that its older versions wrote; what is missing or unknown after that is an error.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ def is_encoder(tree: Mapping[str, Any]) -> bool:
 
 
 def read_encoder(tree: Mapping[str, Any], where: str | Path, tokenizer: str | None = None) -> Described:
-    """A masked language model of transformers; `tokenizer` says where its tokenizer is found."""
+    """A masked language model of transformers; `tokenizer` is the path or name of its tokenizer."""
     spec = inside(where, lambda: settings(tree))
     kind, width = tree["model_type"], type(spec).attribute_map.get("hidden_size", "hidden_size")
     if not {width, "hidden_size"} & tree.keys():
-        raise UserError(f"{where} does not describe a network: its model_type is {kind!r}, and it says no {width}")
+        raise UserError(f"{where} does not describe a network: its model_type is {kind!r}, and it has no {width}")
     size = value(tree, "vocab_size", int, where, spec.vocab_size)
     with torch.device("meta"):
         most = positions_of(inside(where, lambda: fresh(spec)))[1]
@@ -66,8 +66,10 @@ def read_encoder(tree: Mapping[str, Any], where: str | Path, tokenizer: str | No
 
 
 def _network(spec: Any, architecture: Mapping[str, Any]) -> dict[str, Any]:
-    found = {"hidden_dim": "hidden_size", "n_blocks": "num_hidden_layers", "n_heads": "num_attention_heads"}
-    shape = {ours: own for ours, theirs in found.items() if isinstance(own := getattr(spec, theirs, None), int | float)}
+    names = {"hidden_dim": "hidden_size", "n_blocks": "num_hidden_layers", "n_heads": "num_attention_heads"}
+    shape = {
+        ours: number for ours, theirs in names.items() if isinstance(number := getattr(spec, theirs, None), int | float)
+    }
     return shape | {"dropout": dropout_of(spec), "network": "transformers", "architecture": dict(architecture)}
 
 
@@ -79,13 +81,13 @@ def read_mosaic(tree: Mapping[str, Any], where: str | Path, tokenizer: str | Non
 
 
 def _config(network: Mapping[str, Any], length: int, tokenizer: str | None) -> Config:
-    """Rows as BERT was trained on: texts one after the other with [SEP] between, from [CLS] to [SEP]."""
+    """Rows as BERT was trained on: concatenated texts separated by [SEP], from [CLS] to [SEP]."""
     data = DataConfig(length=max(2, length), tokenizer=tokenizer or "bert-base-uncased", block_ends=length > 2)
     return parse(Config(data=data, train=TrainConfig(ema=0)).model_dump(mode="json") | {"model": dict(network)})
 
 
 def fits(size: int, described: Described) -> bool:
-    """Whether a tokenizer of that size may be the one of an encoder: its embedding may be padded."""
+    """Whether a tokenizer of this size fits an encoder, whose embedding may be padded."""
     rows = described.vocab_size
     if described.config.model.network == "mosaicbert":
         return padded(size) == padded(rows)
@@ -95,7 +97,7 @@ def fits(size: int, described: Described) -> bool:
 
 
 def with_tokenizer(described: Described, tokenizer: Tokenizer, given: Any = None) -> Described:
-    """An encoder of others whose tokenizer is found: rows have ends where it has tokens for them."""
+    """A foreign encoder with its tokenizer: rows have end tokens if the tokenizer has them."""
     config, vocab = described.config, tokenizer.vocab
     if described.vocab is not None or config.model.network == "dit":
         return described
@@ -110,11 +112,11 @@ def with_tokenizer(described: Described, tokenizer: Tokenizer, given: Any = None
 # -- config.json with our part ---------------------------------------------------------------------------------------
 
 
-def with_part(config: Config, own: Mapping[str, Any], dtype: str) -> dict[str, Any]:
-    """The config.json of an encoder for transformers, and ours in it, which does not say the network again."""
-    sections = dict(own["config"])
+def with_part(config: Config, part: Mapping[str, Any], dtype: str) -> dict[str, Any]:
+    """The config.json of an encoder for transformers with our part, which does not repeat the network."""
+    sections = dict(part["config"])
     sections["model"] = {key: value for key, value in sections["model"].items() if key != "architecture"}
-    return {**_architecture(config), "dtype": dtype, "unmask": {**own, "config": sections}}
+    return {**_architecture(config), "dtype": dtype, "unmask": {**part, "config": sections}}
 
 
 def _architecture(config: Config) -> dict[str, Any]:
@@ -123,7 +125,7 @@ def _architecture(config: Config) -> dict[str, Any]:
 
 
 def sections_of(tree: Mapping[str, Any], sections: Mapping[str, Any]) -> dict[str, Any]:
-    """The config in our part of a config.json, with the network of an encoder put back."""
+    """The config in our part of a config.json, with the network of an encoder added back."""
     model = sections.get("model")
     if not isinstance(model, Mapping) or "transformers" not in (model.get("network"), model.get("backbone")):
         return dict(sections)
@@ -132,12 +134,14 @@ def sections_of(tree: Mapping[str, Any], sections: Mapping[str, Any]) -> dict[st
 
 
 def agree(tree: Mapping[str, Any], vocab: Vocab, where: str | Path) -> None:
-    """The embedding of an encoder has a row for every token."""
+    """Raise unless the embedding of an encoder has a row for every token."""
     if not is_encoder(tree):
-        raise UserError(f"{where} is damaged: model_type {tree.get('model_type')!r} is no encoder of transformers")
+        raise UserError(f"{where} is damaged: model_type {tree.get('model_type')!r} is not an encoder of transformers")
     size = value(tree, "vocab_size", int, where)
     if size < vocab.size:
-        raise UserError(f"{where} contradicts itself: vocab_size is {size} there and {vocab.size} in its 'unmask' part")
+        raise UserError(
+            f"{where} contradicts itself: vocab_size is {size} at the top level and {vocab.size} in its 'unmask' part"
+        )
 
 
 # -- tensors ---------------------------------------------------------------------------------------------------------
@@ -150,13 +154,13 @@ class NoHead(UserError):
 def named(
     described: Described, tensors: Mapping[str, Tensor], where: str | Path, new_head: bool = False
 ) -> tuple[Described, dict[str, Tensor]]:
-    """What a config.json describes with the tensors of its files under our names, complete and no more.
+    """The description in a config.json, and exactly its tensors under our names.
 
-    With `new_head` an encoder that has no masked-LM head gets a fresh one, the same every time.
+    With `new_head` an encoder without a masked-LM head gets a new one, the same every time.
     """
     if described.config.model.network != "transformers":
         if new_head:
-            raise UserError(f"{where} has a head of its own; leave out --new-head")
+            raise UserError(f"{where} already has a head; leave out --new-head")
         known = FORMATS.get(described.config.model.network)
         if known is None:
             return described, our_names(tensors)
@@ -167,33 +171,33 @@ def named(
     model, info = _load(architecture, tensors, where)
     _complete(model, info, where, new_head)
     if lost := untied(model):  # the file has two tensors for one
-        log.info("%s: %s is a tensor of its own", where, lost[0])
+        log.info("%s: %s is a separate tensor", where, lost[0])
         architecture["tie_word_embeddings"] = False
     dropped: set[str] = set() if lost else set(ties_of(model))
     dropped |= _buffers(model, tensors, where)
-    found = {PREFIX + name: tensor for name, tensor in model.state_dict().items() if name not in dropped}
+    renamed = {PREFIX + name: tensor for name, tensor in model.state_dict().items() if name not in dropped}
     network = described.config.model.model_copy(update={"architecture": architecture})
-    return replace(described, config=described.config.model_copy(update={"model": network})), found
+    return replace(described, config=described.config.model_copy(update={"model": network})), renamed
 
 
 def _buffers(model: Any, tensors: Mapping[str, Tensor], where: str | Path) -> set[str]:
-    """The names of buffers, which are computed: those of the files must be the same, as far as 16 bits tell."""
-    own, computed = dict(model.named_buffers()), buffers_of(model.config)
+    """The names of the buffers, which are computed; those in the files must agree up to 16-bit precision."""
+    buffers, computed = dict(model.named_buffers()), buffers_of(model.config)
     for name, wanted in computed.items():
-        if name in tensors and not torch.allclose(own[name].double(), wanted.double(), rtol=1e-2, atol=1e-6):
-            raise UserError(f"{where} does not fit this model: {name} is not what its config.json says")
-    return set(own)
+        if name in tensors and not torch.allclose(buffers[name].double(), wanted.double(), rtol=1e-2, atol=1e-6):
+            raise UserError(f"{where} does not fit this model: {name} does not agree with its config.json")
+    return set(buffers)
 
 
 def untied(model: Any) -> list[str]:
-    """The names of parameters that are to be another one, and are not."""
+    """The names of parameters that should be tied to another one but are not."""
     pairs = model.get_expanded_tied_weights_keys(all_submodels=True)
-    own = dict(model.named_parameters(remove_duplicate=False))
-    return sorted(name for name, source in pairs.items() if own.get(name) is not own.get(source))
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    return sorted(name for name, source in pairs.items() if parameters.get(name) is not parameters.get(source))
 
 
 def _load(architecture: Mapping[str, Any], tensors: Mapping[str, Tensor], where: str | Path) -> tuple[Any, Any]:
-    """The model of transformers with these tensors, and what its loader says of them."""
+    """The model of transformers with these tensors, and the report of its loader."""
     spec = inside(where, lambda: settings(architecture))
     floats = {name: tensor for name, tensor in tensors.items() if tensor.is_floating_point() or not _other(name)}
     with quiet(), torch.random.fork_rng(devices=[]):
@@ -218,21 +222,21 @@ def _other(name: str) -> bool:
 
 
 def _complete(model: Any, info: Any, where: str | Path, new_head: bool) -> None:
-    """Raise if a tensor is missing, unknown or mis-shaped, or the whole head is not there."""
+    """Raise if a tensor is missing, unknown or mis-shaped, or the whole head is missing."""
     base = f"{model.base_model_prefix}."
     tied = ties_of(model)
     head = {name for name, _ in model.named_parameters() if not name.startswith(base) and name not in tied}
     missing: set[str] = set(info["missing_keys"]) - dict(model.named_buffers()).keys()
     headless = bool(head) and head <= missing
     if new_head and not headless:
-        raise UserError(f"{where} has a masked-LM head of its own; leave out --new-head")
+        raise UserError(f"{where} already has a masked-LM head; leave out --new-head")
     lacking = {name for name in missing if name.startswith(base)} if headless else missing
     extra = _unknown(model, info["unexpected_keys"])
     wanted: dict[str, Sequence[int]] = dict.fromkeys(lacking, ())
-    found: dict[str, Sequence[int]] = dict.fromkeys(extra, ())
+    loaded: dict[str, Sequence[int]] = dict.fromkeys(extra, ())
     for name, theirs, ours in info["mismatched_keys"]:
-        found[name], wanted[name] = theirs, ours
-    check_names(wanted, found, where)
+        loaded[name], wanted[name] = theirs, ours
+    check_names(wanted, loaded, where)
     if headless and not new_head:
         raise NoHead(
             f"{where} has no masked-LM head; make one with: unmask convert {where} DIR --new-head, then fine-tune it: "
@@ -243,7 +247,7 @@ def _complete(model: Any, info: Any, where: str | Path, new_head: bool) -> None:
 
 
 def _unknown(model: Any, names: Iterable[str]) -> set[str]:
-    """Tensors that should not be there: all but those of heads for other tasks, and what old versions stored."""
+    """Unexpected tensors, except those of heads for other tasks and those that old versions stored."""
     parts = {name for name, _ in model.named_modules()}
     base = {model.base_model_prefix, *(name for name, _ in model.base_model.named_children())}
     unknown = set()

@@ -1,4 +1,4 @@
-"""The folder itself: whether it is one, its tokenizer, and writing it completely or not at all."""
+"""The folder itself: recognizing it, its tokenizer, and writing it atomically."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from .weights import tensors_of
 
 
 def is_folder(path: str | Path) -> bool:
-    """Whether a path is a folder in which a model travels (and not a run or a checkpoint of ours)."""
+    """Whether a path is a portable folder (and not a run or a checkpoint of ours)."""
     return (Path(path) / CONFIG).is_file()
 
 
 def read_folder(folder: str | Path, name: str | None = None) -> Described:
-    """What the config.json of a folder says; `name` is the one it has on the Hub, if it is from there."""
+    """The description in the config.json of a folder; `name` is its name on the Hub, if it is from there."""
     path = Path(folder) / CONFIG
     return from_json(read_json(path, "cannot read the model"), path, name or str(folder))
 
 
 def load_tokenizer(folder: str | Path, described: Described) -> Tokenizer | None:
-    """The tokenizer of a folder, or None; other libraries may have rewritten its files, so config.json decides."""
+    """The tokenizer of a folder, or None; its kind is in config.json, since other libraries may rewrite its files."""
     folder = Path(folder)
     file, settings = folder / JSON_FILE, folder / CONFIG_FILE
     if not file.is_file() and not (is_foreign(described) and (folder / VOCAB_FILE).is_file()):
@@ -51,7 +51,7 @@ def load_tokenizer(folder: str | Path, described: Described) -> Tokenizer | None
 
 
 def check_tokenizer(tokenizer: Tokenizer, described: Described, where: str) -> None:
-    """Raise if a tokenizer is not the one that a model was trained with, as far as its size and special ids tell."""
+    """Raise if the size or special ids show that a tokenizer is not the one that a model was trained with."""
     vocab = tokenizer.vocab
     if not (fits(vocab.size, described) if is_foreign(described) else vocab.size == described.vocab_size):
         raise UserError(
@@ -77,7 +77,7 @@ def write_folder(
     dtype: str = "float32",
     card: str | None = None,
 ) -> Path:
-    """Write a model as a folder that travels; it is there completely or not at all, and nothing is overwritten."""
+    """Write a model as a portable folder, atomically; nothing is overwritten."""
     described = describe(config, tokenizer, labels, dtype)
     return write_files(folder, described, tensors_of(model, config, dtype), tokenizer, card)
 
@@ -89,7 +89,7 @@ def write_files(
     tokenizer: Tokenizer | None = None,
     card: str | None = None,
 ) -> Path:
-    """Write the files of a folder from what is in them."""
+    """Write the files of a folder."""
     folder = Path(folder)
     refuse_existing(folder)
     with writing(folder, "nothing is left of it"), replacing_folder(folder) as new:
@@ -104,6 +104,6 @@ def write_files(
 
 
 def refuse_existing(folder: Path) -> None:
-    """Raise if something would be overwritten; an empty folder is nothing."""
+    """Raise if something would be overwritten; an empty folder may be."""
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
-        raise UserError(f"{folder} is there already; give the name of a new folder, or delete it first")
+        raise UserError(f"{folder} already exists; give the name of a new folder, or delete it first")

@@ -1,4 +1,4 @@
-"""The config.json that we write: the published keys, and under "unmask" what these do not say."""
+"""The config.json that we write: the published keys, and under "unmask" what they do not cover."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def to_json(
     settings = config.model.model_dump(mode="json")
     data = config.data.model_copy(update={"cache": None, "local": None})  # paths of this machine
     travelling = config.model_copy(update={"data": data})
-    own = {
+    part = {
         "format": FORMAT,
         "config": travelling.model_dump(mode="json"),
         "labels": list(labels),
@@ -42,7 +42,7 @@ def to_json(
         "tokenizer": dict(tokenizer) if tokenizer else None,
     }
     if config.model.network == "transformers":
-        return with_part(config, own, dtype)
+        return with_part(config, part, dtype)
     return {
         "architectures": ["MDLM" if published else "Unmask"],
         "model_type": "mdlm" if published else "unmask",
@@ -51,7 +51,7 @@ def to_json(
         "vocab_size": vocab.size,
         **{f"{role}_token_id": getattr(vocab, role) for role in ROLES},
         "dtype": dtype,
-        "unmask": own,
+        "unmask": part,
     }
 
 
@@ -63,7 +63,7 @@ def describe(
 
 
 def to_published(config: Config, vocab: Vocab, dtype: str = "float32") -> dict[str, Any]:
-    """The config.json in the words of the published one alone; what is as in the paper is left out."""
+    """The config.json with published keys only; settings that are as in the paper are left out."""
     drop = {"unmask", "mlp_ratio", "dtype", *(f"{role}_token_id" for role in ROLES)}
     ours = to_json(config, vocab, (), dtype)
     tree = {key: value for key, value in ours.items() if key not in drop} | {"torch_dtype": dtype}
@@ -75,9 +75,9 @@ def to_published(config: Config, vocab: Vocab, dtype: str = "float32") -> dict[s
 
 
 def from_json(tree: Mapping[str, Any], where: str | Path = CONFIG, tokenizer: str | None = None) -> Described:
-    """What a config.json says: one of ours, or a published one; `where` names it in errors.
+    """The description in a config.json, ours or a published one; `where` names it in errors.
 
-    `tokenizer` says where the tokenizer of a masked language model of others is found.
+    `tokenizer` is the path or name of the tokenizer of a foreign masked language model.
     """
     if "unmask" in tree:
         return _ours(tree, where)
@@ -98,13 +98,13 @@ def from_json(tree: Mapping[str, Any], where: str | Path = CONFIG, tokenizer: st
 
 
 def _ours(tree: Mapping[str, Any], where: str | Path) -> Described:
-    own = tree["unmask"]
-    if not isinstance(own, Mapping) or own.get("format") != FORMAT:
-        made = own.get("format") if isinstance(own, Mapping) else own
+    part = tree["unmask"]
+    if not isinstance(part, Mapping) or part.get("format") != FORMAT:
+        made = part.get("format") if isinstance(part, Mapping) else part
         raise UserError(f"{where} has an 'unmask' part of format {made!r}, and this version reads {FORMAT}; update it")
-    config = inside(where, lambda: parse(sections_of(tree, mapping(own, "config", where))))
-    vocab = read_vocab(mapping(own, "vocab", where), where)
-    labels, tokenizer = own.get("labels", []), own.get("tokenizer")
+    config = inside(where, lambda: parse(sections_of(tree, mapping(part, "config", where))))
+    vocab = read_vocab(mapping(part, "vocab", where), where)
+    labels, tokenizer = part.get("labels", []), part.get("tokenizer")
     if not isinstance(labels, list) or not all(isinstance(name, str) for name in labels):
         raise UserError(f"{where} is damaged: its labels are not a list of names")
     if (config.data.label is None) == bool(labels):
@@ -121,10 +121,11 @@ def _ours(tree: Mapping[str, Any], where: str | Path) -> Described:
 
 
 def _agree(tree: Mapping[str, Any], said: Mapping[str, Any], where: str | Path) -> None:
-    """The published keys say what the 'unmask' part says; what a library left out is no contradiction."""
+    """Raise if the published keys contradict the 'unmask' part; a library may have left some of them out."""
     keys = (*SHAPE, "model_length", "vocab_size", "model_type", *(f"{role}_token_id" for role in ROLES))
     for key in keys:
         if tree.get(key) is not None and key in said and tree[key] != said[key]:
             raise UserError(
-                f"{where} contradicts itself: {key} is {tree[key]!r} there and {said[key]!r} in its 'unmask' part"
+                f"{where} contradicts itself: {key} is {tree[key]!r} at the top level and {said[key]!r} in its "
+                "'unmask' part"
             )

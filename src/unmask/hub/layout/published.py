@@ -1,4 +1,4 @@
-"""The config.json of published models: MDLM's and SEDD's. What they do not say is the paper's run on OpenWebText."""
+"""The config.json of published models: MDLM's and SEDD's. For the rest, the paper's run on OpenWebText is assumed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ...config import Config, parse
 from ...networks.foreign.fields import mapping, value
 from ...recipes import owt
 from ...types import UserError, Vocab
-from .terms import ROLES, SHAPE, Described, inside, read_vocab, usual_vocab
+from .terms import ROLES, SHAPE, Described, inside, known_vocab, read_vocab
 
 NETWORK = {"hidden_size": "hidden_dim", "n_blocks": "n_blocks", "n_heads": "n_heads", "cond_dim": "cond_dim"}
 
@@ -38,7 +38,7 @@ def read_mdlm(tree: Mapping[str, Any], where: str | Path) -> Described:
 def _mdlm_vocab(tree: Mapping[str, Any], where: str | Path) -> Vocab | None:
     size = tree["vocab_size"]
     if tree.get("mask_token_id") is None:
-        return usual_vocab(size)
+        return known_vocab(size)
     return read_vocab({"size": size} | {role: tree.get(f"{role}_token_id") for role in ROLES}, where)
 
 
@@ -46,24 +46,24 @@ def read_sedd(tree: Mapping[str, Any], where: str | Path) -> Described:
     """The config of louaaron/sedd-small and -medium: sections model, noise, graph, and the number of tokens."""
     net, noise, graph = (mapping(tree, key, where) for key in ("model", "noise", "graph"))
     if graph.get("type") != "absorb":
-        raise UserError(f"{where} describes a SEDD of graph {graph.get('type')!r}; unmask reads the absorbing one only")
+        raise UserError(f"{where} describes a SEDD of graph {graph.get('type')!r}; unmask reads only the absorbing one")
     if net.get("scale_by_sigma") is False:
         raise UserError(f"{where} describes a SEDD without scale_by_sigma, whose outputs mean something else")
     network = read_network(net, where) | {"time_conditioning": True}
     length = value(net, "length", int, where)
     config = inside(where, lambda: paper_config("sedd", network, length, noise_schedule(noise, where)))
     size = value(tree, "tokens", int, where) + 1
-    return Described(config, usual_vocab(size), (), size)
+    return Described(config, known_vocab(size), (), size)
 
 
 def read_network(net: Mapping[str, Any], where: str | Path) -> dict[str, Any]:
-    """The network that a section `model` of the public repositories describes, in our words."""
+    """The network that a section `model` of the public repositories describes, in our terms."""
     sizes = {ours: value(net, theirs, int, where) for theirs, ours in NETWORK.items()}
     return sizes | {"dropout": value(net, "dropout", float, where, 0.1)}
 
 
 def noise_schedule(noise: Mapping[str, Any], where: str | Path) -> dict[str, Any]:
-    """The schedule section that means a noise of the public repositories."""
+    """The schedule section for a noise of the public repositories."""
     name = noise.get("type")
     with_eps = {"loglinear": "log-linear", "cosine": "cosine", "cosinesqr": "cosine-squared"}
     if name in with_eps:

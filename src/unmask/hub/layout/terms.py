@@ -1,4 +1,4 @@
-"""What a config.json says of a model, and reading its values with one sentence for each that is wrong."""
+"""What a config.json says about a model, and reading its values with a clear error for each invalid one."""
 
 from __future__ import annotations
 
@@ -41,22 +41,22 @@ class Described:
 
 
 def is_published(config: Config) -> bool:
-    """Whether the published layout has words for this model: MDLM on the paper's diffusion transformer."""
+    """Whether the published layout can express this model: MDLM on the paper's diffusion transformer."""
     return config.model.method == "mdlm" and config.model.network == "dit"
 
 
 def is_foreign(described: Described) -> bool:
-    """Whether it is the network of others, of which only the tokenizer can tell the vocabulary."""
+    """Whether it is a foreign network, whose vocabulary only the tokenizer knows."""
     return described.vocab is None and described.config.model.network != "dit"
 
 
 def needs_mask(described: Described) -> bool:
-    """Whether the tokenizer must have a mask token of its own: the embedding of an encoder has no row for a new one."""
+    """Whether the tokenizer must already have a mask token: the embedding of an encoder has no row for a new one."""
     return is_foreign(described) and described.config.model.network != "mamba"
 
 
 def inside(where: str | Path, make: Callable[[], T]) -> T:
-    """What `make` gives; its complaints name the file."""
+    """The result of `make`; its errors name the file."""
     try:
         return make()
     except UserError as error:
@@ -73,6 +73,6 @@ def read_vocab(ids: Mapping[str, Any], where: str | Path) -> Vocab:
     return inside(where, lambda: Vocab(ids["size"], ids["mask"], ids.get("pad"), ids.get("bos"), ids.get("eos")))
 
 
-def usual_vocab(size: int) -> Vocab | None:
-    """GPT-2's vocabulary, if it is one of that size; of any other only a tokenizer can tell."""
+def known_vocab(size: int) -> Vocab | None:
+    """GPT-2's vocabulary if the size is GPT-2's; any other is known only from a tokenizer."""
     return GPT2 if size == GPT2.size else None

@@ -1,4 +1,4 @@
-"""The tensors of a folder: reading them from whatever files there are, and giving them to a model, strictly."""
+"""The tensors of a folder: reading them from whatever files it has, and loading them into a model, strictly."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ def inv_freq(config: Config) -> Tensor:
     return 1.0 / (10_000.0 ** (torch.arange(0, dim, 2).float() / dim))
 
 
-def check_rotary(found: Tensor, config: Config, where: str | Path) -> None:
-    """Raise if frequencies are not those of base 10000, whole or as 16 bits have them."""
-    ours, found = inv_freq(config), found.float().cpu()
-    near = (torch.allclose(found, ours.to(dtype).float(), rtol=1e-5) for dtype in DTYPES.values())
-    if found.shape != ours.shape or not any(near):
-        raise UserError(f"{where} does not fit this model: {INV_FREQ} is of another rotary base than 10000")
+def check_rotary(theirs: Tensor, config: Config, where: str | Path) -> None:
+    """Raise if frequencies are not those of base 10000, in full or 16-bit precision."""
+    ours, theirs = inv_freq(config), theirs.float().cpu()
+    near = (torch.allclose(theirs, ours.to(dtype).float(), rtol=1e-5) for dtype in DTYPES.values())
+    if theirs.shape != ours.shape or not any(near):
+        raise UserError(f"{where} does not fit this model: {INV_FREQ} has a rotary base other than 10000")
 
 
 def read_tensors(folder: str | Path) -> dict[str, Tensor]:
@@ -61,7 +61,7 @@ def read_weights(folder: str | Path) -> dict[str, Tensor]:
 
 
 def our_names(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The same tensors; if none of them is inside a backbone, all are put there."""
+    """The same tensors, with the prefix "backbone." if none of them has it."""
     inside = any(name.startswith("backbone.") for name in tensors)
     return {name if inside else f"backbone.{name}": tensor for name, tensor in tensors.items()}
 
@@ -76,13 +76,13 @@ def _read(path: Path) -> dict[str, Tensor]:
 
 
 def _joined(files: Sequence[Path]) -> dict[str, Tensor]:
-    found: dict[str, Tensor] = {}
+    joined: dict[str, Tensor] = {}
     for file in files:
         tensors = _read(file)
-        if twice := sorted(found.keys() & tensors.keys()):
-            raise UserError(f"weights file {file} holds {twice[0]}, which another file of its folder holds too")
-        found |= tensors
-    return found
+        if twice := sorted(joined.keys() & tensors.keys()):
+            raise UserError(f"weights file {file} holds {twice[0]}, which another file in its folder holds as well")
+        joined |= tensors
+    return joined
 
 
 def _read_shards(folder: Path) -> dict[str, Tensor]:
@@ -93,13 +93,13 @@ def _read_shards(folder: Path) -> dict[str, Tensor]:
     for name in names:  # a name and not a path: an index must not lead out of its folder
         if Path(name).name != name or not name.endswith(".safetensors"):
             raise UserError(f"{folder / INDEX} is damaged: {name!r} is not a safetensors file of its folder")
-    found = _joined([folder / name for name in names])
-    check_names(dict.fromkeys(places, ()), dict.fromkeys(found, ()), folder / INDEX)
-    return found
+    tensors = _joined([folder / name for name in names])
+    check_names(dict.fromkeys(places, ()), dict.fromkeys(tensors, ()), folder / INDEX)
+    return tensors
 
 
 def blueprint(described: Described, vocab: Vocab, count: int, where: str | Path) -> LanguageModel:
-    """The model that a config describes, without memory for its weights; `count` tensors are there for it."""
+    """The model that a config describes, without memory for its weights; its files have `count` tensors."""
     config = described.config
     if config.model.n_blocks > count:
         raise UserError(f"{where} does not fit this model of {config.model.n_blocks} blocks: it has {count} tensors")
@@ -112,10 +112,10 @@ def blueprint(described: Described, vocab: Vocab, count: int, where: str | Path)
 
 def check(model: nn.Module, tensors: Mapping[str, Tensor], config: Config, where: str | Path) -> None:
     """Raise if a tensor is missing, unknown, mis-shaped or of a wrong type; shapes of the model suffice."""
-    found = {name: tensor for name, tensor in tensors.items() if name != INV_FREQ}
+    weights = {name: tensor for name, tensor in tensors.items() if name != INV_FREQ}
     wanted = {name: tensor.shape for name, tensor in model.state_dict().items() if name != INV_FREQ}
-    check_names(wanted, {name: tensor.shape for name, tensor in found.items()}, where)
-    for name, tensor in found.items():
+    check_names(wanted, {name: tensor.shape for name, tensor in weights.items()}, where)
+    for name, tensor in weights.items():
         if tensor.dtype not in DTYPES.values():
             raise UserError(f"{where} does not fit this model: {name} holds {tensor.dtype}, not 16- or 32-bit floats")
     if (theirs := tensors.get(INV_FREQ)) is not None:
@@ -123,7 +123,7 @@ def check(model: nn.Module, tensors: Mapping[str, Tensor], config: Config, where
 
 
 def fill(model: nn.Module, tensors: Mapping[str, Tensor], config: Config, where: str | Path) -> None:
-    """Give a model its weights, strictly: every tensor is accounted for; 16-bit ones become float32."""
+    """Load weights into a model, strictly: every tensor is accounted for; 16-bit ones become float32."""
     check(model, tensors, config, where)
     for name, target in model.state_dict().items():
         if name != INV_FREQ:
@@ -131,9 +131,9 @@ def fill(model: nn.Module, tensors: Mapping[str, Tensor], config: Config, where:
 
 
 def tensors_of(model: nn.Module, config: Config, dtype: str = "float32") -> dict[str, Tensor]:
-    """The tensors of a model as they are written: MDLM's with the buffer that the published network has.
+    """The tensors of a model as they are written: MDLM's with the buffer of the published network.
 
-    Those of an encoder of transformers have the names that they have there.
+    Those of an encoder of transformers have the names that transformers uses.
     """
     weights = {name: _cast(name, tensor, dtype) for name, tensor in model.state_dict().items()}
     if config.model.network == "transformers":

@@ -1,6 +1,6 @@
-"""Models in the lm-evaluation-harness, as `--model unmask`: log-likelihoods by the bound, and writing.
+"""Models in the lm-evaluation-harness, as `--model unmask`: log-likelihoods from the bound, and generation.
 
-`reading` scores (context, continuation) pairs and whole texts, `asking` turns requests for text into jobs, and
+`likelihood_requests` scores (context, continuation) pairs and whole texts, `generation_requests` writes text, and
 `adapter` is the class that the harness sees. The harness itself is optional and imported where it is used.
 """
 

@@ -1,4 +1,4 @@
-"""`python -m unmask.hub.lm_eval ARGS`: the command of the lm-evaluation-harness, which then knows `--model unmask`."""
+"""`python -m unmask.hub.lm_eval ARGS`: the command of the lm-evaluation-harness with `--model unmask` registered."""
 
 import sys
 

@@ -1,7 +1,7 @@
-"""The class that the lm-evaluation-harness sees, and its command with that class known.
+"""The class that the lm-evaluation-harness sees, and its command with that class registered.
 
-The harness (0.4.13) finds model classes in its own list or where somebody registered one in the same process; it looks
-for no plugins. So `main` registers ours and hands over to the harness's own command.
+The harness (0.4.13) knows the model classes on its list and those registered in the same process; it does not look for
+plugins. So `main` registers ours and then calls the command of the harness.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ log = logging.getLogger("unmask")
 
 @dataclass(frozen=True)
 class Settings:
-    """What `--model_args` may say."""
+    """The settings of `--model_args`."""
 
     pretrained: str | LM
     draws: int = 32  # network rows per continuation, or per block of a text
@@ -51,9 +51,9 @@ class Settings:
 
 
 def settings(**args: Any) -> Settings:
-    """Checked settings. `batch_size` is `rows` by the name that the harness has for it; its default of 1 is ours."""
+    """Checked settings. `batch_size` is the harness's name for `rows`; its default of 1 means our default."""
     size = args.pop("batch_size", None)
-    args.pop("max_batch_size", None)  # of "auto", which means the usual number
+    args.pop("max_batch_size", None)  # for "auto", which means the default
     if size is not None and not str(size).startswith("auto"):
         if not str(size).isdecimal() or int(size) < 1:
             raise UserError(f"batch_size={size} must be a whole number of at least 1, or auto")
@@ -62,7 +62,7 @@ def settings(**args: Any) -> Settings:
     for name in args:
         if name not in names and name not in of_writing:
             known = [*names, "batch_size", *of_writing]
-            raise UserError(f"model_args: {name} is not known{nearest(name, known)}; it takes {', '.join(known)}")
+            raise UserError(f"model_args: {name} is unknown{nearest(name, known)}; choose from {', '.join(known)}")
     if not args.get("pretrained"):
         raise UserError("no model is named; give its folder, for example --model_args pretrained=runs/demo")
     for name in ("draws", "seed", "max_gen_toks", "rows"):
@@ -75,13 +75,13 @@ def settings(**args: Any) -> Settings:
 
 
 def harness_options(options: dict[str, Any]) -> dict[str, Any]:
-    """What the harness's own options say. Its command asks for cuda:0 by default, also where there is none."""
+    """What the options of the harness say. Its command asks for cuda:0 by default, even if there is none."""
     missing = str(options.get("device")).startswith("cuda") and not torch.cuda.is_available()
     return {name: value for name, value in options.items() if value is not None and not (name == "device" and missing)}
 
 
 def open_model(settings: Settings) -> LM:
-    """The model that is named, or the one that is given."""
+    """The model object that was passed, or the model with that name."""
     if isinstance(settings.pretrained, LM):
         return settings.pretrained
     optional = {"tokenizer": settings.tokenizer, "revision": settings.revision}
@@ -123,7 +123,7 @@ def protocol(settings: Settings, reading: LikelihoodRequests, asking: Generation
 
 @functools.cache
 def adapter() -> type[Any]:
-    """The class, registered as `unmask`; the harness is imported here and nowhere else."""
+    """The class, registered as `unmask`; the harness is imported only here."""
     try:
         base: Any = importlib.import_module("lm_eval.api.model").LM
         register = importlib.import_module("lm_eval.api.registry").register_model
@@ -134,7 +134,7 @@ def adapter() -> type[Any]:
         ) from None
 
     class Unmask(base):
-        """A model of this library as the harness sees one."""
+        """A model of this library as the harness sees it."""
 
         def __init__(self, **model_args: Any) -> None:
             super().__init__()
@@ -146,7 +146,7 @@ def adapter() -> type[Any]:
 
         @classmethod
         def create_from_arg_obj(cls, arg_dict: dict[str, Any], additional_config: dict[str, Any] | None = None) -> Any:
-            """A model from `--model_args`, and from the harness's options where these say nothing."""
+            """A model from `--model_args`, and from the options of the harness for what they leave open."""
             return cls(**{**harness_options(additional_config or {}), **arg_dict})
 
         @classmethod
@@ -176,7 +176,7 @@ def adapter() -> type[Any]:
             return self._collect("generate_until", [r.args for r in requests], disable_tqdm, self.asking.write)
 
         def _collect(self, kind: str, args: list[Any], quiet: bool, run: Any) -> list[Any]:
-            """Run all requests; each answer goes into the harness's cache at once."""
+            """Run all requests; each answer goes to the harness's cache immediately."""
             answers: dict[int, Any] = {}
             with progress_bar(kind, quiet) as progress:
 
@@ -189,7 +189,7 @@ def adapter() -> type[Any]:
             return [answers[i] for i in range(len(args))]
 
         def get_model_info(self) -> dict[str, Any]:
-            """What the harness writes beside its results."""
+            """What the harness saves with its results."""
             lm = self.reading.lm
             return {
                 "model_num_parameters": sum(p.numel() for p in lm.model.parameters()),
@@ -209,7 +209,7 @@ def adapter() -> type[Any]:
             return ""
 
         def apply_chat_template(self, chat_history: Any, add_generation_prompt: bool = True) -> str:
-            """Refused, in the same words."""
+            """Raises the same error."""
             return self.chat_template(True)
 
     register("unmask")(Unmask)
@@ -227,7 +227,7 @@ def _tell(seen: dict[str, int]) -> None:
 
 
 def main(args: Sequence[str]) -> None:
-    """The harness's own command, with `--model unmask` known to it."""
+    """The command of the harness, with `--model unmask` registered."""
     adapter()
     command = importlib.import_module("lm_eval.__main__").cli_evaluate
     before, sys.argv = sys.argv, ["lm-eval", *args]  # the harness reads the command line from there

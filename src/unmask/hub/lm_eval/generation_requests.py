@@ -1,4 +1,4 @@
-"""Requests for text: what the harness calls gen_kwargs, as our options, and a context as a canvas."""
+"""Requests for text: the harness's gen_kwargs as our settings, and a context as a canvas."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ Wrote = Callable[[int, str], None]  # (which request, what was written)
 
 @dataclass
 class GenerationRequests:
-    """A model and how it writes where a request does not say."""
+    """A model, and the settings for what a request leaves open."""
 
     lm: LM
     seed: int = 0
     rows: int = 32
     max_gen_toks: int = 256
-    usual: Mapping[str, Any] = field(default_factory=dict)  # sampler, steps and so on
+    defaults: Mapping[str, Any] = field(default_factory=dict)  # sampler, steps and so on
 
     def __post_init__(self) -> None:
-        self.options({}, 0)  # what is wrong is said before anything is written
+        self.options({}, 0)  # raises before anything is written
         _count(self.max_gen_toks)
 
     def write(self, requests: Sequence[tuple[str, Mapping[str, Any]]], wrote: Wrote) -> None:
-        """Every continuation, told as soon as it is written. Equal requests are written with seeds of their own."""
+        """Write all continuations; `wrote` gets each as soon as it is finished. Equal requests get different seeds."""
         again: Counter[str] = Counter()
         jobs, contexts = [], [storable(context) for context, _ in requests]
         for (_, how), context in zip(requests, contexts, strict=True):
@@ -51,20 +51,20 @@ class GenerationRequests:
                 wrote(sample.index, sample.text[len(contexts[sample.index]) :])
 
     def job(self, context: str, how: Mapping[str, Any], seed: int = 0) -> Job:
-        """One request as a canvas and options."""
+        """One request as a canvas and settings."""
         count = _count(next((how[name] for name in LENGTHS if how.get(name) is not None), self.max_gen_toks))
         canvas, stride = self.canvas(context, count)
         return Job(canvas, replace(self.options(how, seed), stride=stride))
 
     def options(self, how: Mapping[str, Any], seed: int) -> SamplingParams:
-        """The settings of a request over the usual ones; without do_sample or a temperature, the likeliest tokens."""
+        """The settings of a request on top of the defaults; without do_sample or a temperature, greedy."""
         known = ("until", "do_sample", *LENGTHS, *settings_on("harness"))
         for name, value in how.items():
             if name not in known and not (name in NOTHING and value == NOTHING[name]):
                 near = nearest(name, known)
-                raise UserError(f"gen_kwargs: {name}={value!r} is not known{near}; it takes {', '.join(known)}")
+                raise UserError(f"gen_kwargs: {name}={value!r} is not supported{near}; choose from {', '.join(known)}")
         schema = settings_on("harness")
-        settings = {**self.usual, **{name: how[name] for name in schema if how.get(name) is not None}}
+        settings = {**self.defaults, **{name: how[name] for name in schema if how.get(name) is not None}}
         sampled = how.get("do_sample")
         if sampled is False:
             settings["temperature"] = 0.0
@@ -105,6 +105,6 @@ def _count(value: Any) -> int:
 
 
 def _seed(seed: int, name: str, again: int) -> int:
-    """The seed of a request: of itself and how often it was asked before, and of nothing else."""
+    """The seed of a request; depends only on the request and on how often it was made before."""
     digest = hashlib.sha256(f"{seed} {again} {name}".encode()).digest()
     return int.from_bytes(digest[:8], "little") >> 1

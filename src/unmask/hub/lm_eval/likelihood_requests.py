@@ -1,12 +1,12 @@
-"""How likely a continuation is after its context, and a whole text: what the harness compares answers by.
+"""The likelihood of a continuation after its context, and of a whole text, by which the harness compares answers.
 
-Of a diffusion model it is the bound on -log p(continuation | context): the context is always seen, only the
-continuation is ever hidden. A continuation of M tokens has 2^M - 1 sets that can be hidden. Where that is no more than
-the draws, all of them are looked at, and the bound has no Monte Carlo error; that is the case for most answers of
-multiple-choice tasks. Else it is drawn. Of an autoregressive model the log-likelihood is exact.
+For a diffusion model it is the bound on -log p(continuation | context): the context is always visible, only the
+continuation is ever masked. A continuation of M tokens has 2^M - 1 sets that can be masked. If that is at most the
+number of draws, the bound is the sum over all of them and has no Monte Carlo error, as for most answers of
+multiple-choice tasks. Otherwise it is estimated. For an autoregressive model the log-likelihood is exact.
 
 Random numbers are named by (seed, context, length of the continuation). So they do not depend on the batch, and answers
-of equal length to one question hide the same positions: what the draws have in common drops out of the comparison.
+of equal length to the same question mask the same positions: the noise that they share cancels in the comparison.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Answer = Callable[[int, float, bool], None]  # (which request, log-likelihood, w
 
 @dataclass
 class LikelihoodRequests:
-    """A model and how its bound is drawn."""
+    """A model, and how its bound is estimated."""
 
     lm: LM
     draws: int = 32  # network rows per continuation, or per block of a text
@@ -74,13 +74,13 @@ class LikelihoodRequests:
 
     @property
     def room(self) -> int:
-        """The tokens of a text that the model can see at once."""
+        """The number of tokens of a text that the model can see at once."""
         return room(self.lm.prompt_builder)
 
     # -- requests ----------------------------------------------------------------------------------------------------
 
     def pairs(self, pairs: Sequence[tuple[str, str]], answer: Answer) -> None:
-        """The log-likelihood of each continuation after its context, and whether the model's greedy one is the same."""
+        """The log-likelihood of each continuation after its context, and whether it is the greedy one."""
         self._read([self._continued(i, *pair) for i, pair in enumerate(pairs)], answer)
 
     def texts(self, texts: Sequence[str], answer: Answer) -> None:
@@ -107,7 +107,7 @@ class LikelihoodRequests:
         return [Passage(number, [*prefix, *block], None, len(prefix)) for block in blocks]
 
     def _given(self) -> int:
-        """Tokens at the start of a row that the model cannot score; BOS is one where rows have it."""
+        """The number of tokens at the start of a row that the model cannot score, such as BOS."""
         return self.lm.model.unscored if self.lm.prompt_builder.block_ends is None else 0
 
     def _prefix(self) -> list[int]:
@@ -116,7 +116,7 @@ class LikelihoodRequests:
     # -- rows --------------------------------------------------------------------------------------------------------
 
     def _read(self, requests: list[list[Passage]], answer: Answer, greedy: bool = True) -> None:
-        """Requests of one or more rows, each answered as soon as it is read."""
+        """Requests of one or more rows, each answered as soon as possible."""
         need_likelihood(self.lm.model)
         left = [len(passages) for passages in requests]
         nats, same = [0.0] * len(requests), [True] * len(requests)
@@ -156,7 +156,7 @@ class LikelihoodRequests:
         return self._times(model, batch, free, keys)
 
     def _times(self, model: MaskedDiffusion, batch: Batch, free: Tensor, keys: Keys) -> float:
-        """The mean over draws, each in a stratum of time of its own."""
+        """The mean over draws, each in a different stratum of time."""
         hidden = None if torch.equal(free, free_positions(batch)) else free  # None: any method can do it
         total = 0.0
         for index in torch.arange(self.draws).split(self.rows):
@@ -167,7 +167,7 @@ class LikelihoodRequests:
 
 
 def _name(passage: Passage) -> str:
-    """What names the random numbers of a row: a continuation by its length and what is before it, a block by itself."""
+    """The key of a row's random numbers: for a continuation its length and context, for a block its tokens."""
     first = len(passage.ids) if passage.asked is None else passage.asked[0]
     name = f"{passage.ids[:first]} {len(passage.ids)}"
     return "harness " + hashlib.sha256(name.encode()).hexdigest()
@@ -179,7 +179,7 @@ def room(builder: PromptBuilder) -> int:
 
 
 def start_of_text(lm: LM) -> list[int]:
-    """What has to stand before a text: for a model that cannot predict its first token, the end of another text."""
+    """The tokens before a text: an end-of-text token for a model that cannot predict the first token."""
     if not lm.model.unscored or lm.prompt_builder.block_ends is not None:
         return []
     vocab = lm.tokenizer.vocab
@@ -193,7 +193,7 @@ def start_of_text(lm: LM) -> list[int]:
 
 
 def split(builder: PromptBuilder, context: str, continuation: str) -> tuple[list[int], list[int]]:
-    """The tokens of both, cut where the continuation begins; a token with characters of both belongs to the latter."""
+    """The tokens of both, split where the continuation begins; a token that spans both belongs to the continuation."""
     if not continuation:
         return builder.encode(context), []
     whole = builder.encode(context + continuation)
@@ -212,9 +212,9 @@ def tail(ids: list[int], most: int) -> list[int]:
 def windows(
     context: list[int], continuation: list[int], room: int, least: int = 0
 ) -> Iterator[tuple[list[int], list[int]]]:
-    """(what is seen, what is asked): one pair if the continuation fits, else half a row at a time after what it was.
+    """(visible tokens, scored tokens): one pair if the continuation fits, else half a row at a time.
 
-    At least `least` tokens are seen. The context is cut from the left.
+    At least `least` tokens are visible. The context is cut from the left.
     """
     step = len(continuation) if len(continuation) <= room - least else max(1, room // 2)
     for start in range(0, len(continuation), max(1, step)):
@@ -223,7 +223,7 @@ def windows(
 
 
 def every_set(model: MaskedDiffusion, batch: Batch, free: Tensor, rows: int) -> float:
-    """The bound of one row as a sum over every set of free positions that may be hidden: nothing is drawn.
+    """The bound of one row as a sum over every set of free positions that may be masked, without random draws.
 
     A set of n of M positions has chance 1 / C(M, n) among those of its size, and its tokens count c_n / n each.
     """
@@ -241,10 +241,10 @@ def every_set(model: MaskedDiffusion, batch: Batch, free: Tensor, rows: int) -> 
 
 
 def is_greedy(model: MaskedDiffusion, batch: Batch, free: Tensor, rows: int) -> bool:
-    """Whether writing the free positions of one row from left to right, the likeliest token each, gives its tokens.
+    """Whether greedy decoding of the free positions of one row, from left to right, gives its tokens.
 
-    Token i is asked for while the tokens before it stand and the others are masks. A network with a clock is told the
-    time at which that share of them is hidden.
+    Token i is predicted with the tokens before it visible and the rest masked. A network with time conditioning gets
+    the time at which that share of them is masked.
     """
     places = torch.nonzero(free).squeeze(-1)
     n, x = len(places), batch.tokens.to(model.device)
@@ -263,7 +263,7 @@ def is_greedy(model: MaskedDiffusion, batch: Batch, free: Tensor, rows: int) -> 
 def next_tokens(
     model: LanguageModel, builder: PromptBuilder, passages: Sequence[Passage]
 ) -> tuple[list[float], list[bool]]:
-    """-log p of the asked tokens of each row, and whether each of them is the likeliest next one."""
+    """-log p of the scored tokens of each row, and whether each of them is the most likely next one."""
     batch, _ = lay_out(builder, passages, 0, len(passages))
     x, asked = batch.tokens.to(model.device), batch.weight()
     places = [torch.nonzero(row).squeeze(-1) for row in asked]
@@ -285,5 +285,5 @@ def next_tokens(
 
 
 def _likeliest(log_x: Tensor, mask: int) -> Tensor:
-    """(N,) the likeliest token of each row that is not [MASK]."""
+    """(N,) the most likely token of each row that is not [MASK]."""
     return log_x.index_fill(-1, torch.tensor([mask], device=log_x.device), -math.inf).argmax(-1)

@@ -1,8 +1,9 @@
-"""transformers both ways: our networks as its models, its trainers for our loss.
+"""Both ways to use transformers: our networks as its models, and its trainers with our loss.
 
 Importing this package (or `unmask.transformers`, its short name) registers our classes with `AutoConfig` and
-`AutoModelForMaskedLM`, whoever was imported first. What is registered wins over the `auto_map` of a repository, also
-with trust_remote_code=True: no code of a repository is run. transformers has no entry points for models of others.
+`AutoModelForMaskedLM`, in whichever order the packages are imported. Registered classes take precedence over the
+`auto_map` of a repository, even with trust_remote_code=True: no code from a repository is run. transformers has no
+entry points for external models.
 """
 
 try:

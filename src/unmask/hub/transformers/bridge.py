@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def lm_of(model: MDLM, tokenizer: Any) -> LM:
-    """An LM that shares the weights of a model; those of 16 bits are copied as float32, as `unmask.load` does."""
+    """An LM that shares the weights of a model; 16-bit weights are copied as float32, as in `unmask.load`."""
     described = model.config.described()
     config = described.config
     backbone = model.backbone
@@ -41,7 +41,7 @@ def lm_of(model: MDLM, tokenizer: Any) -> LM:
 
 
 def tokenizer_of(tokenizer: Any, described: Described) -> Tokenizer:
-    """Our tokenizer from one of transformers, for a model."""
+    """Our tokenizer for a model, from one of transformers."""
     vocab = described.vocab
     assert vocab is not None, "MDLMConfig always has a mask token"
     if not isinstance(tokenizer, Tokenizer):
@@ -68,9 +68,9 @@ def model_of(kind: type[MDLM], lm: LM) -> MDLM:
     """A model with a copy of the weights of an LM."""
     if not is_published(lm.config):
         settings = lm.config.model
-        what = settings.method if settings.method != "mdlm" else f"on the backbone {settings.backbone}"
+        what = settings.method if settings.method != "mdlm" else f"on the network {settings.network}"
         raise UserError(
-            f"the class for transformers is that of method mdlm on the DiT, and this model is {what}; use it through "
+            f"the class for transformers covers the method mdlm on the DiT, and this model is {what}; use it through "
             "unmask"
         )
     tree = describe(lm.config, lm.tokenizer, lm.labels)

@@ -1,11 +1,11 @@
-"""MDLM in the trainers of others: rows of tokens to masked batches, and the loss (paper, eq. 10).
+"""MDLM in other trainers: masked batches from rows of tokens, and the loss (paper, eq. 10).
 
 `transformers.Trainer` hands a loss function nothing but the outputs and `labels`, and counts the labels that are not
 -100 over all accumulation steps and processes: that count is what the sum is divided by. MDLM must divide by *all*
 tokens that are not padding, and needs one weight per row. So by default the labels are packed: one integer per position
 holds the clean token and its weight (0 where it is not masked), and padding is -100. Then the count is right, the loss
-knows its weights, and any masked language model can be trained. `unpack` shows what is in them; `packed=False` leaves
-them apart.
+knows its weights, and any masked language model can be trained. `unpack` separates them again; `packed=False` never
+combines them.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ def pack(tokens: Tensor, weights: Tensor, counted: Tensor) -> Tensor:
 
 
 def is_packed(labels: Tensor) -> bool:
-    """Whether labels are packed; those with no token that counts might be."""
+    """Whether labels are packed; labels without any counted token might be."""
     return labels.dtype == torch.int64 and bool(((labels >= _MARK) | (labels == IGNORED)).all())
 
 
 def unpack(labels: Tensor) -> tuple[Tensor, Tensor]:
     """(clean tokens, -100 = padding; weights, 0 = not masked) of packed labels."""
     if not is_packed(labels):
-        raise UserError("these labels are not those of MDLMCollator(packed=True); give labels and weights apart")
+        raise UserError("these labels are not from MDLMCollator(packed=True); give labels and weights separately")
     counted = labels >= _MARK
     weights = ((labels >> _BITS) & _LOW).to(torch.int32).view(torch.float32)
     return torch.where(counted, labels & _LOW, IGNORED), torch.where(counted, weights, 0.0)
@@ -71,9 +71,9 @@ def mdlm_loss(
 ) -> Tensor:
     """The bound per token: the weighted cross-entropy of masked tokens, over *all* tokens that are not padding.
 
-    For packed labels `num_items_in_batch` is the number of tokens of the whole step (Trainer gives it; default: of this
-    batch). For labels and weights (B,) or (B, L) apart give `tokens` instead. `mask_token_id` takes [MASK] out of the
-    prediction of networks that do not do it themselves (SUBS).
+    For packed labels `num_items_in_batch` is the number of tokens of the whole step (Trainer passes it; default: those
+    of this batch). If labels and weights (B,) or (B, L) are separate, give `tokens` instead. `mask_token_id` removes
+    [MASK] from the predictions of networks that do not do so themselves (SUBS).
     """
     logits = outputs if isinstance(outputs, Tensor) else outputs["logits"]
     if weights is None:
@@ -82,7 +82,9 @@ def mdlm_loss(
         masked = weights > 0
     else:
         if tokens is None:
-            raise UserError("with labels and weights apart, tell mdlm_loss how many tokens are not padding: tokens=...")
+            raise UserError(
+                "with separate labels and weights, mdlm_loss needs the number of non-padding tokens: tokens=..."
+            )
         masked, total = labels != IGNORED, tokens
         weights = weights.reshape(len(labels), -1).expand_as(labels)
     chosen = logits[masked].float()  # (N, V)
@@ -97,18 +99,18 @@ def mdlm_loss(
 
 @dataclass(frozen=True)
 class Process:
-    """What is done to the tokens: the schedule, and how times are drawn."""
+    """How tokens are masked: the schedule, and how times are drawn."""
 
     schedule: Schedule
     law: Law
-    told: bool  # whether the network is told sigma
+    timed: bool  # whether the network sees sigma
 
     @classmethod
     def of(cls, config: Any) -> Process:
-        """That of a `Config`, of an `MDLMConfig`, or of the paper."""
+        """The process of a `Config`, of an `MDLMConfig`, or (None) of the paper."""
         config = config.described().config if hasattr(config, "described") else config or Config()
         if not isinstance(config, Config):
-            raise UserError("config must be that of an MDLM model (model.config) or an unmask Config")
+            raise UserError("config must be the config of an MDLM model (model.config) or an unmask Config")
         objective = registry.objective(config.objective)
         if objective.cross_entropy or config.model.method != "mdlm":
             raise UserError("MDLMCollator trains on the bound of MDLM; leave objective.loss and model.method alone")
@@ -117,16 +119,16 @@ class Process:
 
 
 class MDLMCollator:
-    """A data collator: draws a time for every row, masks it, and gives what a network and `mdlm_loss` need.
+    """A data collator: draws a time for every row, masks the row, and returns what a network and `mdlm_loss` need.
 
-    `tokenizer` is one of transformers or of unmask. `config` (model.config) says the schedule and the bound; default:
+    `tokenizer` is one of transformers or of unmask. `config` (model.config) sets the schedule and the bound; default:
     the paper's. Rows are dicts with input_ids and, where they hold padding, attention_mask; shorter rows are padded.
 
-    Gives input_ids, attention_mask, labels (packed) and, for networks that are told it, timesteps. With packed=False
-    labels are -100 outside masked positions, and weights (B,) come beside them.
+    Gives input_ids, attention_mask, labels (packed) and, for networks that use them, timesteps. With packed=False
+    labels are -100 outside masked positions, and weights (B,) are separate.
 
     Times are stratified over the batch. The draws depend on the seed, the call, the process (RANK) and the worker; with
-    num_workers > 0 torch seeds the workers anew for every epoch. `freeze` makes an evaluation set whose masks stay.
+    num_workers > 0 torch seeds the workers anew for every epoch. `freeze` makes an evaluation set with fixed masks.
     """
 
     def __init__(
@@ -147,7 +149,7 @@ class MDLMCollator:
                 "this tokenizer has no mask token; add one: tokenizer.add_special_tokens({'mask_token': '[MASK]'})"
             )
         if self.mask == self.pad:
-            raise UserError("the mask token of this tokenizer is its pad token too; give it one of its own")
+            raise UserError("the mask token of this tokenizer is also its pad token; give it a separate one")
         at_least("pad_to_multiple_of", pad_to_multiple_of)
         self.process = Process.of(config)
         self.seed, self.packed, self.multiple = seed, packed, pad_to_multiple_of
@@ -155,7 +157,7 @@ class MDLMCollator:
         self.calls = 0
 
     def __call__(self, rows: Sequence[Row]) -> dict[str, Tensor]:
-        """One batch; rows of `freeze` keep their masks."""
+        """Make a batch; rows from `freeze` keep their masks."""
         if not rows:
             raise UserError("a batch needs at least one row")
         if all(_frozen(row) for row in rows):
@@ -166,7 +168,7 @@ class MDLMCollator:
         return self._stack(self._draw(rows, keys))
 
     def freeze(self, rows: Sequence[Row], draws: int = 1) -> list[dict[str, Any]]:
-        """Rows with their times (stratified over the whole set) and masks drawn once and for all, `draws` of each."""
+        """Rows with fixed times (stratified over the whole set) and masks, `draws` of each."""
         keys = Keys(self.seed).fork("frozen")
         return [row for draw in range(draws) for row in self._draw(rows, keys.at(draw))]
 
@@ -195,7 +197,7 @@ class MDLMCollator:
             out["labels"] = pack(tokens, torch.where(masked, weight, 0.0), present)
         else:
             out |= {"labels": torch.where(masked, tokens, IGNORED), "weights": weight}
-        if self.process.told:
+        if self.process.timed:
             out["timesteps"] = sigma
         if "classes" in row:
             out["classes"] = torch.as_tensor(row["classes"])
@@ -203,7 +205,7 @@ class MDLMCollator:
 
     def _tokens(self, row: Row) -> tuple[Tensor, Tensor]:
         if "input_ids" not in row:
-            raise UserError(f"rows need input_ids, and this one has {', '.join(row) or 'nothing'}; tokenize first")
+            raise UserError(f"rows need input_ids, but this one has {', '.join(row) or 'nothing'}; tokenize first")
         tokens = torch.as_tensor(row["input_ids"]).long()
         if tokens.ndim != 1 or not len(tokens):
             raise UserError(f"input_ids of a row must be a list of tokens; this one has shape {tuple(tokens.shape)}")
@@ -212,7 +214,7 @@ class MDLMCollator:
         if present.shape != tokens.shape:
             raise UserError(f"a row has {len(tokens)} tokens and an attention_mask of shape {tuple(present.shape)}")
         if ((tokens == self.mask) & present).any():
-            raise UserError(f"a row holds the mask token ({self.mask}) already; give clean text, the collator masks it")
+            raise UserError(f"a row already has the mask token ({self.mask}); give clean text, the collator masks it")
         return tokens, present
 
     def _stack(self, rows: Sequence[Row]) -> dict[str, Tensor]:

@@ -1,4 +1,4 @@
-"""The config.json of the published MDLM weights and of our travelling folders, as transformers wants it."""
+"""The config.json of the published MDLM weights and of our portable folders, as transformers wants it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class MDLMConfig(PreTrainedConfig):
-    """The network (published names), its special tokens, and under `unmask` what else our models know of themselves.
+    """The network (published names), its special tokens, and under `unmask` everything else about our models.
 
     Without `mask_token_id` [MASK] is the last token, as published. `unmask` may be None: then schedule and bound are
     those of the paper on OpenWebText.
@@ -49,7 +49,7 @@ class MDLMConfig(PreTrainedConfig):
         super().__post_init__(**kwargs)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data; what was changed in the published keys is changed in the `unmask` part too."""
+        """Plain data; changes of the published keys are applied to the `unmask` part too."""
         out: dict[str, Any] = super().to_dict()
         out.pop("auto_map", None)
         ours = out.get("unmask")
@@ -66,7 +66,7 @@ class MDLMConfig(PreTrainedConfig):
         return out
 
     def described(self) -> Described:
-        """What unmask makes of it: the whole config, the vocabulary and the labels; one sentence if it is not valid."""
+        """The whole config of unmask, the vocabulary and the labels; raises a UserError if it is not valid."""
         from ..layout import from_json
 
         return from_json(self.to_dict(), self.name_or_path or "this MDLMConfig")

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Frequencies(nn.Module):
-    """The rotary frequencies: a buffer of the published files. The network computes its own; here they travel."""
+    """The rotary frequencies, a buffer in the published files; our network computes them instead."""
 
     inv_freq: Tensor
 
@@ -34,7 +34,7 @@ class Frequencies(nn.Module):
         self.register_buffer("inv_freq", values)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Frequencies:
-        """Follow the device, stay float32: in 16 bits they would come back as other frequencies."""
+        """Follow the device but stay float32: 16 bits would change the frequencies."""
         before = self.inv_freq
         super()._apply(fn, recurse)
         if self.inv_freq.dtype != torch.float32:
@@ -43,10 +43,10 @@ class Frequencies(nn.Module):
 
 
 class MDLM(PreTrainedModel):
-    """A masked diffusion model whose logits are those of the clean token at every position.
+    """A masked diffusion model whose logits predict the clean token at every position.
 
     [MASK] itself is never predicted: its logit is -inf. Positions that are not masked have logits too, but MDLM copies
-    them (carry-over): read those of masked positions only.
+    those tokens (carry-over): use only the logits of masked positions.
     """
 
     config_class = MDLMConfig
@@ -68,12 +68,12 @@ class MDLM(PreTrainedModel):
         self.post_init()
 
     def _init_weights(self, module: nn.Module) -> None:
-        """Only what a file may lack: the network is made with the paper's initialisation, and loading is strict."""
+        """Nothing to do: the network is created with the paper's initialisation, and loading is strict."""
         if isinstance(module, Frequencies):
             initialization.copy_(module.inv_freq, inv_freq(self.config.described().config))
 
     def _apply(self, fn: Any, recurse: bool = True) -> MDLM:
-        """Norms stay float32 when the rest is cast: they run in it."""
+        """Norms stay float32 when the rest is cast, since they are computed in it."""
         super()._apply(fn, recurse)
         for module in self.modules():
             if isinstance(module, LayerNorm) and module.weight.dtype != torch.float32:
@@ -106,7 +106,7 @@ class MDLM(PreTrainedModel):
         mean cross-entropy of all that are not -100.
         """
         if output_attentions or output_hidden_states:
-            raise UserError("an MDLM model gives logits only; leave out output_attentions and output_hidden_states")
+            raise UserError("an MDLM model returns only logits; leave out output_attentions and output_hidden_states")
         if (input_ids is None) == (inputs_embeds is None):
             raise UserError("give an MDLM model either input_ids or inputs_embeds")
         x = inputs_embeds if input_ids is None else self.backbone.vocab_embed(input_ids)
@@ -116,7 +116,7 @@ class MDLM(PreTrainedModel):
             valid = self._valid(attention_mask)
             hidden, _ = self.backbone(embeddings=x.float(), condition=cond, valid=valid, positions=position_ids)
             logits = self.backbone.head(hidden)  # (B, L, V)
-        logits[..., self.config.mask_token_id] = float("-inf")  # SUBS: zero mass on [MASK]; the tensor is our own
+        logits[..., self.config.mask_token_id] = float("-inf")  # SUBS: zero mass on [MASK]; nobody else uses the tensor
         loss = None if labels is None else self._loss(logits, labels, weights, attention_mask, num_items_in_batch)
         return MaskedLMOutput(loss=loss, logits=logits)  # type: ignore[arg-type]
 
@@ -124,12 +124,12 @@ class MDLM(PreTrainedModel):
         if attention_mask is None:
             return None
         if attention_mask.ndim != 2:
-            raise UserError(f"attention_mask must be (batch, length), and it has {attention_mask.ndim} dimensions")
+            raise UserError(f"attention_mask must be (batch, length), but it has {attention_mask.ndim} dimensions")
         valid = attention_mask.bool()
         return None if valid.all() else valid
 
     def _half(self, x: Tensor) -> contextlib.AbstractContextManager[Any]:
-        """Weights of 16 bits run under autocast: norms, the residual stream and the time stay float32."""
+        """16-bit weights run under autocast: norms, the residual stream and the time stay float32."""
         weight = self.backbone.output_layer.linear.weight
         if weight.dtype == torch.float32 or torch.is_autocast_enabled(x.device.type):
             return contextlib.nullcontext()
@@ -151,7 +151,7 @@ class MDLM(PreTrainedModel):
         if weights is not None:
             if num_items_in_batch is not None:
                 raise UserError(
-                    "Trainer counts masked tokens only where labels and weights are apart, and MDLM divides by all; "
+                    "Trainer counts only masked tokens if labels and weights are separate, but MDLM divides by all; "
                     "use MDLMCollator(packed=True)"
                 )
             tokens = labels.numel() if attention_mask is None else attention_mask.sum()
@@ -169,7 +169,7 @@ class MDLM(PreTrainedModel):
         return self.backbone.vocab_embed
 
     def set_input_embeddings(self, value: nn.Module) -> None:
-        """Another module from ids to vectors."""
+        """Set another module from ids to vectors."""
         self.backbone.vocab_embed = value  # type: ignore[assignment]
 
     def get_output_embeddings(self) -> nn.Linear:
@@ -177,11 +177,11 @@ class MDLM(PreTrainedModel):
         return self.backbone.output_layer.linear
 
     def set_output_embeddings(self, new_embeddings: nn.Module) -> None:
-        """Another projection."""
+        """Set another projection."""
         self.backbone.output_layer.linear = new_embeddings  # type: ignore[assignment]
 
     def resize_token_embeddings(self, new_num_tokens: int | None = None, *args: Any, **kwargs: Any) -> Any:
-        """Only the size it has: [MASK] has a place of its own in the vocabulary."""
+        """Accept only the current size, since [MASK] has a fixed place in the vocabulary."""
         if new_num_tokens not in (None, self.config.vocab_size):
             raise UserError(
                 f"the vocabulary of an MDLM model is fixed at {self.config.vocab_size} tokens, [MASK] included; train "

@@ -40,7 +40,7 @@ Grid = dict[tuple[str, int | None], GenerationEntry]
 
 
 def caching(bench: Bench) -> Report:
-    """Quality against time: AR, SEDD, and MDLM without caching, with it, and by the reveal plan."""
+    """Quality against time: AR, SEDD, and MDLM without caching, with it, and with the sampler `plan`."""
     scorer = prepare(bench, ["ar", "sedd", "mdlm"])
     entries = _entries(bench)
     batch = take_turns(bench, entries, bench.scale.samples)
@@ -106,7 +106,7 @@ def _entries(bench: Bench) -> list[GenerationEntry]:
 
 
 def _only(columns: list[str], rows: list[Row]) -> list[Row]:
-    """The rows without the figures that a table has no column for."""
+    """The rows without figures that have no column in the table."""
     return [
         Row(row.name, row.paper, {key: value for key, value in row.ours.items() if key in columns}, row.note)
         for row in rows

@@ -1,4 +1,4 @@
-"""The training curves of fig:nll_owt: how much the loss of single batches jumps about, for MDLM and for SEDD."""
+"""The training curves of fig:nll_owt: how much the loss varies from batch to batch, for MDLM and for SEDD."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MEAN, SPREAD, POINTS = "mean", "standard deviation", "batches"
 
 
 def journal(path: Path) -> tuple[np.ndarray, np.ndarray]:
-    """(steps, losses) of a training; a step that was made twice, after an interruption, counts as it was made last."""
+    """(steps, losses) of a training run; of a step that was repeated after an interruption, the last one counts."""
     losses: dict[int, float] = {}
     file = path / "log.jsonl"
     try:
@@ -41,7 +41,7 @@ def journal(path: Path) -> tuple[np.ndarray, np.ndarray]:
 
 
 def strays(steps: np.ndarray, losses: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(losses, how far each is from a straight line through all of them) of the second half of a training."""
+    """(losses, the distance of each from a straight line through all of them) of the second half of a training run."""
     late = steps > steps.max(initial=0) / 2
     x, y = steps[late].astype(float), losses[late]
     if len(y) < 4:
@@ -62,7 +62,7 @@ def spread(strayed: np.ndarray) -> Figure:
 
 
 def wider(wide: np.ndarray, narrow: np.ndarray) -> Difference:
-    """By how much the first strays further than the second, batch by batch: both trainings saw the same ones."""
+    """How much more the first varies than the second, batch by batch: both training runs saw the same batches."""
     gap, n = mean((wide**2 - narrow**2).tolist()), len(narrow)
     freedom = n / (n - 2)
     variance = Figure(gap.value * freedom, (gap.stderr or 0.0) * freedom)
@@ -74,7 +74,7 @@ CLAIM = Claim("SEDD's training loss has the larger variance", "SEDD", "MDLM", me
 
 
 def variance_curve(bench: Bench) -> Report:
-    """The loss of every logged batch of MDLM's and SEDD's training, and how far it strays from its trend."""
+    """The loss of every logged batch of MDLM's and SEDD's training, and how far it deviates from its trend."""
     bench.need(list(METHODS.values()))
     longer = all(bench.finished(name + LONGER) for name in METHODS.values())  # then the same trainings, continued
     end = LONGER if longer else ""

@@ -1,7 +1,7 @@
-"""An encoder that somebody has, made a generator: its bound, its samples and GLUE before and after MDLM fine-tuning.
+"""Turning any encoder into a generator: its bound, samples and GLUE before and after MDLM fine-tuning.
 
-The paper does this with a MosaicBERT of its own (section 5.1). Here it is any masked LM or encoder of transformers; one
-without a head for masks gets a fresh head, tied to its embeddings.
+The paper does this with its MosaicBERT (section 5.1). Here it is any masked LM or encoder of transformers; one without
+a masked-LM head gets a new one, tied to its embeddings.
 """
 
 from __future__ import annotations
@@ -58,14 +58,14 @@ def encoder(bench: Bench) -> Report:
 
 
 def _bound(bench: Bench, name: str) -> ScoredModel:
-    """The bound under the law of the fine-tuning, before and after."""
+    """The bound of the fine-tuning's objective, before and after."""
     config = bench.config(AFTER)
     law, schedule = registry.law(config.objective, config.schedule), registry.schedule(config.schedule)
     return bench.score(name, lambda model: model.under(schedule, law), limit=ROWS)
 
 
 def _samples(lm: LM, length: int) -> list[str]:
-    """In one line each."""
+    """The samples, one line each."""
     return [" ".join(text.split()) for text in lm.sample(SAMPLES, length=length, steps=SAMPLE_STEPS, seed=0)]
 
 

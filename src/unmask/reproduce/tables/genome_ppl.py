@@ -110,7 +110,7 @@ def _markov_row(order: int, scored: ScoredModel) -> Row:
 
 
 def protocol(bench: Bench, starts: Sequence[str]) -> dict[str, str | int]:
-    """What the tables of these pre-trained models, and of those that began with them, share."""
+    """What the tables of these pre-trained models and of their fine-tunings share."""
     train, rows = bench.base.train, len(bench.rows())
     facts: dict[str, str | int] = {
         "test_rows": min(rows, genome_sizes(bench.scale).rows or rows),
@@ -151,16 +151,16 @@ class History:
 
 
 def history(path: Path, config: Config) -> History:
-    """What a training said of held-out rows, and when.
+    """The evaluations of a training run on held-out rows, with their times.
 
-    The journal has the time of a processor since the process began; a training that was continued counts on. A journal
-    that is in part of an older version has the speed only: bases per second of the clock.
+    The journal has the processor time since the process began; for a run that was continued, the times add up. A
+    journal partly written by an older version has only the speed: bases per second of wall-clock time.
     """
     records = _records(path / "log.jsonl")
     trained = [record for record in records if "loss" in record]
     judged = [record for record in records if "valid_nats" in record]
     if not trained or not judged:
-        raise UserError(f"the journal {path / 'log.jsonl'} has no evaluations; remove {path} to train the model anew")
+        raise UserError(f"the journal {path / 'log.jsonl'} has no evaluations; remove {path} to train the model again")
     cores = all("core_seconds" in record for record in trained)
     size = config.train.batch_size * config.data.length
     seconds = _counted_on(trained) if cores else [at["step"] * size / at["tokens_per_second"] for at in trained]
@@ -175,7 +175,7 @@ def history(path: Path, config: Config) -> History:
 
 
 def _counted_on(records: Sequence[dict[str, float]]) -> list[float]:
-    """The processor time of a training; each process that took part began at 0."""
+    """The processor time of a training run; the time of each process in it starts at 0."""
     seconds, before, last = [], 0.0, 0.0
     for now in (record["core_seconds"] for record in records):
         before, last = before + (last if now < last else 0.0), now
@@ -187,9 +187,9 @@ def _records(file: Path) -> list[dict[str, float]]:
     try:
         return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
     except OSError as error:
-        raise UserError(f"cannot read the journal {file} ({error.strerror}); train the model anew") from None
+        raise UserError(f"cannot read the journal {file} ({error.strerror}); train the model again") from None
     except ValueError:
-        raise UserError(f"the journal {file} is damaged; remove its folder to train the model anew") from None
+        raise UserError(f"the journal {file} is damaged; remove its folder to train the model again") from None
 
 
 def dna_curves(bench: Bench) -> Report:
@@ -237,7 +237,7 @@ def _with_error(row: Row, scored: ScoredModel) -> Row:
 
 
 def _plot(bench: Bench, counted: Markov, past: dict[str, History], configs: dict[str, Config], unit: str) -> Plot:
-    """The lines are of the validation rows that the curves are of."""
+    """The lines are for the same validation rows as the curves."""
     curves = [Curve(row, run.hours, run.bits, run.errors) for row, run in past.items()]
     end = max(run.hours[-1] for run in past.values())
     spec = configs["Mamba AR"].eval

@@ -30,7 +30,7 @@ Runs = Mapping[str, Sequence[TaskResult]]  # by column
 
 
 def genomics(bench: Bench) -> Report:
-    """Every task that is at hand, learned from the models of `dna`."""
+    """Every available task, learned from the models of `dna`."""
     known = available_tasks(bench)
     bench.need(list(COLUMNS.values()))
     runs: dict[str, Runs] = {
@@ -90,7 +90,7 @@ def over_seeds(values: Sequence[float]) -> Figure:
 
 
 def more_accurate(left: Right, right: Right) -> Difference:
-    """Points (x 100) of mean accuracy that the left one has more.
+    """How many points (x 100) of mean accuracy the left one has more.
 
     The error has two parts, both paired: over seeds, and over the examples of the test splits, which are the same for
     all seeds.
@@ -118,7 +118,7 @@ CLAIMS = (
 
 
 def claims(runs: Mapping[str, Runs]) -> list[Check]:
-    """The paper's claims, on the mean accuracy of all tasks at hand."""
+    """The paper's claims, on the mean accuracy of all available tasks."""
     right = {column: {task: _right(task, results[column]) for task, results in runs.items()} for column in COLUMNS}
     return [claim.check(right) for claim in CLAIMS]
 

@@ -55,7 +55,7 @@ def bert(bench: Bench) -> Report:
 
 
 def glue(bench: Bench) -> Report:
-    """GLUE for the three models: all tasks whose files are at hand."""
+    """GLUE for the three models: all tasks whose files are available."""
     sizes = glue_sizes(bench.scale)
     known = available([task.name for task in tasks.glue()], bench.local)
     bench.need([CAUSAL, PLAIN, TUNED])
@@ -73,7 +73,7 @@ def glue(bench: Bench) -> Report:
 
 
 def available(names: Sequence[str], local: str | None) -> list[str]:
-    """The tasks whose training and dev files are at hand; none at all is an error, before anything is trained."""
+    """The tasks whose training and dev files are available; raises before anything is trained if there are none."""
     complete, first = [], ""
     for name in names:
         task = tasks.task(name)
@@ -85,7 +85,7 @@ def available(names: Sequence[str], local: str | None) -> list[str]:
             continue
         complete.append(name)
     if not complete:
-        raise UserError(f"no task of GLUE is here: {first}")
+        raise UserError(f"no task of GLUE is available: {first}")
     return complete
 
 
@@ -112,7 +112,7 @@ def over_seeds(values: Sequence[float]) -> Figure:
 def glue_table(
     values: Mapping[str, Values], printed: Mapping[str, Mapping[str, Figure | str]], title: str = ""
 ) -> Table:
-    """Models by tasks; the average is of the columns here, which is the paper's where all nine are."""
+    """Models by tasks; the average is over these columns, as in the paper if all nine are there."""
     columns = [column for column in paper.GLUE.columns if any(column in numbers for numbers in values.values())]
     rows = []
     for row, numbers in values.items():
@@ -131,7 +131,7 @@ def _value(figure: Figure | str) -> float:
 
 
 def averages(values: Values) -> list[float]:
-    """The mean over tasks, one per seed; of all nine it is the paper's."""
+    """The mean over tasks, one per seed; as in the paper if there are all nine."""
     return [mean(each).value for each in zip(*values.values(), strict=True)]
 
 
@@ -148,7 +148,7 @@ GLUE_CLAIMS = (
 
 
 def task_protocol(sizes: GlueSizes) -> dict[str, str]:
-    """How the numbers of GLUE came about."""
+    """How the numbers of GLUE were obtained."""
     return {
         "GLUE": f"dev sets, {sizes.epochs:g} epochs, lr {sizes.lr:g} with linear decay, batch 16, at most 128 tokens, "
         "metric after the last epoch; ± is the standard deviation over seeds; x 100",

@@ -42,7 +42,7 @@ CLAIMS = tuple(
 
 
 def per_point(scored: ScoredModel) -> tuple[Figure, Figure]:
-    """(mean, variance of one draw of one text) in bits a token, with standard errors over draws and over texts."""
+    """(mean, variance of one draw of one text) in bits per token, with standard errors over draws and over texts."""
     bits = scored.nats / scored.tokens[:, None] / math.log(2)
     within = bits.var(1, ddof=1)
     return Figure(*mean(bits.mean(0).tolist())), Figure(*mean(within.tolist()))
@@ -53,7 +53,7 @@ def _under(schedule: Schedule) -> Callable[[LanguageModel], LanguageModel]:
 
 
 def proposed(schedule: Schedule, stratified: bool) -> Callable[[LanguageModel], LanguageModel]:
-    """The model with its schedule, and times that are drawn under another: a proposal changes no mean."""
+    """The model with its schedule, and times drawn under another: a proposal does not change the mean."""
 
     def change(model: LanguageModel) -> LanguageModel:
         net = as_masked(model)
@@ -128,7 +128,7 @@ def _discrepancy(bench: Bench, settings: dict[str, Any], drawn: dict[str, Scored
 
 
 def _of_sums(scored: ScoredModel) -> Figure:
-    """The standard deviation over draws of the bits a token of all texts together."""
+    """The standard deviation over draws of the bits per token of all texts together."""
     sums = scored.nats.sum(0) / scored.tokens.sum() / math.log(2)
     spread = deviation(sums.tolist()) or 0.0
     return Figure(spread, spread / math.sqrt(2 * (len(sums) - 1)))

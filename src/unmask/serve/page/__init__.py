@@ -1,4 +1,4 @@
-"""The files of the live page: what `GET /` and `GET /page/NAME` answer. Plain files, and nothing from the internet."""
+"""The files of the live page, for `GET /` and `GET /page/NAME`. Plain files; nothing is loaded from the internet."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ MEDIA = {
 
 
 class Asset(NamedTuple):
-    """A file and its kind."""
+    """A file and its media type."""
 
     body: bytes
     media: str

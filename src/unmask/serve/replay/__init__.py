@@ -1,4 +1,4 @@
-"""A trace as a page that people can look at: one HTML file with everything in it and no network at all."""
+"""A trace as a page that people can look at: one self-contained HTML file that loads nothing."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ SCRIPTS = ("player.js", "board.js", "transport.js", "replay.js")
 
 
 def write_html(trace: Trace, path: str | Path, title: str | None = None) -> None:
-    """Write the replay of a trace as one HTML file; any browser opens it, also without a network."""
+    """Write the replay of a trace as one HTML file; any browser opens it, even offline."""
     write_text(path, render(trace, title))
 
 
 def render(trace: Trace, title: str | None = None) -> str:
-    """The replay as HTML; `title` is the model's name unless it is given."""
+    """The replay as HTML; `title` defaults to the name of the model."""
     data = trace.to_json()
     parts = {
         "title": html.escape(title or str(data["protocol"].get("model") or TITLE)),
@@ -36,9 +36,9 @@ def render(trace: Trace, title: str | None = None) -> str:
 
 
 def shell() -> str:
-    """The replay with its style, script and policy, in which only {{title}}, {{data}} and {{texts}} are missing.
+    """The replay with its style, script and policy; only {{title}}, {{data}} and {{texts}} are left to fill in.
 
-    The live page of `unmask serve` fills them in the browser.
+    The live page of `unmask serve` fills them in in the browser.
     """
     style, script = asset("replay.css"), "".join(map(asset, SCRIPTS))
     parts = {"policy": policy(style, script), "style": style, "script": script, "transport": asset("transport.html")}
@@ -46,13 +46,13 @@ def shell() -> str:
 
 
 def data_block(data: object) -> str:
-    """JSON that can stand inside a script element: no text in it can end the element or begin a comment."""
+    """JSON for a script element: no text in it can end the element or begin a comment."""
     text = json.dumps(data, separators=(",", ":"), allow_nan=False)  # ASCII only
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 def policy(style: str, script: str) -> str:
-    """The content security policy: this style and this script, nothing else and nothing from anywhere."""
+    """The content security policy: this style and this script, and nothing else from anywhere."""
     return (
         f"default-src 'none'; style-src {_hash(style)}; script-src {_hash(script)}; base-uri 'none'; form-action 'none'"
     )

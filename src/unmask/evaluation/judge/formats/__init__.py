@@ -1,1 +1,1 @@
-"""Judges in formats of their own, each imported only when its prefix asks for it (`scorers.JUDGES`)."""
+"""Judges in special file formats, each imported only when its prefix is used (`scorers.JUDGES`)."""

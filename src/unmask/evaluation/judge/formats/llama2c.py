@@ -1,7 +1,7 @@
-"""Llama-2-style models in the file format of llama2.c (github.com/karpathy/llama2.c): a judge of a megabyte.
+"""Llama-2-style models in the file format of llama2.c (github.com/karpathy/llama2.c): a judge of about a megabyte.
 
 A model file is seven int32 (dim, hidden_dim, n_layers, n_heads, n_kv_heads, vocab_size, seq_len; a negative vocab_size
-says that the classifier has weights of its own), then all weights in float32. A tokenizer file is one int32, then for
+means that the classifier has separate weights), then all weights in float32. A tokenizer file is one int32, then for
 every token a float32 score, an int32 length and its bytes; ids 1 and 2 are BOS and EOS, 3 + b is the byte b.
 """
 
@@ -43,7 +43,7 @@ class Shape:
 
     @property
     def head_dim(self) -> int:
-        """Width of one head."""
+        """The width of one head."""
         return self.dim // self.n_heads
 
     def layout(self) -> dict[str, tuple[int, ...]]:
@@ -69,7 +69,7 @@ class Shape:
 
 
 def read_model(path: Path) -> tuple[Shape, dict[str, Tensor]]:
-    """The shape and the weights of a model file; a file that does not fit its header is named."""
+    """The shape and the weights of a model file; raises if the file does not match its header."""
     content = path.read_bytes()
     if len(content) < HEADER.size:
         raise UserError(f"{path} is too short for a llama2.c model: {len(content)} bytes")
@@ -83,7 +83,7 @@ def read_model(path: Path) -> tuple[Shape, dict[str, Tensor]]:
     layout = shape.layout()
     expected = HEADER.size + 4 * sum(int(np.prod(size)) for size in layout.values())
     if len(content) != expected:
-        raise UserError(f"{path} is damaged: it has {len(content)} bytes and its header asks for {expected}")
+        raise UserError(f"{path} is damaged: it has {len(content)} bytes but its header requires {expected}")
     weights, at = {}, HEADER.size
     for name, size in layout.items():
         flat = np.frombuffer(content, dtype="<f4", count=int(np.prod(size)), offset=at)
@@ -120,7 +120,7 @@ def _turns(shape: Shape, length: int, device: torch.device) -> tuple[Tensor, Ten
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn neighbouring pairs of each head (B, heads, L, head_dim)."""
+    """Rotate neighbouring pairs of each head (B, heads, L, head_dim)."""
     even, odd = x[..., 0::2], x[..., 1::2]
     return torch.stack((even * cos - odd * sin, even * sin + odd * cos), -1).flatten(-2)
 
@@ -138,7 +138,7 @@ def _attention(shape: Shape, w: dict[str, Tensor], x: Tensor, cos: Tensor, sin: 
 
 
 class SentencePieces:
-    """The tokenizer of llama2.c: characters, then the neighbours whose union has the best score, again and again."""
+    """The tokenizer of llama2.c: start with characters, then repeatedly merge the neighbours with the best score."""
 
     def __init__(self, pieces: list[bytes], scores: list[float]) -> None:
         self.pieces, self.scores = pieces, scores
@@ -158,7 +158,7 @@ class SentencePieces:
                 pieces.append(content[at + 8 : at + 8 + length])
                 at += 8 + length
         except struct.error:
-            raise UserError(f"{path} is damaged or not for this model: it has no {size} tokens") from None
+            raise UserError(f"{path} is damaged or not for this model: it has fewer than {size} tokens") from None
         if at != len(content):
             raise UserError(f"{path} is not for this model: it has more than {size} tokens")
         return cls(pieces, scores)
@@ -172,7 +172,7 @@ class SentencePieces:
         return self._merge(ids)
 
     def _merge(self, ids: list[int]) -> list[int]:
-        """Merge the best pair, the leftmost of equals, until none is in the vocabulary: a heap over a linked list."""
+        """Merge the best pair, the leftmost in a tie, until no pair is in the vocabulary: a heap over a linked list."""
         end = len(ids)
         ids, after, before = list(ids), list(range(1, end + 1)), list(range(-1, end - 1))
         heap: list[tuple[float, int, int, int]] = []  # score, left, and the two ids that would be merged
@@ -215,7 +215,7 @@ class Llama2cScorer(CausalScorer):
 
     @property
     def device(self) -> torch.device:
-        """Where the network is."""
+        """The device of the network."""
         return self.weights["embed"].device
 
     def encode(self, text: str) -> list[int]:
@@ -223,18 +223,18 @@ class Llama2cScorer(CausalScorer):
         return self.pieces.encode(text)
 
     def hidden(self, tokens: Tensor, present: Tensor) -> tuple[Tensor, Callable[[int, Tensor], Tensor]]:
-        """Padding is at the end, where a causal network never looks back from."""
+        """Padding is at the end, where no scored token of a causal network can see it."""
         hidden = forward(self.shape, self.weights, tokens)
         head = self.weights["embed" if self.shape.shared else "classifier"]
         return hidden, lambda row, positions: hidden[row, positions] @ head.T
 
     def about(self) -> dict[str, Any]:
-        """What the network is."""
+        """A description of the network."""
         return {"scorer": f"llama2c:{self.path}", "vocabulary": self.vocab_size, "dtype": "float32"}
 
 
 def locate(where: Path) -> tuple[Path, Callable[[int], Path]]:
-    """The model file of a folder (or the file itself), and where its tokenizer is, given the vocabulary."""
+    """The model file of a folder (or the file itself), and the path of its tokenizer, given the vocabulary."""
     if not where.exists():
         raise UserError(f"scorer {where} does not exist")
     folder = where if where.is_dir() else where.parent

@@ -1,8 +1,8 @@
-"""Word n-gram models with Katz back-off as judges: ARPA files, and the English trigram that pocketsphinx carries.
+"""Word n-gram models with Katz back-off as judges: ARPA files, and the English trigram that comes with pocketsphinx.
 
-They know little of grammar and nothing of meaning, but they were made from other text by other people, need no network
-and read a million words in seconds. Words that a model does not know are the difficulty: they are scored as <unk>
-where the model has one; elsewhere they are left out, forgotten as history, and counted beside the perplexity.
+They know little about grammar and nothing about meaning, but they were made from other text by other people, need no
+network and read a million words in seconds. The difficulty is unknown words: they are scored as <unk> if the model has
+it; otherwise they are skipped, dropped from the history, and counted separately.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ LN10 = math.log(10)
 
 
 class WordModel(Protocol):
-    """The probability of a word after others."""
+    """The probability of a word after a history."""
 
     @property
     def order(self) -> int:
-        """Words of the longest n-gram."""
+        """The number of words of the longest n-gram."""
         ...
 
     def knows(self, word: str) -> bool:
@@ -40,13 +40,13 @@ class WordModel(Protocol):
         ...
 
     def nats(self, word: str, history: Sequence[str]) -> float:
-        """-log p(word | history), the nearest word of the history last; all of them known."""
+        """-log p(word | history), with the nearest word of the history last; all words are known."""
         ...
 
 
 @dataclass(frozen=True)
 class Arpa:
-    """An ARPA model: log10 probabilities of n-grams and of backing off from them, by the words with spaces between."""
+    """An ARPA model: log10 probabilities of n-grams and back-off weights, by their words joined with spaces."""
 
     order: int
     log_p: dict[str, float] = field(repr=False)
@@ -57,7 +57,7 @@ class Arpa:
         return " " not in word and word in self.log_p
 
     def nats(self, word: str, history: Sequence[str]) -> float:
-        """-log p: that of the longest n-gram that was seen, after the cost of backing off to it."""
+        """-log p: that of the longest known n-gram, plus the cost of backing off to it."""
         cost = 0.0
         for start in range(max(0, len(history) - self.order + 1), len(history)):
             before = " ".join(history[start:])
@@ -69,7 +69,7 @@ class Arpa:
 
 
 def read_arpa(path: Path) -> Arpa:
-    """An ARPA file of any order, plain or gzipped; what is wrong with it is said with its line."""
+    """Read an ARPA file of any order, plain or gzipped; errors name the line."""
     if not path.is_file():
         raise UserError(f"n-gram model {path} does not exist")
     try:
@@ -132,7 +132,7 @@ class Sphinx:
         return bool(self.model.prob([word]) > self.log.get_zero())
 
     def nats(self, word: str, history: Sequence[str]) -> float:
-        """-log p; pocketsphinx wants the word first and its history backwards."""
+        """-log p; pocketsphinx takes the word first and its history backwards."""
         nearest = list(history)[::-1][: self.order - 1]
         return -float(self.log.log_to_ln(self.model.prob([word, *nearest])))
 
@@ -190,7 +190,7 @@ class NgramScorer:
         return JudgedText(nats, tokens, total, strange)
 
     def _words(self, chunk: str, marks: bool) -> Iterator[str]:
-        """What stands between two spaces as words of the model: as it is if it is one, else without punctuation."""
+        """A whitespace-separated piece as words of the model: as it is if it is known, else without punctuation."""
         for form in (chunk, self._cased(chunk)):
             if self.model.knows(form):
                 yield form
@@ -210,7 +210,7 @@ class NgramScorer:
 
 
 def sentences(text: str) -> Iterator[tuple[list[str], bool]]:
-    """What stands between spaces, sentence by sentence, and whether the sentence ended or the text did."""
+    """Whitespace-separated pieces, sentence by sentence, and whether the sentence or the text ended."""
     lines = text.split("\n")
     for i, line in enumerate(lines):
         words: list[str] = []
@@ -224,7 +224,7 @@ def sentences(text: str) -> Iterator[tuple[list[str], bool]]:
 
 
 def arpa_scorer(where: str, device: object = "cpu") -> NgramScorer:
-    """A judge from an ARPA file; the case of its vocabulary is that of its words. It needs no device."""
+    """A judge from an ARPA file; texts are scored in the case of its vocabulary. It needs no device."""
     model = read_arpa(Path(where).expanduser())
     words = [word for word in model.log_p if " " not in word and word not in (START, STOP, *UNKNOWN)]
     upper, lower = (any(word != change(word) for word in words) for change in (str.lower, str.upper))
