@@ -76,7 +76,7 @@ def test_nothing_scored_is_no_perplexity():
 def test_too_little_to_judge():
     with pytest.raises(UserError, match="1 samples cannot be judged; give at least 2"):
         judge(["a"], [[1]])
-    with pytest.raises(UserError, match="2 texts and tokens of 1"):
+    with pytest.raises(UserError, match="2 texts, but tokens of 1"):
         judge(["a", "b"], [[1]])
 
 

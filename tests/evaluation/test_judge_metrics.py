@@ -67,7 +67,7 @@ def test_self_bleu_is_bleu_against_all_others(samples, order):
 def test_self_bleu_of_equal_and_of_unlike_samples():
     assert self_bleu([[1, 2, 3, 4, 5]] * 3) == pytest.approx([1.0] * 3)
     assert self_bleu([[1, 2], [3, 4]]) == [0.0, 0.0]
-    with pytest.raises(ValueError, match="needs two"):
+    with pytest.raises(ValueError, match="needs at least two"):
         self_bleu([[1, 2]])
 
 

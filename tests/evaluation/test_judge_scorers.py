@@ -315,7 +315,7 @@ def no_tokenizer(folder: Path) -> str:
 
 MISTAKES = {
     "unknown kind": (lambda f: "gpt:large", "unknown kind of scorer 'gpt'; give hf:"),
-    "no place": (lambda f: "arpa:", "has no place"),
+    "no place": (lambda f: "arpa:", "has no path or name"),
     "hf missing": (lambda f: f"hf:{f}/none", "none does not exist"),
     "hf file": (lambda f: f"hf:{text_file(f, 'x.safetensors')}", "is a file; give the folder"),
     "hf empty folder": (lambda f: f"hf:{f}", "has no config.json"),
@@ -325,10 +325,10 @@ MISTAKES = {
     "llama2c two": (two_models, "holds 2 models; name one"),
     "llama2c no tokenizer": (no_tokenizer, "put tok270.bin beside it"),
     "llama2c short": (cut("model.bin", 10), "too short for a llama2.c model: 10 bytes"),
-    "llama2c cut": (cut("model.bin", 5000), r"damaged: it has 5000 bytes and its header asks for \d+"),
+    "llama2c cut": (cut("model.bin", 5000), r"damaged: it has 5000 bytes but its header requires \d+"),
     "llama2c noise": (damaged(b"\x01\xf0\xff\xff" * 100), "its header makes no sense"),
     "llama2c version": (damaged(struct.pack("<2i", 0x616B3432, 2) + bytes(300)), "version 2; export it with version 0"),
-    "tokenizer cut": (cut("tok270.bin", 900), "it has no 270 tokens"),
+    "tokenizer cut": (cut("tok270.bin", 900), "it has fewer than 270 tokens"),
 }
 
 

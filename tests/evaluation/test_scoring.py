@@ -812,7 +812,7 @@ def test_the_command_refuses_in_a_sentence(tmp_path: Path) -> None:
         (["--file", str(tmp_path / "latin.txt")], "not UTF-8"),
         (["a", "--span", "x"], "--span x must be"),
         (["a", "--span", "3:"], "--span 3: must be"),
-        (["a", "b", "--span", "0:1"], "--span is for one text"),
+        (["a", "b", "--span", "0:1"], "--span needs a single text"),
         (["a", "--marked"], "no span"),
         (["a", "--steps", "3"], "--steps is a setting of a sampler"),
         (["a", "--plan", "lefty"], "lefty"),

@@ -172,7 +172,7 @@ def test_names_of_old_versions(bert, tmp_path):
     assert torch.equal(said(unmask.load(bert), ids), truth)
     report = convert(str(bert / "pytorch_model.bin"), tmp_path / "out")
     assert report["method"] == "mdlm" and torch.equal(said(unmask.load(tmp_path / "out"), ids), truth)
-    with pytest.raises(UserError, match="no word for the backbone transformers"):
+    with pytest.raises(UserError, match="cannot express the network transformers"):
         convert(str(bert), tmp_path / "published", to="published")
 
 

@@ -121,7 +121,7 @@ MISTAKES = {
     "with an option": (["sample", "mdlm", "--top-p", "0.9", "--with", "top_p=0.5"], "top_p is set twice; give it once"),
     "with k": (["sample", "mdlm", "-k", "3", "--with", "k=2"], "k is set twice; give it once"),
     "with seed": (["eval", "mdlm", "--generative", "--seed", "1", "--with", "seed=2"], "seed is set twice"),
-    "with nothing": (["sample", "mdlm", "--with", "top_q=0.5"], "has no setting 'top_q' (did you mean 'top_p'?)"),
+    "with nothing": (["sample", "mdlm", "--with", "top_q=0.5"], "there is no setting 'top_q' (did you mean 'top_p'?)"),
     "with twice": (["sample", "ssd-lm", *["--with", "projection=greedy"] * 2], "projection is set twice; give it once"),
 }
 

@@ -267,7 +267,7 @@ def test_names_of_plots_are_safe_and_differ(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match="could not make the folder"):
+    with pytest.raises(UserError, match="cannot create the folder"):
         write_report(example(), tmp_path / "file" / "folder")
 
 
