@@ -340,6 +340,7 @@ def growth(tmp_path, megabytes, *variants):
     return float(done.stdout)
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_file(tmp_path):
     kinds = [("paragraphs", "auto"), ("paragraphs", "paragraph"), ("line", "line"), ("line", "auto")]
     variants = [{"source": source, "document": document, "tokenizer": "bytes"} for source, document in kinds]

@@ -239,6 +239,7 @@ def test_lines_that_cannot_be_scored_say_why_and_the_rest_is_scored(genome, tmp_
     assert found[0].score == found[13].score  # lower case is the same variant
 
 
+@pytest.mark.slow
 def test_thousands_of_variants_come_as_they_are_read(tmp_path, monkeypatch):
     bases = random_bases(2000)
     genome, lm = genome_of(tmp_path, c=bases), dna_lm(length=8)

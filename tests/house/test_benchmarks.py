@@ -41,7 +41,7 @@ def sampling(bench, monkeypatch) -> ModuleType:
 
 
 @pytest.mark.parametrize("style", ["careful", "published"])
-@pytest.mark.parametrize("cache", [False, True])
+@pytest.mark.parametrize("cache", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_published_samplers_have_the_law_of_ancestral_sampling(cache, style):
     model = MaskedDiffusion(TableNet.random(), SCHEDULES["log-linear"]).eval()
     start = (MASK, CLEAN[1], MASK)

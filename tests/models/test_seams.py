@@ -228,7 +228,7 @@ def test_uniform_noise_has_its_bound():
     assert_is_the_bound(model, {x: uniform_bound(model, x) for x in XS})
 
 
-@pytest.mark.parametrize("given", [{}, {0: 2}, {1: 0}], ids=str)
+@pytest.mark.parametrize("given", [{}, {0: 2}, pytest.param({1: 0}, marks=pytest.mark.slow)], ids=str)
 def test_uniform_noise_is_sampled_where_the_canvas_is_free(given):
     """The canvas holds ordinary tokens everywhere: only `free` says what may be written."""
     model, n = UniformDiffusion(), 800

@@ -285,7 +285,7 @@ def test_the_bound_of_a_toy_is_that_of_enumeration(model):
     assert torch.exp(-truth).sum() <= 1
 
 
-@pytest.mark.parametrize("batch_size", [1, 64])
+@pytest.mark.parametrize("batch_size", [pytest.param(1, marks=pytest.mark.slow), 64])
 @pytest.mark.parametrize("sampler", ["plan", "first-hitting"])
 def test_a_toy_is_sampled_through_the_batcher(model, sampler, batch_size):
     n, start = 500 if batch_size > 1 else 80, (MASK,) * LENGTH

@@ -245,6 +245,7 @@ def test_three_pretrainings_and_fine_tunings_that_begin_with_them(said, place):
     assert share == pytest.approx(1 - 0.8 * 0.15, abs=0.01)
 
 
+@pytest.mark.slow
 def test_a_second_call_trains_nothing(said, place):
     folder = place / "out" / "smoke" / "genome.fa"
     stamps = {path: path.stat().st_mtime_ns for path in folder.rglob("state.json")}
@@ -348,6 +349,7 @@ def test_a_journal_without_processor_time_has_the_clock(tmp_path):
 # -- tasks -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_tasks_need_no_model_that_is_not_in_their_columns(place, tmp_path):
     options = ["--data", str(place / "genome.fa"), "--out", str(tmp_path), "--local", str(place / "tasks"), "--quiet"]
     assert run("reproduce", "genomics", *options).code == 0

@@ -340,6 +340,7 @@ def test_more_settings(open_page, lms, address, artefacts):
     assert page.locator("#a-top_k").is_visible() and page.evaluate("document.activeElement.id") == "a-top_k"
 
 
+@pytest.mark.slow
 def test_labels_and_windows(open_page, lms):
     page = open_page("#model=labelled&label=b&guidance=2&steps=8&seed=3")
     assert page.locator("#a-label").is_visible() and page.input_value("#a-label") == "b"
@@ -601,6 +602,7 @@ def test_keyboard_only_and_what_a_screen_reader_hears(open_page):
     assert not page.locator("#card").is_visible()
 
 
+@pytest.mark.slow
 def test_rewriting_keeps_what_is_not_latin(open_page):
     page = open_page("#mode=write&length=30&steps=6&seed=4&text=I+love+🍎+café+שלום.")
     page.click("#run")
@@ -648,6 +650,7 @@ def test_only_what_is_used_must_be_right(open_page, lms):
     assert page.evaluate("document.activeElement.id") == "a-temperature" and not page.locator("#stage .k").count()
 
 
+@pytest.mark.slow
 def test_links_from_anywhere(open_page, address):
     page = open_page()
     for odd in ("#mode=constructor", "#mode=toString&text=x", "#view=bases&model=tiny-en", "#nothing", "#seed=x&n=-1"):
@@ -738,7 +741,7 @@ def test_stop_frees_the_server_and_errors_are_sentences(open_page, address):
     open_page.wrong[:] = [said for said in open_page.wrong if "400" not in said]
 
 
-@pytest.mark.parametrize("sampler", ["remask-cap", "corrector"])
+@pytest.mark.parametrize("sampler", ["remask-cap", pytest.param("corrector", marks=pytest.mark.slow)])
 def test_what_is_masked_again_is_a_mask_again(open_page, lms, sampler):
     page = open_page(f"#length=20&steps=12&seed=2&sampler={sampler}")
     page.click("#run")
