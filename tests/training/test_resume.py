@@ -169,13 +169,10 @@ def die_while_writing(moment: str, count: int) -> None:
     checkpoint.save_file, os.rename = save, rename_
 
 
-@pytest.mark.parametrize(
-    "moment",
-    [
-        "in a file",
-        *(pytest.param(m, marks=pytest.mark.slow) for m in ("between files", "before its name", "after its name")),
-    ],
-)
+LATER = [pytest.param(m, marks=pytest.mark.slow) for m in ("between files", "before its name", "after its name")]
+
+
+@pytest.mark.parametrize("moment", ["in a file", *LATER])
 def test_killed_while_a_checkpoint_is_written(tmp_path: Path, moment: str) -> None:
     out = tmp_path / "run"
     more = ["eval.every=0", "train.keep_last=1"]
