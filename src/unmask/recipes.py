@@ -24,12 +24,12 @@ from .errors import choose
 
 
 def tiny() -> Config:
-    """A model of some 270,000 weights that trains in seconds: for tests and first steps with your own data."""
+    """A model of some 270,000 weights that trains in seconds: it shows that the path works, and learns little."""
     return Config(
         data=DataConfig(length=64, vocab_size=1024),
         model=ModelConfig(hidden_dim=64, n_blocks=2, n_heads=2, cond_dim=32, dropout=0.0),
         objective=ObjectiveConfig(cutoff=0.1),
-        train=TrainConfig(steps=200, batch_size=16, lr=1e-3, warmup=20, ema=0.99, checkpoint_every=100),
+        train=TrainConfig(steps=200, batch_size=16, lr=1e-3, warmup=0.1, ema=0.99, checkpoint_every=100),
         eval=EvalConfig(every=100, rows=64, draws=2),
     )
 
@@ -45,7 +45,7 @@ def demo() -> Config:
         model=ModelConfig(hidden_dim=128, n_blocks=4, n_heads=4, cond_dim=64, dropout=0.0),
         objective=ObjectiveConfig(cutoff=0.1),
         train=TrainConfig(
-            steps=2000, batch_size=16, lr=7e-4, warmup=100, decay="cosine", ema=0.995, checkpoint_every=500
+            steps=2000, batch_size=16, lr=7e-4, warmup=0.05, decay="cosine", ema=0.995, checkpoint_every=500
         ),
         eval=EvalConfig(every=500, rows=256, draws=4),
     )
@@ -115,7 +115,7 @@ def mosaicbert() -> Config:
             batch_size=4096,
             micro_batch_size=128,
             lr=5e-4,
-            warmup=round(0.06 * steps),
+            warmup=0.06,
             decay="linear",
             final_lr=0.02,
             betas=(0.9, 0.98),
@@ -141,7 +141,7 @@ def mdlm_finetuning(start: Config, loss: str = "bound", method: str = "mdlm") ->
     With loss="mlm" it stays a BERT.
     """
     settings = TrainConfig(
-        steps=5000, batch_size=512, lr=5e-5, warmup=2500, betas=(0.95, 0.999), ema=0.0, checkpoint_every=500
+        steps=5000, batch_size=512, lr=5e-5, warmup=0.5, betas=(0.95, 0.999), ema=0.0, checkpoint_every=500
     )
     return _going_on(start, method, loss, settings, EvalConfig(every=500, rows=512))
 
@@ -177,7 +177,7 @@ def _genome(model: ModelConfig, objective: ObjectiveConfig, lr: float, both_stra
             batch_size=1024,
             micro_batch_size=128,
             lr=lr,
-            warmup=steps // 10,
+            warmup=0.1,
             decay="cosine",
             final_lr=1e-4 / lr,
             betas=(0.9, 0.95),
@@ -227,7 +227,7 @@ def dna_tiny() -> Config:
             steps=300,
             batch_size=32,
             lr=4e-3,
-            warmup=30,
+            warmup=0.1,
             decay="cosine",
             final_lr=0.05,
             betas=(0.9, 0.95),
@@ -246,7 +246,7 @@ def dna_finetuning(start: Config, method: str, loss: str = "bound") -> Config:
     lr = 5e-5 if start.model.network == "hyena" else 1e-3
     steps = 50_000
     settings = dna_mdlm().train.model_copy(
-        update={"steps": steps, "lr": lr, "warmup": steps // 10, "final_lr": min(1.0, 1e-4 / lr)}
+        update={"steps": steps, "lr": lr, "warmup": 0.1, "final_lr": min(1.0, 1e-4 / lr)}
     )
     return _going_on(start, method, loss, settings, EvalConfig(every=2500, rows=2048))
 

@@ -31,7 +31,7 @@ from ..progress import progress_bar
 from ..recipes import dna_finetuning, genomics_finetuning, glue_finetuning, mdlm_finetuning
 from ..types import Likelihood
 from .finetune import TaskResult, finetune
-from .loop import open_folder
+from .loop import folder_of, open_folder
 from .text import TrainResult, check, train
 
 KINDS = {  # method and loss of a model that is trained further as a language model
@@ -135,8 +135,8 @@ def _with(config: Config, section: str, **changes: Any) -> Config:
 
 def continue_training(lm: LM, config: Config, out: str | Path, *, quiet: bool = False) -> Adapted:
     """Train a language model further, or resume that; its bound is measured before the first step, as it is after."""
-    out = Path(out)
-    folder = open_folder(config, out)  # impossible settings are refused before anything is measured
+    out = folder_of(out)
+    _, folder = open_folder(config, out)  # impossible settings are refused before anything is measured
     check(config, lm, folder)
     before = _before(lm, config, out, quiet, folder is not None)
     return Adapted(before, train(config, out, quiet=quiet, start=lm))

@@ -36,7 +36,7 @@ from ..models import registry
 from ..models.classifier import Classifier
 from ..process.keys import Keys
 from ..types import Batch, UserError
-from .loop import Evaluated, Loop, Outcome, TrainingJob, open_folder, stop_signals
+from .loop import Evaluated, Loop, Outcome, TrainingJob, folder_of, open_folder, stop_signals
 from .step import Trainer
 from .text import load_weights
 
@@ -69,13 +69,13 @@ def finetune(lm: LM, config: Config, out: str | Path, *, quiet: bool = False, te
     dev splits (task.eval_rows of each), and the best is that with the highest metric of the task on the first of them.
     `test` says whether a finished run is tested (a sweep tests the runs it chose only).
     """
-    out = Path(out)
+    out = folder_of(out)
     _check(lm, config)
     with join_world(config.train.device) as world:
         hidden = quiet or not world.main
         loaded = read_splits(config, world)
         config = with_steps(config, _rows(config, loaded))  # the warm-up may be a share of them
-        folder = open_folder(config, out)
+        config, folder = open_folder(config, out)
         job = TaskJob(lm, config, world, folder, loaded)
         loop = Loop(job, out, world, hidden, folder)
         with stop_signals() as stopped:
@@ -96,6 +96,8 @@ def _check(lm: LM, config: Config) -> None:
         raise UserError("no task is named; set task.name, for example to glue/sst2")
     if config.train.start is None:
         raise UserError("a classifier starts from the weights of a model; name it in train.start")
+    if config.train.minutes is not None:
+        raise UserError("the steps of a task follow from task.epochs; set task.epochs or task.max_steps, not minutes")
     if config.train.strategy == "fsdp":
         raise UserError("a classifier has weights outside its backbone, which fsdp does not shard; use ddp")
     if config.sample.every:
