@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import io
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Annotated, Any
 
 import typer
@@ -41,6 +41,7 @@ SETTINGS: dict[str, tuple[Callable[..., None], Callable[[], Iterable[str]]]] = {
     "fill": (fill.fill, writing_settings),
     "score": (score.score, score.plan_settings),
 }
+OUTPUTS = ("--out", "--html", "--fasta")  # options that name what is written
 
 
 def full_command(name: str) -> Any:
@@ -50,11 +51,20 @@ def full_command(name: str) -> Any:
     return typer.main.get_command(single)
 
 
+def refuse_empty_paths(words: Sequence[str]) -> None:
+    """Raise for an output without a name: it would be the default, or the current folder."""
+    for word, value in zip(words, [*words[1:], "."], strict=True):
+        option, sep, text = word.partition("=")
+        if option in OUTPUTS and not (text if sep else value).strip():
+            raise UserError(f"{option} is empty; give the path to write to, or leave {option} out")
+
+
 class CommandGroup(TyperGroup):
     """Adds the options of the settings only to the command that is called, so that `unmask --help` stays fast."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
         name, command, rest = super().resolve_command(ctx, args)
+        refuse_empty_paths(rest)
         return name, full_command(name) if name in SETTINGS else command, rest
 
 

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from ..errors import UserError
 from .shared import Json, Weights, out_console, print_json
 
 
@@ -29,6 +30,8 @@ def convert(
     """Convert a run, a published model or a Lightning checkpoint to a portable folder; no code in it is executed."""
     from ..hub.convert import convert as run
 
+    if not out.strip():
+        raise UserError("DIR is empty; give the folder to write")
     done = run(
         source, out, tokenizer=tokenizer, weights=weights, to=to, dtype=dtype, revision=revision, new_head=new_head
     )

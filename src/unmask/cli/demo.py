@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from ..errors import UserError
-from .shared import Overrides
+from .shared import Overrides, exit_code
 
 BUILT_IN = "tiny-en"
 STORY = "Once upon a time, there was a little"
@@ -57,7 +57,7 @@ def run(out: str, overrides: list[str]) -> None:
     print("A masked diffusion language model learns Python's own documentation.", file=sys.stderr)
     result = train(config, out)
     if not result.finished:
-        sys.exit(130)
+        sys.exit(exit_code())
     lm = load(out)
     data = prepare(lm.config.data, lm.tokenizer, splits=("train", "valid"))
     valid = data.split("valid")

@@ -8,34 +8,57 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .shared import Json, Overrides, figures_line, is_main, out_console, print_json, run_tree
+from .shared import (
+    Json,
+    Minutes,
+    Overrides,
+    RunFolder,
+    err_console,
+    exit_code,
+    figures_line,
+    is_main,
+    out_console,
+    print_json,
+    run_tree,
+    with_minutes,
+)
 
 if TYPE_CHECKING:
     from ..config import Config
     from ..training.text import TrainResult
 
 
+TINY = (
+    "tiny only shows that the path works, in seconds: what it writes is not yet English; "
+    "for that, train small (half an hour) or overnight (eight hours)"
+)
+
+
 def train(
     recipe: Annotated[
         str,
         typer.Argument(
-            help="A recipe (demo, tiny, lm1b, owt, text8, mosaicbert, mosaicbert-causal, dna-tiny, dna-caduceus, "
-            "dna-mdlm, dna-mamba, dna-hyena) or a YAML file."
+            help="A recipe or a YAML file. Recipes: tiny (seconds; it only shows that the path works), small "
+            "(half an hour), overnight (eight hours), demo, lm1b, owt, text8, mosaicbert, mosaicbert-causal, dna-tiny, "
+            "dna-caduceus, dna-mdlm, dna-mamba, dna-hyena."
         ),
     ],
     overrides: Overrides = None,
-    out: Annotated[str | None, typer.Option(help="Folder of the run; an existing run is continued.")] = None,
+    minutes: Minutes = None,
+    out: RunFolder = None,
     print_config: Annotated[bool, typer.Option("--print-config", help="Print the settings and exit.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Do not show progress.")] = False,
     as_json: Json = False,
 ) -> None:
     """Train a model, or continue a run."""
-    from ..recipes import recipe as get_recipe
+    from ..recipes import with_overrides
 
-    config = get_recipe(recipe).override(overrides or [])
+    config = with_overrides(recipe, with_minutes(overrides, minutes))
     if print_config:
         sys.stdout.write(config.to_yaml())
         return
+    if recipe == "tiny" and is_main() and not quiet:
+        err_console.print(TINY, markup=False)
     result = run(config, out or f"runs/{Path(recipe).stem}", quiet=quiet)
     if not is_main():
         return
@@ -50,7 +73,7 @@ def train(
         judged = "" if valid else " --generative"
         out_console.print(f"next: unmask sample {result.out} -n 4    unmask eval {result.out}{judged}", markup=False)
     if not result.finished:
-        raise typer.Exit(130)
+        raise typer.Exit(exit_code())
 
 
 def run(config: Config, out: str, *, quiet: bool = False) -> TrainResult:

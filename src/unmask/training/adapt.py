@@ -18,7 +18,7 @@ from ..config import Config, differences
 from ..data import tasks
 from ..data.pack import prepare
 from ..distributed import world as join_world
-from ..errors import UserError, choose, nearest
+from ..errors import UserError, nearest
 from ..evaluation.likelihood import evaluate
 from ..evaluation.uncertainty import deviation, mean
 from ..files import read_json, write_text
@@ -55,9 +55,11 @@ def is_language(kind: str) -> bool:
     """Whether a kind of fine-tuning gives a language model; else it is the name of a task."""
     if kind in KINDS:
         return True
-    if kind not in tasks.TASKS and nearest(kind, KINDS) and "/" not in kind:
-        choose(kind, [*KINDS, *tasks.TASKS], "task")
-    tasks.task(kind)
+    try:
+        tasks.task(kind)
+    except UserError as error:
+        close = nearest(kind, KINDS) if "/" not in kind else ""
+        raise UserError(f"{error}; or train it further as {', '.join(KINDS)}{close}") from None
     return False
 
 

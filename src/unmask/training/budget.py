@@ -74,7 +74,7 @@ def measure(job: TrainingJob, out: Path, world: World, seconds: float) -> Cost:
         trainer.step(job.data, len(spent) - 1)
         spent.append(mean_over(time.monotonic() - begin, world))
         timed = len(spent) - 1 - UNTIMED
-        if timed >= FEWEST and spent[-1] > SHARE * seconds or timed < FEWEST and spent[-1] > seconds / 10:
+        if (timed >= FEWEST and spent[-1] > SHARE * seconds) or (timed < FEWEST and spent[-1] > seconds / 10):
             break  # the latter: steps so long that even a few would take too much of the time
     first = min(UNTIMED, len(spent) - 2)
     step = (spent[-1] - spent[first]) / (len(spent) - 1 - first)

@@ -124,8 +124,8 @@ class Trainer:
             raise UserError(f"train.batch_size={spec.batch_size} is smaller than the {world.size} processes")
         if spec.strategy == "fsdp" and len({len(shares) for shares in self._all_micro_slots()}) > 1:
             raise UserError(
-                f"train.batch_size={spec.batch_size} gives the {world.size} processes unequal numbers of micro-batches, "
-                "which fsdp cannot do; make it a multiple of the processes"
+                f"train.batch_size={spec.batch_size} gives some of the {world.size} processes more micro-batches than "
+                "others, which fsdp cannot do; make it a multiple of the processes"
             )
         self.module = wrap(self.model, spec.strategy, world)
         if spec.compile:

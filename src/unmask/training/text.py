@@ -49,7 +49,7 @@ class TrainResult:
 
 
 def train(config: Config, out: str | Path, *, quiet: bool = False, start: LM | None = None) -> TrainResult:
-    """Train, or continue the run that is in `out`; one that is finished is evaluated. SIGTERM and Ctrl-C save, then stop.
+    """Train, or continue the run that is in `out`; a finished one is evaluated. SIGTERM and Ctrl-C save and stop.
 
     With `start` a new run begins with the weights and the tokenizer of that model, which config.train.start names; a
     run that is continued has its own, and needs no `start`.
