@@ -56,7 +56,7 @@ def small() -> Config:
     """A model for a text of your own, about a megabyte: half an hour on two CPU cores."""
     return Config(
         data=DataConfig(length=128, vocab_size=2048),
-        model=ModelConfig(hidden_dim=192, n_blocks=6, n_heads=6, cond_dim=64, dropout=0.1),
+        model=ModelConfig(hidden_dim=192, n_blocks=6, n_heads=6, cond_dim=64, dropout=0.0),
         objective=ObjectiveConfig(cutoff=0.1),
         train=_timed(30, batch_size=16, lr=1.5e-3, ema=0.999),
         eval=EvalConfig(every=0.1, rows=128, draws=2),

@@ -63,8 +63,10 @@ def is_main() -> bool:
 
 
 def exit_code() -> int:
-    """Of a run that was stopped and saved. torchrun would report any other code than 0 as a failure of this process."""
-    return 0 if "TORCHELASTIC_RUN_ID" in os.environ else 130
+    """Of a run that was stopped and saved; torchrun would report anything but 0 as the failure of a process."""
+    from ..distributed import launched
+
+    return 0 if launched() else 130
 
 
 def with_minutes(overrides: list[str] | None, minutes: float | None) -> list[str]:

@@ -22,7 +22,7 @@ import torch
 from torch import nn
 
 from ..config import Config, differences, load_yaml
-from ..distributed import World
+from ..distributed import World, launched
 from ..files import temporary_folder, write_text
 from ..hub import checkpoint
 from ..progress import Display
@@ -326,12 +326,16 @@ class Loop:
 
 @contextmanager
 def stop_signals() -> Iterator[list[int]]:
-    """SIGTERM and the first Ctrl-C are added to the list, which is read after every micro-batch."""
+    """SIGTERM and the first Ctrl-C are added to the list, which is read after every micro-batch.
+
+    A second one acts as usual. Under torchrun it does not: it may be the same, sent on by torchrun, which kills after a
+    while what does not end.
+    """
     seen: list[int] = []
 
     def note(number: int, frame: object) -> None:
         seen.append(number)
-        signal.signal(number, before[number])  # a second one acts as usual
+        signal.signal(number, signal.SIG_IGN if launched() else before[number])
 
     numbers = (signal.SIGTERM, signal.SIGINT)
     before: dict[int, Any] = {}
@@ -345,4 +349,4 @@ def stop_signals() -> Iterator[list[int]]:
         yield seen
     finally:
         for number in numbers:
-            signal.signal(number, before[number])
+            signal.signal(number, signal.SIG_IGN if launched() and seen else before[number])
