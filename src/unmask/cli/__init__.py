@@ -44,6 +44,19 @@ SETTINGS: dict[str, tuple[Callable[..., None], Callable[[], Iterable[str]]]] = {
 OUTPUTS = ("--out", "--html", "--fasta")  # options that name what is written
 
 
+OUT_OF_MEMORY = (
+    "out of memory; take fewer rows at once (train.micro_batch_size leaves the result as it is; train.batch_size, "
+    "eval.batch_size, --batch-size), a shorter length or a smaller model"
+)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that there is no memory left; torch has a class for that on GPUs, and a text elsewhere."""
+    names = {kind.__name__ for kind in type(error).__mro__}
+    words = ("out of memory", "not enough memory", "can't allocate memory", "cannot allocate memory")
+    return bool(names & {"MemoryError", "OutOfMemoryError"}) or any(word in str(error).lower() for word in words)
+
+
 def full_command(name: str) -> Any:
     """A command of `SETTINGS` with the options of its settings; their schema needs torch."""
     single = typer.Typer(add_completion=False)
@@ -112,6 +125,11 @@ def main() -> None:
         app()
     except UserError as error:
         err_console.print("unmask:", *str(error).splitlines(), markup=False)
+        sys.exit(2)
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        err_console.print(f"unmask: {OUT_OF_MEMORY}", markup=False)
         sys.exit(2)
     except OSError as error:  # a full disk, an unreadable file: in the words of the system
         err_console.print(f"unmask: {error.filename or 'input/output'}: {error.strerror or error}", markup=False)

@@ -122,8 +122,11 @@ def _sweep(lm: Any, config: Any, out: str, seeds: list[int], quiet: bool, as_jso
 
 def _paper_bar(row: dict[str, Any]) -> str:
     """A mean with the paper's error bar."""
+    from ..data.tasks.metrics import in_words
+
     n = len(row["values"])
-    return f"{row['mean']:.4f}" + (f" ± {row['max_min']:.4f} (largest - smallest of {n} seeds)" if n > 1 else "")
+    bar = f" ± {row['max_min']:.4f} (largest - smallest of {n} seeds)" if n > 1 else ""
+    return in_words(row["mean"], bar)
 
 
 def _seeds(text: str | None) -> list[int]:
@@ -161,6 +164,7 @@ def _print_adapted(done: Any, as_json: bool) -> None:
 def _print_tasks(results: list[Any], task: str, out: str, as_json: bool) -> None:
     """Print the metrics of all seeds."""
     from ..data.tasks import task as task_named
+    from ..data.tasks.metrics import in_words
     from ..training.adapt import summary
     from ..training.sweep import over_seeds
 
@@ -193,7 +197,8 @@ def _print_tasks(results: list[Any], task: str, out: str, as_json: bool) -> None
                     continue
                 spread = "" if row["sd"] is None else f", ± {row['sd']:.4f} over {len(row['values'])} seeds"
                 error = f" ± {row['stderr_data']:.4f} (over examples)" if row.get("stderr_data") is not None else ""
-                out_console.print(f"{task} {split}: {metric} {row['mean']:.4f}{error}{spread}", markup=False)
+                figure = in_words(row["mean"], f"{error}{spread}")
+                out_console.print(f"{task} {split}: {metric} {figure}", markup=False)
             out_console.print(f"predictions and results.json: {out}", markup=False)
     if not finished:
         raise typer.Exit(exit_code())

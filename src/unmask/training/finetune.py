@@ -8,7 +8,6 @@ Where a task is tested (Genomic Benchmarks, GUE), the best checkpoint is judged 
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
@@ -31,6 +30,7 @@ from ..evaluation.likelihood import pick_rows
 from ..files import write_text
 from ..hub import checkpoint
 from ..hub.resolve import load_classifier
+from ..jsonable import to_json
 from ..lm import LM
 from ..models import registry
 from ..models.classifier import Classifier
@@ -94,6 +94,7 @@ def _check(lm: LM, config: Config) -> None:
     """Raise for settings that are not possible."""
     if config.task.name is None:
         raise UserError("no task is named; set task.name, for example to glue/sst2")
+    tasks.metrics.check_packages(tasks.task(config.task.name))
     if config.train.start is None:
         raise UserError("a classifier starts from the weights of a model; name it in train.start")
     if config.train.minutes is not None:
@@ -181,9 +182,9 @@ class TaskJob(TrainingJob):
             with trainer.averaged():
                 self.metrics[split], self.tables[split] = self.judge(data)
         name, first = self.figure, self.metrics[self.task.evaluations[0]]
-        bar = f" ± {first[f'{name}_stderr']:.4f}"
+        said = tasks.metrics.in_words(first[name], f" ± {first[f'{name}_stderr']:.4f}")
         logged = {f"{split}_{key}": value for split, metrics in self.metrics.items() for key, value in metrics.items()}
-        return Evaluated(first[name], {f"{self.task.evaluations[0]} {name}": f"{first[name]:.4f}{bar}"}, logged)
+        return Evaluated(first[name], {f"{self.task.evaluations[0]} {name}": said}, logged)
 
     def describe(self, folder: Path, step: int) -> None:
         """The tokenizer, the labels of the language model, and the results after this step."""
@@ -191,7 +192,7 @@ class TaskJob(TrainingJob):
         if self.config.data.label is not None:
             save_labels(folder, self.config.data.label, self.labels)
         if step == self.evaluated:
-            write_text(folder / METRICS, json.dumps({"step": step, "metrics": self.metrics}, indent=1))
+            write_text(folder / METRICS, to_json({"step": step, "metrics": self.metrics}, indent=1))
             for split, text in self.tables.items():
                 write_text(folder / predictions_file(split), text)
 
@@ -307,7 +308,7 @@ def _known_test(result: TaskResult, job: TaskJob) -> dict[str, float]:
     known = checkpoint.read_json(path).get("test") if path.is_file() else None
     if not known or known["step"] != _judged(result) or known["sha256"] != job.facts[known["split"]]["sha256"]:
         return {}
-    return dict(known["metrics"])
+    return _numbers(known["metrics"])
 
 
 def _tested(result: TaskResult, job: TaskJob, trainer: Trainer) -> dict[str, float]:
@@ -327,7 +328,13 @@ def _tested(result: TaskResult, job: TaskJob, trainer: Trainer) -> dict[str, flo
 def _metrics(out: Path, step: int | None) -> Metrics:
     """The metrics after a step; empty if there was no evaluation."""
     path = None if step is None else checkpoint.step_folder(out, step) / METRICS
-    return checkpoint.read_json(path)["metrics"] if path and path.is_file() else {}
+    splits = checkpoint.read_json(path)["metrics"] if path and path.is_file() else {}
+    return {split: _numbers(metrics) for split, metrics in splits.items()}
+
+
+def _numbers(metrics: dict[str, float | None]) -> dict[str, float]:
+    """Metrics from JSON, where null is one that is not defined."""
+    return {name: math.nan if value is None else value for name, value in metrics.items()}
 
 
 def _conclude(result: TaskResult, job: TaskJob) -> None:
@@ -349,4 +356,4 @@ def _conclude(result: TaskResult, job: TaskJob) -> None:
     if result.test and job.task.tested:
         sha256 = job.facts[job.task.tested]["sha256"]
         tree["test"] = {"split": job.task.tested, "step": step, "sha256": sha256, "metrics": result.test}
-    write_text(result.out / RESULTS, json.dumps(tree, indent=1) + "\n")
+    write_text(result.out / RESULTS, to_json(tree, indent=1) + "\n")

@@ -10,7 +10,6 @@ again.
 from __future__ import annotations
 
 import itertools
-import json
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -22,6 +21,7 @@ from ..config import Config
 from ..data import tasks
 from ..evaluation.uncertainty import deviation, extent, mean
 from ..files import write_text
+from ..jsonable import to_json
 from ..lm import LM
 from ..recipes import GENOMICS_GRID, GENOMICS_SEEDS
 from ..types import UserError
@@ -77,7 +77,7 @@ def sweep(
     best.runs = [finetune(lm, _with_seed(chosen, seed), best.out / f"seed-{seed}", quiet=quiet) for seed in seeds]
     done = Swept(cells, best, True)
     if os.environ.get("RANK", "0") == "0":  # of those that torchrun started
-        write_text(out / RESULTS, json.dumps(tree(done, task, seeds), indent=1) + "\n")
+        write_text(out / RESULTS, to_json(tree(done, task, seeds), indent=1) + "\n")
     return done
 
 
