@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
-from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
 from .types import Progress
@@ -81,7 +81,8 @@ def progress_bar(what: str, quiet: bool = False) -> Iterator[Progress]:
     if quiet:
         yield lambda done, total: None
     elif console.is_terminal:
-        with Bar(TextColumn(what), BarColumn(), TimeRemainingColumn(), console=console, transient=True) as bar:
+        columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        with Bar(*columns, console=console, transient=True) as bar:
             task = bar.add_task(what, total=None)
             yield lambda done, total: bar.update(task, completed=done, total=total or None)  # 0: not known
     else:

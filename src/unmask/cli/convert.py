@@ -29,12 +29,13 @@ def convert(
 ) -> None:
     """Convert a run, a published model or a Lightning checkpoint to a portable folder; no code in it is executed."""
     from ..hub.convert import convert as run
+    from ..progress import progress_bar
 
     if not out.strip():
         raise UserError("DIR is empty; give the folder to write")
-    done = run(
-        source, out, tokenizer=tokenizer, weights=weights, to=to, dtype=dtype, revision=revision, new_head=new_head
-    )
+    options = {"tokenizer": tokenizer, "weights": weights, "to": to, "dtype": dtype, "revision": revision}
+    with progress_bar("converting (read, then written)") as progress:
+        done = run(source, out, new_head=new_head, progress=progress, **options)
     if as_json:
         print_json(done)
         return

@@ -31,7 +31,7 @@ from ..progress import progress_bar
 from ..recipes import dna_finetuning, genomics_finetuning, glue_finetuning, mdlm_finetuning
 from ..types import Likelihood
 from .finetune import TaskResult, finetune
-from .loop import folder_of, open_folder
+from .loop import folder_of, open_folder, say_run
 from .text import TrainResult, check, train
 
 KINDS = {  # method and loss of a model that is trained further as a language model
@@ -187,7 +187,9 @@ def classify(lm: LM, config: Config, out: str | Path, seeds: Sequence[int], *, q
     """Train a classifier once per seed; with several seeds each has its folder."""
     out = Path(out)
     results = []
-    for seed in seeds:
+    for number, seed in enumerate(seeds, 1):
+        if len(seeds) > 1:
+            say_run(f"seed {seed}", number, len(seeds), quiet)
         seeded = config.model_copy(update={"seed": seed})
         results.append(finetune(lm, seeded, out if len(seeds) == 1 else out / f"seed-{seed}", quiet=quiet))
         if not results[-1].finished:

@@ -152,10 +152,11 @@ class TaskJob(TrainingJob):
         chosen = [examples[i] for i in pick_rows(len(examples), most)]
         return encoded(self.task, chosen, self.tokenizer, self.config.task.length)
 
-    def judge(self, data: Encoded) -> tuple[dict[str, float], str]:
+    def judge(self, data: Encoded, split: str) -> tuple[dict[str, float], str]:
         """The metrics of the current weights, and the table of their predictions (all processes call)."""
         both = self.config.task.strands == "conjoin"
-        predicted = outputs(self.model, data, self.config.eval.batch_size, self.world, both)
+        progress = self.display.inside(f"evaluating {split}") if self.display else None
+        predicted = outputs(self.model, data, self.config.eval.batch_size, self.world, both, progress)
         return tasks.metrics.compute(self.task, predicted, data.labels), table(self.task, predicted, data.labels)
 
     def identity(self) -> dict[str, Any]:
@@ -180,7 +181,7 @@ class TaskJob(TrainingJob):
         self.metrics, self.tables, self.evaluated = {}, {}, step
         for split, data in self.dev.items():
             with trainer.averaged():
-                self.metrics[split], self.tables[split] = self.judge(data)
+                self.metrics[split], self.tables[split] = self.judge(data, split)
         name, first = self.figure, self.metrics[self.task.evaluations[0]]
         said = tasks.metrics.in_words(first[name], f" ± {first[f'{name}_stderr']:.4f}")
         logged = {f"{split}_{key}": value for split, metrics in self.metrics.items() for key, value in metrics.items()}
@@ -319,7 +320,7 @@ def _tested(result: TaskResult, job: TaskJob, trainer: Trainer) -> dict[str, flo
     if job.config.train.ema:
         checkpoint.read_into(folder, "ema", dict(job.model.named_parameters()))
     with trainer.autocast():
-        metrics, said = job.judge(job.test)
+        metrics, said = job.judge(job.test, job.task.tested)
     if job.world.main:
         write_text(result.out / predictions_file(job.task.tested), said)
     return metrics

@@ -10,6 +10,7 @@ import json
 import math
 import os
 import signal
+import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
@@ -165,6 +166,12 @@ def _check_same(before: Config, config: Config, out: Path) -> None:
             f"the run in {out} was started with {key}={old}, not {new}; "
             f"continue it with {key}={old}, or start a new one with another --out"
         )
+
+
+def say_run(name: str, number: int, total: int, quiet: bool) -> None:
+    """Which of several runs comes now."""
+    if not quiet and os.environ.get("RANK", "0") == "0":
+        print(f"run {number}/{total}: {name}", file=sys.stderr, flush=True)
 
 
 def _shown(value: Any) -> str:

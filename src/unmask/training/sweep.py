@@ -26,6 +26,7 @@ from ..lm import LM
 from ..recipes import GENOMICS_GRID, GENOMICS_SEEDS
 from ..types import UserError
 from .finetune import RESULTS, TaskResult, finetune
+from .loop import say_run
 
 Grid = Mapping[str, Sequence[Any]]  # setting -> values
 
@@ -64,9 +65,11 @@ def sweep(
     """Train every cell of the grid with every seed, choose by validation, and test the best; or continue a sweep."""
     out, task = Path(out), _task(config)
     cells = [Cell(settings, out / _name(settings)) for settings in _settings(grid or GENOMICS_GRID)]
+    number = itertools.count(1)
     for cell in cells:
         chosen = config.override([f"{key}={value}" for key, value in cell.settings.items()])
         for seed in seeds:
+            say_run(f"{cell.out.name}, seed {seed}", next(number), len(cells) * len(seeds), quiet)
             run = finetune(lm, _with_seed(chosen, seed), cell.out / f"seed-{seed}", quiet=quiet, test=False)
             cell.runs.append(run)
             if not run.finished:
