@@ -69,7 +69,7 @@ class _First:
 
 
 def launched() -> bool:
-    """Whether torchrun started this process: it sends each signal on, waits, and takes exit codes but 0 for failures."""
+    """Whether torchrun started this process: it sends signals on, waits, and takes exit codes but 0 for failures."""
     return "TORCHELASTIC_RUN_ID" in os.environ
 
 

@@ -33,9 +33,18 @@ def convert(
 
     if not out.strip():
         raise UserError("DIR is empty; give the folder to write")
-    options = {"tokenizer": tokenizer, "weights": weights, "to": to, "dtype": dtype, "revision": revision}
     with progress_bar("converting (read, then written)") as progress:
-        done = run(source, out, new_head=new_head, progress=progress, **options)
+        done = run(
+            source,
+            out,
+            tokenizer=tokenizer,
+            weights=weights,
+            to=to,
+            dtype=dtype,
+            revision=revision,
+            new_head=new_head,
+            progress=progress,
+        )
     if as_json:
         print_json(done)
         return

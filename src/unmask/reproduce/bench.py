@@ -282,6 +282,7 @@ class Bench:
     def protocol(self, **more: Any) -> dict[str, Any]:
         """What all figures of a report depend on."""
         config, rows = self.base, self.rows()
+        warmup = steps_of(config.train.warmup, config.train.steps)
         return {
             **rows.describe(),
             "test_rows": min(len(rows), self.scale.rows or len(rows)),
@@ -289,7 +290,7 @@ class Bench:
             "length": config.data.length,
             "network": f"{config.model.n_blocks} blocks of width {config.model.hidden_dim}",
             "optimizer": f"AdamW, lr {config.train.lr} ({config.train.decay}), betas {config.train.betas[0]} and "
-            f"{config.train.betas[1]}, {steps_of(config.train.warmup, config.train.steps)} steps of warm-up, batch {config.train.batch_size}",
+            f"{config.train.betas[1]}, {warmup} steps of warm-up, batch {config.train.batch_size}",
             "weights": f"average, decay {config.train.ema}" if config.train.ema else "raw",
             "training_seed": self.seed,
             "evaluation": f"{SEEDS} draws of seed {self.seed}, float32",
