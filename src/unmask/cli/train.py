@@ -13,7 +13,6 @@ from .shared import (
     Minutes,
     Overrides,
     RunFolder,
-    err_console,
     exit_code,
     figures_line,
     is_main,
@@ -57,9 +56,8 @@ def train(
     if print_config:
         sys.stdout.write(config.to_yaml())
         return
-    if recipe == "tiny" and is_main() and not quiet:
-        err_console.print(TINY, markup=False)
-    result = run(config, out or f"runs/{Path(recipe).stem}", quiet=quiet)
+    remark = TINY if recipe == "tiny" else ""
+    result = run(config, out or f"runs/{Path(recipe).stem}", quiet=quiet, remark=remark)
     if not is_main():
         return
     valid = result.valid.as_dict() if result.valid else None
@@ -76,7 +74,7 @@ def train(
         raise typer.Exit(exit_code())
 
 
-def run(config: Config, out: str, *, quiet: bool = False) -> TrainResult:
+def run(config: Config, out: str, *, quiet: bool = False, remark: str = "") -> TrainResult:
     """Train or continue a run; with train.start a new run begins with the weights of that model."""
     from ..hub import checkpoint
     from ..hub.resolve import load
@@ -85,4 +83,4 @@ def run(config: Config, out: str, *, quiet: bool = False) -> TrainResult:
     start = None
     if config.train.start is not None and not checkpoint.steps(Path(out)):
         start = load(config.train.start)
-    return train_text(config, out, quiet=quiet, start=start)
+    return train_text(config, out, quiet=quiet, start=start, remark=remark)

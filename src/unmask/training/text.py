@@ -48,11 +48,13 @@ class TrainResult:
     stopped_early: bool = False  # by train.patience: finished before train.steps
 
 
-def train(config: Config, out: str | Path, *, quiet: bool = False, start: LM | None = None) -> TrainResult:
+def train(
+    config: Config, out: str | Path, *, quiet: bool = False, start: LM | None = None, remark: str = ""
+) -> TrainResult:
     """Train, or continue the run that is in `out`; a finished one is evaluated. SIGTERM and Ctrl-C save and stop.
 
     With `start` a new run begins with the weights and the tokenizer of that model, which config.train.start names; a
-    run that is continued has its own, and needs no `start`.
+    run that is continued has its own, and needs no `start`. A new run says `remark` when it begins.
     """
     out = folder_of(out)
     with join_world(config.train.device) as world:
@@ -63,6 +65,8 @@ def train(config: Config, out: str | Path, *, quiet: bool = False, start: LM | N
             fixed = in_time(job, config, out, world, hidden)
             job = TextJob(fixed, world, hidden, folder, start, job.prepared)
         loop = Loop(job, out, world, hidden, folder)
+        if remark and folder is None:
+            loop.display.say(remark)
         with stop_signals() as stopped:
             end = loop.run(stopped)
         if end.finished and job.valid is None:  # it was finished before

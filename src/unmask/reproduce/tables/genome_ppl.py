@@ -128,7 +128,8 @@ def protocol(bench: Bench, starts: Sequence[str]) -> dict[str, str | int]:
         first, then = bench.config(start).train, bench.config(fine_tuned(_row(start), bench.scale)[0]).train
         facts[f"training of {start}"] = (
             f"{first.steps} steps at {first.lr:g} ({steps_of(first.warmup, first.steps)} of warm-up), then "
-            f"{then.steps} at {then.lr:g} ({steps_of(then.warmup, then.steps)}), down to {first.final_lr:g} and {then.final_lr:g} of these"
+            f"{then.steps} at {then.lr:g} ({steps_of(then.warmup, then.steps)}), "
+            f"down to {first.final_lr:g} and {then.final_lr:g} of these"
         )
     return facts
 
