@@ -269,7 +269,7 @@ def test_a_signal_saves_and_loses_nothing(
     with monkeypatch.context() as patch:
         patch.setattr(Trainer, "step", at_step(14, signal.SIGTERM))
         cut = finetune(model(), task_config(root, *OFTEN), out, quiet=True)
-    assert not cut.finished and cut.step in (15, 16) and checkpoint.steps(out)[-1] == cut.step
+    assert not cut.finished and cut.step == 14 and checkpoint.steps(out)[-1] == cut.step
     assert "run the same command again" in capsys.readouterr().err
     assert not (out / "results.json").exists()
     assert finetune(model(), task_config(root, *OFTEN), out, quiet=True).finished

@@ -1,4 +1,4 @@
-"""Time as a setting: the steps that fit, the same run as with these steps, continued, extended, and on two processes."""
+"""Time as a setting: the steps that fit, the same run as with these steps, continued, extended, on two processes."""
 
 from __future__ import annotations
 
@@ -128,7 +128,8 @@ def test_shares_follow_the_steps_and_numbers_stay() -> None:
         ("owt", ["train.steps=2000000"], {"train.warmup": 2500}),
         ("owt", ["train.steps=1000", "train.warmup=2500"], {"train.warmup": 2500}),
         ("owt", ["train.minutes=60"], {"train.warmup": 0.1, "train.decay": "cosine", "train.checkpoint_every": 0.1}),
-        ("tiny", ["train.minutes=5", "train.decay=constant", "eval.every=3"], {"train.decay": "constant", "eval.every": 3}),
+        ("tiny", ["train.minutes=5", "train.decay=constant"], {"train.decay": "constant", "eval.every": 0.1}),
+        ("tiny", ["train.minutes=5", "eval.every=3"], {"train.decay": "cosine", "eval.every": 3}),
         ("tiny", ["train.steps=5"], {"train.decay": "constant", "train.warmup": 0.1, "eval.every": 100}),
         ("small", ["train.steps=5"], {"train.minutes": None, "train.steps": 5}),
         ("small", [], {"train.minutes": 30, "train.decay": "cosine"}),

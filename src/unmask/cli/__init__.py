@@ -6,6 +6,7 @@ Every command is a module: its options, its body, its output. They are listed he
 from __future__ import annotations
 
 import io
+import itertools
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Annotated, Any
@@ -66,7 +67,7 @@ def full_command(name: str) -> Any:
 
 def refuse_empty_paths(words: Sequence[str]) -> None:
     """Raise for an output without a name: it would be the default, or the current folder."""
-    for word, value in zip(words, [*words[1:], "."], strict=True):
+    for word, value in itertools.pairwise([*words, "."]):
         option, sep, text = word.partition("=")
         if option in OUTPUTS and not (text if sep else value).strip():
             raise UserError(f"{option} is empty; give the path to write to, or leave {option} out")

@@ -196,6 +196,7 @@ class Loop:
         if world.main:
             self.sinks = open_sinks(self.config.train.sinks, out, self.config.model_dump(mode="json"), self.start)
         self.display = job.display = Display(self.config.train.steps, self.start, quiet)
+        self.trainer.progress = self.display.inside("micro-batch")
         if self.start:
             self.display.say(f"continuing {out} at step {self.start}{remark}")
 
@@ -226,8 +227,7 @@ class Loop:
         self.cores = time.process_time()
         try:
             while step < steps and not self.patience_ended:
-                inside = self.display.inside("micro-batch")
-                figures, stop = self.trainer.step(self.job.data, step, stopped, inside)
+                figures, stop = self.trainer.step(self.job.data, step, stopped)
                 if figures:
                     step += 1
                     done += figures.pop("tokens")

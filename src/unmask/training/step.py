@@ -141,6 +141,7 @@ class Trainer:
             fused=True if world.device.type in ("cpu", "cuda") and spec.strategy == "ddp" else None,
         )
         self.keys = Keys(config.seed).fork("train")
+        self.progress: Progress | None = None  # hears how many micro-batches of a step are done
 
     def autocast(self) -> Any:
         """bf16 where the config says so."""
@@ -167,9 +168,7 @@ class Trainer:
             result.append([share[i : i + size] for i in range(0, len(share), size)])
         return result
 
-    def step(
-        self, data: Any, step: int, stop: Any = False, progress: Progress | None = None
-    ) -> tuple[dict[str, float], bool]:
+    def step(self, data: Any, step: int, stop: Any = False) -> tuple[dict[str, float], bool]:
         """One optimizer step on data that `cut` understands: its figures, and whether any process was asked to stop.
 
         "tokens" is the weight of its loss; what it counts depends on the model. `stop` is true as soon as this process
@@ -178,26 +177,27 @@ class Trainer:
         """
         keys = self.keys.at(step)
         micros = self.micro_slots()
-        # All processes ask each other equally often, and before the gradients travel with the last micro-batch.
+        # All processes ask each other equally often, after what DDP sends with the first forward pass of a step and
+        # before the gradients, which travel with the last backward pass.
         questions = max(map(len, self._all_micro_slots())) - 1
         total = torch.zeros(3, dtype=torch.float64)
         self.module.train()
         for micro, slots in enumerate(micros):
             last = micro == len(micros) - 1
-            for _ in range(questions if last else min(micro, 1)):
-                questions -= 1
-                if self._asked(stop):
-                    self.optimizer.zero_grad(set_to_none=True)
-                    return {}, True
             batch = self.cut(self.config, data, slots, keys).to(self.world.device)
             torch.manual_seed(keys.torch_seed("dropout", micro * self.world.size + self.world.rank))
             with self._sync(last):
                 with self.autocast():
                     loss, weight = self.module(batch, keys)
+                for _ in range(questions if last else min(micro, 1)):
+                    questions -= 1
+                    if self._asked(stop):
+                        self.optimizer.zero_grad(set_to_none=True)
+                        return {}, True
                 loss.backward()
             total += torch.tensor([loss.item(), weight.item(), 0.0], dtype=torch.float64)
-            if progress and len(micros) > 1:
-                progress(micro + 1, len(micros))
+            if self.progress and len(micros) > 1:
+                self.progress(micro + 1, len(micros))
         total[2] = float(bool(stop))
         loss_sum, weight_sum, stops = self.world.sum(total).tolist()
         weight_sum = max(weight_sum, 1.0)  # a step of cross-entropy may, by chance, have masked nothing
