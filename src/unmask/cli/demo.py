@@ -85,4 +85,4 @@ def run(out: str, overrides: list[str]) -> None:
     print(f"  unmask sample {out} --watch                      see the masks become words")
     print(f"  unmask sample {out} --prompt 'The object' -n 2   continue a text")
     print(f"  unmask eval {out} --split test --draws 8         the held-out test set")
-    print("  unmask train tiny data.source=YOUR.txt --out runs/mine")
+    print("  unmask train small data.source=YOUR.txt --out runs/mine")
