@@ -1,7 +1,7 @@
 """Files to text, lines and rows: plain, gzip (bgzip too) or xz, streaming. What is wrong with a file is said here.
 
-A compressed file is known by its first bytes. A bgzip file must have its last block: one that is cut at the end of a block
-would otherwise read as a shorter file.
+A compressed file is known by its first bytes. A bgzip file must have its last block: one that is cut at the end
+of a block would otherwise read as a shorter file.
 """
 
 from __future__ import annotations
