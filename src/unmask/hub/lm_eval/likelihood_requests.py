@@ -27,7 +27,7 @@ from ...errors import UserError, at_least, choose
 from ...evaluation import ESTIMATORS, count_weights, default_method, strata_nats, times_nats
 from ...evaluation.exact import time_of
 from ...evaluation.likelihood import eval_keys, evaluating, need_likelihood
-from ...evaluation.predictions import diffusion, free_positions, token_nll
+from ...evaluation.predictions import diffusion, token_nll
 from ...evaluation.spans import Passage, lay_out
 from ...lm import LM
 from ...models.language_model import LanguageModel
@@ -157,7 +157,7 @@ class LikelihoodRequests:
 
     def _times(self, model: MaskedDiffusion, batch: Batch, free: Tensor, keys: Keys) -> float:
         """The mean over draws, each in a different stratum of time."""
-        hidden = None if torch.equal(free, free_positions(batch)) else free  # None: any method can do it
+        hidden = None if torch.equal(free, batch.free()) else free  # None: any method can do it
         total = 0.0
         for index in torch.arange(self.draws).split(self.rows):
             copies = replace(batch.rows(torch.zeros_like(index)), index=index, total=self.draws).to(model.device)
