@@ -148,6 +148,8 @@ class Sample:
     stopped: str = "length"  # or "eos" or "stop": why it ended where it did
     gaps: list[int] = field(default_factory=list)  # lengths of the gaps
     gap_nats: dict[str, float] = field(default_factory=dict)  # the bound by which ranged lengths were chosen
+    gap_errors: dict[str, float] = field(default_factory=dict)  # standard errors of its differences from the chosen one
+    gap_undecided: list[str] = field(default_factory=list)  # lengths that may be as good as the chosen ones
 
     def as_dict(self, tokens: bool = False) -> dict[str, Any]:
         """For JSON, with or without a record of every token."""
@@ -160,6 +162,7 @@ class Sample:
         }
         if self.gap_nats:
             out |= {"gaps": self.gaps, "gap_nats": self.gap_nats}
+            out |= {"gap_errors": self.gap_errors, "gap_undecided": self.gap_undecided}
         return out | ({"tokens": [token.as_dict() for token in self.tokens]} if tokens else {})
 
 
