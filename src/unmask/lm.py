@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,6 +24,7 @@ from .models.language_model import LanguageModel
 from .process.keys import Keys
 from .sampling import Request
 from .sampling.params import SamplingParams, Stop
+from .sampling.recommended import Recommended
 from .types import Batch, Ending, Likelihood, Sample, State, Token
 
 Watch = Callable[[State], None]
@@ -45,6 +46,7 @@ class LM:
     tokenizer: Tokenizer
     config: Config
     labels: list[str] = field(default_factory=list)
+    recommended: Recommended = field(default_factory=Recommended)  # settings where a user leaves them open; examples
 
     @property
     def length(self) -> int:
@@ -63,9 +65,19 @@ class LM:
         """
         from .hub.layout import write_folder
 
-        return write_folder(folder, self.model, self.tokenizer, self.config, self.labels, dtype, card)
+        return write_folder(
+            folder, self.model, self.tokenizer, self.config, self.labels, dtype, card, self.recommended
+        )
 
     # -- writing -----------------------------------------------------------------------------------------------------
+
+    def sampling_params(self, explicit: Mapping[str, Any] | None = None, exact: bool = False) -> SamplingParams:
+        """The settings for what a user asked for: theirs, and the recommended ones where they leave them open.
+
+        `exact` leaves the recommended ones out: the plain law, by which a model is scored. Whoever measures gives
+        `SamplingParams` of their own, which are used as they are.
+        """
+        return self.recommended.params(explicit or {}, exact)
 
     def sample(self, n: int = 1, **how: Any) -> list[str]:
         """N texts; `how` as in `write_samples`."""

@@ -42,7 +42,7 @@ def push_to_hub(
                 "the Hugging Face Hub cannot be reached; lm.save_pretrained writes a folder to upload later"
             )
         folder = write_folder(
-            Path(temporary) / "model", lm.model, lm.tokenizer, lm.config, lm.labels, dtype=dtype, card=card
+            Path(temporary) / "model", lm.model, lm.tokenizer, lm.config, lm.labels, dtype, card, lm.recommended
         )
         api = huggingface_hub.HfApi(token=token)
         try:
