@@ -29,6 +29,7 @@ from ..data.tokenization import (
     read_tokenizer,
 )
 from ..distributed import pick_device
+from ..errors import known_keywords
 from ..evaluation.classification import TaskModel
 from ..lm import LM
 from ..models import registry
@@ -47,6 +48,7 @@ WANTED = [*layout.FILES, layout.INDEX, "special_tokens_map.json", VOCAB_FILE]
 PICKLES = (".ckpt", ".bin", ".pt", ".pth")
 
 
+@known_keywords
 def load(
     path: str | Path,
     *,

@@ -21,6 +21,7 @@ from .settings import settings_of
 FILE = "sampling.json"
 FORMAT = 1
 MOST = 16  # example prompts
+TEXT: Mapping[str, Any] = {"temperature": 0.7, "top_p": 0.9}  # docs/tiny-en.md has the measurements
 LONGEST = 2000  # characters of an example
 
 
@@ -115,6 +116,22 @@ class Recommended:
         schema = all_settings()
         read = {name: schema[name].from_json(value) if name in schema else value for name, value in settings.items()}
         return cls(read, style, tuple(prompts), infill)
+
+
+def of_training(asked: str | Mapping[str, Any], kind: str, sampler: str) -> Recommended:
+    """What a model recommends after training: as sample.recommended says; auto: what suits small models of text.
+
+    `kind` is that of the tokenizer, `sampler` the default of the model. For DNA and for samplers that draw no tokens
+    from a softmax nothing was measured, so nothing is recommended.
+    """
+    if isinstance(asked, Mapping):
+        try:
+            return Recommended.from_dict({"settings": asked})
+        except UserError as error:
+            raise UserError(f"sample.recommended: {error}") from None
+    if asked == "none" or kind == "dna" or sampler in ("simplex", "gaussian"):
+        return Recommended()
+    return Recommended(TEXT)
 
 
 def recommendable() -> tuple[str, ...]:
