@@ -67,9 +67,7 @@ class LM:
         """
         from .hub.layout import write_folder
 
-        return write_folder(
-            folder, self.model, self.tokenizer, self.config, self.labels, dtype, card, self.recommended
-        )
+        return write_folder(folder, self.model, self.tokenizer, self.config, self.labels, dtype, card, self.recommended)
 
     def push_to_hub(self, repo_id: str, **about: Any) -> str:
         """Upload the model and its card to the Hugging Face Hub; `about` as in `hub.push_to_hub` (figures, license)."""
@@ -102,9 +100,7 @@ class LM:
         canvas = self.gap_canvas(text, windowed=how.get("stride") is not None)
         return [sample.text for sample in self.write([canvas] * n, **how)]
 
-    def stream(
-        self, prompt: str = "", *, length: int | None = None, exact: bool = False, **how: Any
-    ) -> Iterator[str]:
+    def stream(self, prompt: str = "", *, length: int | None = None, exact: bool = False, **how: Any) -> Iterator[str]:
         """One text in pieces, each as soon as it is final; `how` as in `write`."""
         check_keywords(how, ("prompt", "length", "exact"))
         canvas = self.prompt_canvas(prompt, length, windowed=how.get("stride") is not None)

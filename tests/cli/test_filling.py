@@ -63,7 +63,8 @@ def test_lines_from_a_pipe_are_filled_as_the_library_does(piped, lm):
         f"The dog ran to ___ house.\n\n:seed 7\n:steps 4\n{text}\n:quit\nnever {{{{1}}}}\n", "--steps", "8"
     )
     expected = [lm.infill(text, seed=seed, steps=steps)[0] for seed, steps in ((0, 8), (1, 8), (7, 4))]
-    assert code == 0 and out.splitlines() == expected and not err
+    assert code == 0 and out.splitlines() == expected and err.startswith("recommended by the model: ")
+    assert err.count("\n") == 1
 
 
 def test_several_samples_as_json_lines(piped, lm):

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import unmask
-from support.helpers import random_lm, refused, run, settings, trained
+from support.helpers import random_lm, refused, run, settings, train_once, trained
 from support.paths import ROOT
 from unmask.cli.fill_loop import FillLoop
 from unmask.cli.templates import write_template
@@ -125,7 +125,12 @@ def test_a_damaged_file_is_named(folder, tmp_path, content, why):
 
 
 def test_a_trained_model_of_text_has_a_default():
-    assert unmask.load(trained()).recommended.settings == TEXT
+    recommending = train_once(
+        "recommending", "tiny", *settings("train.steps=2", "eval.every=0", "train.checkpoint_every=2")
+    )
+    assert (
+        unmask.load(recommending).recommended.settings == TEXT and unmask.load(trained()).recommended == Recommended()
+    )
     assert of_training("auto", "bpe", "plan").settings == TEXT
     for nothing in (("none", "bpe", "plan"), ("auto", "dna", "plan"), ("auto", "bpe", "gaussian")):
         assert not of_training(*nothing)
@@ -197,7 +202,9 @@ def test_templates_and_the_loop_use_it(lm):
 def test_figures_are_of_the_plain_law(lm, folder, monkeypatch):
     drawn: list[str] = []
     judged = judge_model.__globals__["judge"]
-    monkeypatch.setitem(judge_model.__globals__, "judge", lambda texts, *a, **k: drawn.extend(texts) or judged(texts, *a, **k))
+    monkeypatch.setitem(
+        judge_model.__globals__, "judge", lambda texts, *a, **k: drawn.extend(texts) or judged(texts, *a, **k)
+    )
     report = judge_model(str(folder), n=2, length=16, reference="none", seed=5)
     assert drawn == plain(lm, n=2) and "recommended" not in report.protocol and report.protocol["temperature"] == 1
     assert lm.score("one two three").nats == unmask.load(folder).score("one two three").nats

@@ -74,7 +74,9 @@ class Recommended:
         if other or (named is not None and any(name not in SAMPLERS[named].takes for name in chosen)):
             plan = {}
         for name in chosen:  # k instead of steps, steps instead of k
-            plan = {key: v for key, v in plan.items() if key not in known[name].instead and name not in known[key].instead}
+            plan = {
+                key: v for key, v in plan.items() if key not in known[name].instead and name not in known[key].instead
+            }
         return {name: value for name, value in (plan | drawn).items() if name not in explicit}
 
     def as_dict(self) -> dict[str, Any]:
