@@ -51,6 +51,7 @@ def piped(monkeypatch, capsys, lm):
         ("a {{2-6}} b ____", "a {{2-6}} b {{4}}"),
         ("snake_case __init__ stays", "snake_case __init__ stays"),
         ("{{3}}_", "{{3}}{{1}}"),
+        ("[MASK] and _", "{{1}} and {{1}}"),
     ],
 )
 def test_blanks_are_gaps(typed, meant):
