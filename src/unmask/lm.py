@@ -40,7 +40,7 @@ class Job(NamedTuple):
     options: SamplingParams
 
 
-@dataclass
+@dataclass(repr=False)
 class LM:
     """A language model with its tokenizer and the config it was trained with."""
 
@@ -49,6 +49,14 @@ class LM:
     config: Config
     labels: list[str] = field(default_factory=list)
     recommended: Recommended = field(default_factory=Recommended)  # settings where a user leaves them open; examples
+
+    def __repr__(self) -> str:
+        net, size = self.config.model, sum(weight.numel() for weight in self.model.parameters())
+        advice = ", ".join(f"{name} {value}" for name, value in self.recommended.settings.items())
+        return (
+            f"LM({net.method} on {net.network}, {size:,} parameters, {self.length} tokens, tokenizer "
+            f"{self.tokenizer.name!r} of {self.tokenizer.vocab.size:,}{f', recommends {advice}' if advice else ''})"
+        )
 
     @property
     def length(self) -> int:
@@ -143,6 +151,7 @@ class LM:
         """
         if options is not None and (how or exact):
             raise UserError("give either options, which are complete, or settings by keyword")
+        check_keywords(how, WRITING[-4:])
         options = self.sampling_params(how, exact) if options is None else options
         jobs = [Job(canvas, replace(options, seed=options.seed + i)) for i, canvas in enumerate(canvases)]
         done: dict[int, Sample] = {}
