@@ -92,7 +92,9 @@ def test_a_sample_is_short_as_text_and_unmasks_itself_as_html(lm):
 
 def test_scores_are_short_and_coloured(lm):
     score = lm.score(["one two <i>", "three four."], draws=4)
-    assert re.fullmatch(r"Likelihood\(perplexity [\d.]+ ± [\d.e+]+, [\d.]+ nats/token, 22 tokens, 2 texts\)", repr(score))
+    assert re.fullmatch(
+        r"Likelihood\(perplexity [\d.]+ ± [\d.e+]+, [\d.]+ nats/token, 22 tokens, 2 texts\)", repr(score)
+    )
     assert "one two <i>" in Read(score._repr_html_()).text and "<i>" not in score._repr_html_()
     assert Read(score.texts[0]._repr_html_()).tags.count("span") == 11
 

@@ -21,6 +21,7 @@ from .tokenization import MASK, Tokenizer
 
 MOST_LENGTHS = 256  # combinations of lengths of ranged gaps that are compared
 LONGEST = 2**22  # tokens of a text that is written in windows
+GAP_MARKS = re.compile(r"\{\{|" + re.escape(MASK))
 BLANKS = re.compile(r"(?<![\w{])_+(?!\w)")
 TORN = re.compile(r"\{\{\s*[0-9][0-9 -]*\}?(?!\})|(?<!\{)\{\s*[0-9][0-9 -]*\}\}")  # {{3}, {{3 and {3}}
 SINGLE = re.compile(r"\{[0-9]+(?:-[0-9]+)?\}")
@@ -56,17 +57,15 @@ def split_gaps(text: str) -> list[str]:
 
     {{3}} is a gap; [MASK] is one of one token, and ___ is one of three tokens in a text without any other gap.
     """
-    parts, at, spelled = [], 0, text.find(MASK)
-    while (start := text.find("{{", at)) >= 0 or spelled >= 0:
-        if 0 <= spelled and (start < 0 or spelled < start):
-            parts += [text[at:spelled], "1"]
-            at = spelled + len(MASK)
-        elif (end := text.find("}}", start + 2)) >= 0:
-            parts += [text[at:start], text[start + 2 : end]]
-            at = end + 2
-        else:
-            break
-        spelled = text.find(MASK, at)
+    parts, at = [], 0
+    last = text.rfind("}}")
+    for mark in GAP_MARKS.finditer(text):
+        start, braces = mark.start(), mark[0] == "{{"
+        if start < at or (braces and last < start + 2):  # inside of a gap, or never closed
+            continue
+        end = text.index("}}", start + 2) if braces else mark.end()
+        parts += [text[at:start], text[start + 2 : end] if braces else "1"]
+        at = end + 2 * braces
     parts = [*parts, text[at:]]
     return blanks(text, least=2) if len(parts) == 1 else parts
 
