@@ -115,7 +115,7 @@ def test_braces_that_are_no_gap() -> None:
     for wrong in ("a {{x}} b", "a {{}} b", "{{0}}", "{{-1}}", "{{1.5}}", "{{²}}", "{{٣}}", "{{1 2}}", "{{00}}"):
         with pytest.raises(UserError, match="is not a gap"):
             lm.infill(wrong)
-    for none in ("no gap", "", "a {{3", "3}}", "{3}"):
+    for none in ("no gap", "", "3}}", "{3}", "a _ b"):
         with pytest.raises(UserError, match="no gap to fill"):
             lm.infill(none)
     for long in ("{{41}}", "{{30}}{{11}}", "x" * 40 + "{{1}}", "{{1}}" + "x" * 40, "{{999999999}}"):
