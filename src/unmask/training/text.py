@@ -27,6 +27,7 @@ from ..process.keys import Keys
 from ..progress import progress_bar
 from ..sampling import SAMPLERS
 from ..sampling.params import SamplingParams
+from ..sampling.recommended import of_training
 from ..types import Likelihood, Progress, UserError
 from .budget import describe, fitting, mean_over, measure
 from .loop import MAY_CHANGE, Evaluated, Loop, TrainingJob, folder_of, open_folder, stop_signals
@@ -115,6 +116,9 @@ class TextJob(TrainingJob):
         self.data, self.valid_rows = self.prepared.split("train"), self.prepared.split(config.eval.split)
         torch.manual_seed(Keys(config.seed).torch_seed("init"))
         self.model = registry.model(config, self.prepared.tokenizer.vocab, len(self.prepared.labels))
+        self.recommended = of_training(
+            config.sample.recommended, self.prepared.tokenizer.kind, self.model.default_sampler
+        )
         if config.train.patience is not None and not self.model.likelihood:
             raise UserError("train.patience waits for a better likelihood, and this model has none; leave it out")
         if start is not None and folder is None:
@@ -196,10 +200,12 @@ class TextJob(TrainingJob):
             return lm.sample(spec.n, length=spec.length, steps=steps, seed=self.config.seed)
 
     def describe(self, folder: Path, step: int) -> None:
-        """The tokenizer and the names of the labels."""
+        """The tokenizer, the names of the labels, and the settings that the model recommends."""
         self.prepared.tokenizer.save(folder)
         if self.config.data.label is not None:
             save_labels(folder, self.config.data.label, self.prepared.labels)
+        if self.recommended:
+            self.recommended.write(folder)
 
 
 def check(config: Config, start: LM | None, folder: Path | None) -> None:

@@ -8,18 +8,16 @@ is NaN, and null in JSON; scikit-learn says 0, as if it were chance level.
 
 from __future__ import annotations
 
-import importlib
 import math
-from typing import Any
 
 import numpy as np
 
-from ...errors import UserError
+from ...errors import UserError, optional
 from .definition import Task
 
 REPLICATES = 1000
 CHUNK = 1 << 21  # numbers of a bootstrap held at once
-SKLEARN, SCIPY = ("sklearn.metrics", "scikit-learn"), ("scipy.stats", "scipy")  # module and package
+SKLEARN, SCIPY, PURPOSE = "sklearn.metrics", "scipy.stats", "a metric of this task"
 
 
 def compute(task: Task, predictions: np.ndarray, labels: np.ndarray) -> dict[str, float]:
@@ -34,7 +32,7 @@ def compute(task: Task, predictions: np.ndarray, labels: np.ndarray) -> dict[str
 
 def check_packages(task: Task) -> None:
     """Raise if a package is missing that `compute` needs: before anything is trained, and not after it."""
-    _package(*SCIPY if task.regression else SKLEARN)
+    optional(SCIPY if task.regression else SKLEARN, PURPOSE, "tasks")
 
 
 def in_words(value: float, error: str = "") -> str:
@@ -61,7 +59,7 @@ def _checked(task: Task, predictions: np.ndarray, labels: np.ndarray) -> tuple[n
 
 def _counted(name: str, predicted: np.ndarray, true: np.ndarray, task: Task) -> tuple[float, float]:
     """A metric of classes from scikit-learn, with its standard error."""
-    sk = _package(*SKLEARN)
+    sk = optional(SKLEARN, PURPOSE, "tasks")
     if name == "accuracy":
         p = float(sk.accuracy_score(true, predicted))
         return p, float(np.sqrt(p * (1 - p) / len(true)))
@@ -101,7 +99,7 @@ def matthews_of(tables: np.ndarray) -> np.ndarray:
 
 def _correlation(name: str, predicted: np.ndarray, true: np.ndarray) -> tuple[float, float]:
     """A correlation from scipy, with its standard error."""
-    stats = _package(*SCIPY)
+    stats = optional(SCIPY, PURPOSE, "tasks")
     if _alike(predicted) or _alike(true):
         return math.nan, math.nan
     value = float({"spearman": stats.spearmanr, "pearson": stats.pearsonr}[name](predicted, true).statistic)
@@ -135,10 +133,3 @@ def _stream(name: str) -> np.random.Generator:
     from ...process.keys import Keys
 
     return Keys(0).stream(f"bootstrap/{name}")
-
-
-def _package(module: str, package: str) -> Any:
-    try:
-        return importlib.import_module(module)
-    except ImportError:
-        raise UserError(f"the metrics of tasks need the package {package}; pip install 'unmask[tasks]'") from None
