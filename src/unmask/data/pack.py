@@ -26,7 +26,7 @@ from .cache import cache_folder, content_key, writing
 from .corpora import Corpus, open_corpus
 from .labels import in_order, translate
 from .packed import FORMAT, clear, intact, map_file, write_splits
-from .rows import Rows, capacity, ends_of
+from .rows import Rows, capacity, end_of, ends_of
 from .tokenization import BPE_SAMPLE, Tokenizer, make_tokenizer
 
 log = logging.getLogger(__name__)
@@ -152,6 +152,7 @@ def preview(prepared: Prepared, split: str, n: int) -> Rows:
         length=spec.length,
         block_ends=block_ends,
         pad=vocab.pad if vocab.pad is not None else vocab.eos,
+        end=end_of(spec, vocab),
     )
 
 
@@ -182,6 +183,7 @@ def _rows(prepared: Prepared, name: str, facts: dict[str, Any]) -> Rows:
         length=spec.length,
         block_ends=ends_of(spec, vocab),
         pad=vocab.pad if vocab.pad is not None else vocab.eos,
+        end=end_of(spec, vocab),
         **label,
     )
     if not rows.documents:

@@ -70,7 +70,7 @@ def _strata(ask: ScoreRequest, batch: Batch, free: Tensor) -> RowNats:
 
 
 def _pll(ask: ScoreRequest, batch: Batch, _free: Tensor) -> RowNats:
-    nats = pseudo_nats(ask.model, batch, batch.weight(), ask.batch_size).numpy()
+    nats = pseudo_nats(ask.model, batch, batch.counted(), ask.batch_size).numpy()
     return RowNats(nats.sum(1, keepdims=True), nats, np.zeros(len(batch)))
 
 
@@ -153,7 +153,7 @@ def score(
             if label is not None:
                 batch = replace(batch, label=torch.full((len(part),), label))
             result = METHODS[method].run(ask, batch, free)
-            rows += [_row(result, i, batch.weight()[i].numpy()) for i in range(len(part))]
+            rows += [_row(result, i, batch) for i in range(len(part))]
             if progress and method != "exact":  # which reports how many sets it has evaluated
                 progress(start + len(part), len(passages))
     protocol = _protocol(method, ask, builder, any(spans)) | numbers | {"seed": seed}
@@ -166,7 +166,8 @@ def _protocol(method: str, ask: ScoreRequest, builder: PromptBuilder, spans: boo
     facts = ask.model.describe()
     if not how.is_bound and not ask.model.exact:
         facts = {name: facts[name] for name in ("schedule", "parameterization") if name in facts}
-    what = "spans, given the rest of their texts" if spans else "whole texts"
+    whole = "whole texts and their ends" if builder.closing else "whole texts"
+    what = "spans, given the rest of their texts" if spans else whole
     plan = {} if ask.plan is None else ask.plan.describe()
     block = {"block_length": builder.capacity, "dtype": compute_dtype(ask.model)}
     law = "exact" if ask.model.exact else how.law
@@ -199,9 +200,11 @@ def _plan_for(method: str, plan: Sampler | None) -> Sampler | None:
     return plan
 
 
-def _row(rows: RowNats, i: int, scored: np.ndarray) -> RowNats:
-    """One row of a batch: nats (draws,), tokens (n,), error ()."""
-    tokens = None if rows.tokens is None else rows.tokens[i][scored]
+def _row(rows: RowNats, i: int, batch: Batch) -> RowNats:
+    """One row of a batch: nats (draws,), tokens (n,), error (). What learned padding costs is the end's."""
+    tokens = None if rows.tokens is None else rows.tokens[i][batch.counted()[i].numpy()]
+    if tokens is not None and rows.tokens is not None and batch.padding is not None and batch.padding[i].any():
+        tokens[-1] += rows.tokens[i][batch.padding[i].numpy()].sum()
     return RowNats(rows.nats[i], tokens, None if rows.error is None else rows.error[i])
 
 
@@ -226,7 +229,7 @@ def _together(
                 np.concatenate(parts).tolist() if parts else None,
             )
         )
-    counts = np.array([len(p.ids) - p.unscored if p.asked is None else len(p.asked) for p in passages], dtype=float)
+    counts = np.array([len(p.ids) - p.unscored + p.ends if p.asked is None else len(p.asked) for p in passages], dtype=float)
     totals = np.stack([row.nats for row in rows])  # (rows, draws)
     whole = summarise(totals, counts, None, protocol)
     error = _error(rows, totals.sum(0), int(counts.sum()))

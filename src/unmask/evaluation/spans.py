@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -27,6 +27,7 @@ class Passage:
     ids: list[int]
     asked: list[int] | None  # places in `ids`; None = all of them, as one block of a text
     unscored: int = 0  # tokens at its start that the model does not score
+    ends: bool = False  # whether the end of the text is scored with it
 
 
 @dataclass(frozen=True)
@@ -117,7 +118,10 @@ def read_passages(
                     f"text {number + 1} has only tokens that this model is given and does not score; make it longer"
                 )
             passages += [Passage(number, ids[i : i + capacity], None, unscored) for i in range(0, len(ids), capacity)]
+            closing = builder.closing if len(passages[-1].ids) < capacity or builder.block_ends else []
+            passages[-1] = replace(passages[-1], ends=bool(closing))
             pieces = [piece for i, piece in enumerate(builder.tokenizer.pieces(ids)) if i % capacity >= unscored]
+            pieces += builder.tokenizer.pieces(closing)
             scored.append(ScoredPassage(pieces, None if unscored else len(text.encode())))
             continue
         if len(ids) > capacity:
@@ -155,22 +159,29 @@ def lay_out(builder: PromptBuilder, passages: Sequence[Passage], first: int, tot
     """Rows as in training (block ends, padding), and (B, L) bool: the positions that the process may hide.
 
     Of a whole text these are all positions that exist, as in training, block ends included; the block ends are hidden
-    now and then, but do not count. Of a span they are its tokens alone.
+    now and then, but do not count. Of a span they are its tokens alone. Where a model learns where documents end, a text
+    has its end and the padding after it, and the nats of both are those of the end.
     """
     vocab, spec = builder.vocab, builder.spec
     filler = next(token for token in (vocab.pad, vocab.eos, vocab.mask) if token is not None)
     before, after = ([], []) if builder.block_ends is None else ([builder.block_ends[0]], [builder.block_ends[1]])
+    after = after or builder.closing
     longest = max(len(p.ids) for p in passages) + len(before) + len(after)
-    width = spec.length if spec.attend_pads else longest
+    seen = spec.attend_pads or spec.has_ends
+    width = spec.length if seen else longest
     tokens = torch.full((len(passages), width), filler)
-    scored, free, present = (torch.zeros(len(passages), width, dtype=torch.bool) for _ in range(3))
+    scored, free, present, padding = (torch.zeros(len(passages), width, dtype=torch.bool) for _ in range(4))
     for i, passage in enumerate(passages):
-        row = torch.tensor([*before, *passage.ids, *after])
-        every = torch.arange(passage.unscored, len(passage.ids))
+        row = torch.tensor([*before, *passage.ids, *after])[:width]
+        every = torch.arange(passage.unscored, len(passage.ids) + passage.ends)
         places = every if passage.asked is None else torch.tensor(passage.asked)
         tokens[i, : len(row)] = row
         scored[i, places + len(before)] = True
-        present[i, : width if spec.attend_pads else len(row)] = True
+        if passage.ends:  # what the end costs, over all positions that say it
+            padding[i, len(row) :] = True
+            scored[i] |= padding[i]
+        present[i, : width if seen else len(row)] = True
         free[i] = present[i] if passage.asked is None else scored[i]
     index = torch.arange(first, first + len(passages))
-    return Batch(tokens, index, total, scored, None if present.all() else present), free
+    learned = padding if spec.has_ends else None
+    return Batch(tokens, index, total, scored, None if present.all() else present, padding=learned), free

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..config import Config
+from ..config import Config, load_yaml
 from ..data.labels import load_labels, save_labels
 from ..data.pack import Prepared, prepare
 from ..data.tokenization import Tokenizer
@@ -54,12 +54,21 @@ def train(config: Config, out: str | Path, *, quiet: bool = False, start: LM | N
     out = Path(out)
     with join_world(config.train.device) as world:
         hidden = quiet or not world.main
+        config = continued(config, out)
         folder = open_folder(config, out)
         job = TextJob(config, world, hidden, folder, start)
         loop = Loop(job, out, world, hidden, folder)
         with stop_signals() as stopped:
             end = loop.run(stopped)
     return TrainResult(out, end.step, end.finished, job.valid, end.seconds, end.per_second, end.stopped_early)
+
+
+def continued(config: Config, out: Path) -> Config:
+    """The config for a run that an older version began: its documents have no learned ends unless that is asked for."""
+    if config.data.learn_end is not None or not (out / "config.yaml").is_file():
+        return config
+    before = load_yaml(out / "config.yaml").data
+    return config.override(["data.learn_end=false"]) if before.layout == "pad" and not before.has_ends else config
 
 
 class TextJob(TrainingJob):

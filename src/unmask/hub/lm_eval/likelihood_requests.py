@@ -265,7 +265,7 @@ def next_tokens(
 ) -> tuple[list[float], list[bool]]:
     """-log p of the scored tokens of each row, and whether each of them is the most likely next one."""
     batch, _ = lay_out(builder, passages, 0, len(passages))
-    x, asked = batch.tokens.to(model.device), batch.weight()
+    x, asked = batch.tokens.to(model.device), batch.counted()
     places = [torch.nonzero(row).squeeze(-1) for row in asked]
     most = max(map(len, places))
     columns = torch.stack([torch.cat([row, row[-1:].expand(most - len(row))]) for row in places]).to(x.device)
