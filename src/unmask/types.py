@@ -48,7 +48,7 @@ class Batch:
     present: Tensor | None = None  # (B, L) bool: may be attended to; None = all
     label: Tensor | None = None  # (B,) int64, -1 = no label; of a task (B,) int64 or, of a regression, float32
     types: Tensor | None = None  # (B, L) int64: 0 and 1, first and second text of a pair
-    given: Tensor | None = None  # (B, L) bool: is never hidden, as N of a genome; None = nothing
+    given: Tensor | None = None  # (B, L) bool: is seen, never hidden and never counts, as N of a genome; None = nothing
     padding: Tensor | None = None  # (B, L) bool: padding that is learned; its nats belong to the end of the text
 
     def to(self, device: torch.device | str) -> Batch:
@@ -60,8 +60,14 @@ class Batch:
         return replace(self, **moved)
 
     def weight(self) -> Tensor:
-        """(B, L) bool: the positions that count."""
-        return torch.ones_like(self.tokens, dtype=torch.bool) if self.scored is None else self.scored
+        """(B, L) bool: the positions that count; what is given never does."""
+        counts = torch.ones_like(self.tokens, dtype=torch.bool) if self.scored is None else self.scored
+        return counts if self.given is None else counts & ~self.given
+
+    def free(self) -> Tensor:
+        """(B, L) bool: the positions that a process may hide, which are those that exist and are not given."""
+        exists = torch.ones_like(self.tokens, dtype=torch.bool) if self.present is None else self.present
+        return exists if self.given is None else exists & ~self.given
 
     def counted(self) -> Tensor:
         """(B, L) bool: the tokens that a figure is divided by: those that count, without learned padding."""

@@ -153,6 +153,7 @@ def preview(prepared: Prepared, split: str, n: int) -> Rows:
         block_ends=block_ends,
         pad=vocab.pad if vocab.pad is not None else vocab.eos,
         end=end_of(spec, vocab),
+        never_hidden=prepared.tokenizer.never_hidden,
     )
 
 
@@ -184,6 +185,7 @@ def _rows(prepared: Prepared, name: str, facts: dict[str, Any]) -> Rows:
         block_ends=ends_of(spec, vocab),
         pad=vocab.pad if vocab.pad is not None else vocab.eos,
         end=end_of(spec, vocab),
+        never_hidden=prepared.tokenizer.never_hidden,
         **label,
     )
     if not rows.documents:

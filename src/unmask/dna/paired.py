@@ -149,7 +149,7 @@ class PairedScorer:
         z, present, _ = self._dress([p.ref for p in pairs] + [p.alt for p in pairs], turned)
         bases = (z >= A) & (z < N)
         index = torch.tensor([self.keys.digest(pair.name)[0] >> 33 for pair in pairs])
-        return Batch(z, index.repeat(2), 2**31, bases, present)
+        return Batch(z, index.repeat(2), 2**31, bases, present, given=~bases)
 
     # -- the methods -------------------------------------------------------------------------------------------------
 

@@ -48,11 +48,6 @@ def diffusion(model: LanguageModel, method: str, *, timeless: bool = False) -> M
     return net
 
 
-def free_positions(batch: Batch) -> Tensor:
-    """(B, L) bool: what the process may hide in a row of training, which is everything that exists."""
-    return torch.ones_like(batch.tokens, dtype=torch.bool) if batch.present is None else batch.present
-
-
 @torch.no_grad()
 def token_nll(
     model: MaskedDiffusion,

@@ -27,8 +27,8 @@ from ...errors import UserError, at_least, choose
 from ...evaluation import ESTIMATORS, count_weights, default_method, strata_nats, times_nats
 from ...evaluation.exact import time_of
 from ...evaluation.likelihood import eval_keys, evaluating, need_likelihood
-from ...evaluation.predictions import diffusion, free_positions, token_nll
-from ...evaluation.spans import Passage, lay_out
+from ...evaluation.predictions import diffusion, token_nll
+from ...evaluation.spans import Passage, lay_out, with_end
 from ...lm import LM
 from ...models.language_model import LanguageModel
 from ...models.masked import MaskedDiffusion, as_masked
@@ -104,7 +104,8 @@ class LikelihoodRequests:
         ids, prefix = self.lm.prompt_builder.encode(storable(text)), self._prefix() if text else []
         size = self.room - len(prefix)
         blocks = [ids[i : i + size] for i in range(0, len(ids), size)]
-        return [Passage(number, [*prefix, *block], None, len(prefix)) for block in blocks]
+        passages = [Passage(number, [*prefix, *block], None, len(prefix)) for block in blocks]
+        return [*passages[:-1], *(with_end(self.lm.prompt_builder, last) for last in passages[-1:])]
 
     def _given(self) -> int:
         """The number of tokens at the start of a row that the model cannot score, such as BOS."""
@@ -157,7 +158,7 @@ class LikelihoodRequests:
 
     def _times(self, model: MaskedDiffusion, batch: Batch, free: Tensor, keys: Keys) -> float:
         """The mean over draws, each in a different stratum of time."""
-        hidden = None if torch.equal(free, free_positions(batch)) else free  # None: any method can do it
+        hidden = None if torch.equal(free, batch.free()) else free  # None: any method can do it
         total = 0.0
         for index in torch.arange(self.draws).split(self.rows):
             copies = replace(batch.rows(torch.zeros_like(index)), index=index, total=self.draws).to(model.device)
