@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import lzma
 
 import pytest
 
@@ -35,6 +36,7 @@ def test_windows_line_ends_gzip_and_bgzip(tmp_path):
     half = len(text) // 2  # bgzip is several gzip members one after the other
     members = gzip.compress(text[:half].encode()) + gzip.compress(text[half:].encode()) + gzip.compress(b"")
     assert list(read_vcf(written(tmp_path, members, "b.vcf.gz"))) == plain
+    assert list(read_vcf(written(tmp_path, lzma.compress(text.encode()), "a.vcf.xz"))) == plain
 
 
 def test_a_file_without_a_header_is_read(tmp_path):
@@ -54,6 +56,8 @@ def test_wrong_lines_are_named_and_the_others_stay(tmp_path):
     [
         (".", "no alternative"),
         ("*", "deletion"),
+        ("<*>", "any other allele"),
+        ("<NON_REF>", "any other allele"),
         ("<DEL>", "symbolic"),
         ("<INS:ME:ALU>", "symbolic"),
         ("G]17:198982]", "breakend"),
@@ -75,6 +79,7 @@ def test_sequences_are_sequences():
     ("content", "says"),
     [
         (gzip.compress(HEAD.encode() * 500, mtime=0)[:-9], "cut short"),
+        (lzma.compress(HEAD.encode() * 500)[:-9], "cut short"),
         (b"", "not a VCF"),
         (b"just some words\n", "not a VCF"),
         (b">chr1\nACGT\n", "not a VCF"),

@@ -309,6 +309,9 @@ class Bench:
         for option, value in (("--scorer", self.scorer), ("--model", self.encoder), ("--local", self.local)):
             words += [option, value] if value else []
         words += [word for corpus in self.known for word in ("--in-domain", corpus)]
+        unjudged = self.scale.unjudged
+        if unjudged:
+            checks = [Check(check.claim, None, f"not judged at the scale {self.scale.name}") for check in checks]
         return Report(
             name,
             label,
@@ -320,4 +323,6 @@ class Bench:
             self.protocol(**protocol),
             list(notes),
             list(self.trained.values()),
+            data=self.source,
+            unjudged=unjudged,
         )
