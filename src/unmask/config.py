@@ -49,10 +49,11 @@ class DataConfig(Section):
     source: str = Field("python-docs", min_length=1)  # a name, a file, a folder, or a data set on the Hub
     subset: str | None = None  # configuration of a Hub data set
     local: str | None = Field(None, min_length=1)  # a named data set on disk; else $UNMASK_DATA, else the Hub
-    field: str = "text"  # column of .jsonl, .parquet and Hub data sets
+    files: str | None = Field(None, min_length=1)  # which files of a folder, as '*.py' or '*.py,*.md'
+    field: str = "text"  # column of .jsonl, .json, .csv, .tsv, .parquet and Hub data sets
     detokenizer: str = Field("auto", min_length=1)  # rules that undo word splitting; auto: those of the named data set
     label: str | None = Field(None, min_length=1)  # column with the label of each document; pad only
-    document: Literal["auto", "line", "paragraph", "file"] = "auto"  # what one document of a .txt file is
+    document: Literal["auto", "line", "paragraph", "file"] = "auto"  # what one document of a text file is
     tokenizer: str = Field("bpe", min_length=1)  # bytes, chars, bpe, dna, a tokenizer.json, or a Hub name
     vocab_size: PositiveInt = 4096  # of a bpe that is trained here
     length: int = Field(128, ge=2)

@@ -18,6 +18,7 @@ from ..errors import UserError, at_least
 from .genome.bases import UNK
 from .rows import Ends, capacity, end_of, ends_of
 from .tokenization import Tokenizer
+from .unknown import UnknownTokens
 
 MOST_LENGTHS = 256  # combinations of lengths of ranged gaps that are compared
 LONGEST = 2**22  # tokens of a text that is written in windows
@@ -87,6 +88,7 @@ class PromptBuilder:
     def __init__(self, tokenizer: Tokenizer, spec: DataConfig, any_length: bool = False) -> None:
         self.tokenizer, self.spec, self.vocab = tokenizer, spec, tokenizer.vocab
         self.any_length = any_length  # whether the model needs no windows for more than it was trained on
+        self.unknown = UnknownTokens(tokenizer)  # of the texts that were encoded
 
     @property
     def block_ends(self) -> Ends | None:
@@ -221,6 +223,7 @@ class PromptBuilder:
         ids = self.tokenizer.encode(text) if text else []
         if self.tokenizer.kind == "dna" and UNK in ids:
             raise UserError(f"{text[ids.index(UNK)]!r} in the given text is not a base; use A, C, G, T and N only")
+        self.unknown.add(ids)
         return ids
 
     @functools.cached_property

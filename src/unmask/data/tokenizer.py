@@ -128,6 +128,17 @@ class Tokenizer:
         unknown = self._backend.token_to_id("N") if self.kind == "dna" else None
         return () if unknown is None else (unknown,)
 
+    @functools.cached_property
+    def unknown(self) -> int | None:
+        """The id for what the tokenizer does not know; None if it knows every text."""
+        if self.kind == "chars":
+            return 0
+        model = json.loads(self._backend.to_str())["model"]
+        if isinstance(model.get("unk_id"), int):  # a Unigram model
+            return int(model["unk_id"])
+        piece = model.get("unk_token")
+        return None if piece is None else self._backend.token_to_id(piece)
+
     def save(self, folder: str | Path) -> None:
         """Write tokenizer.json and tokenizer_config.json (which `transformers` reads too)."""
         folder = Path(folder)

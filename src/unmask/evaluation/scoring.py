@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ..data.canvas import PromptBuilder
+from ..data.unknown import count_unknown, unknown_facts
 from ..errors import UserError, at_least, choose
 from ..models.language_model import LanguageModel
 from ..models.masked import as_masked
@@ -158,7 +159,9 @@ def score(
             counts += batch.counted().sum(1).tolist()
             if progress and method != "exact":  # which reports how many sets it has evaluated
                 progress(start + len(part), len(passages))
-    protocol = _protocol(method, ask, builder, any(spans)) | numbers | {"seed": seed}
+    ids = [token for passage in passages for token in passage.ids]
+    known = unknown_facts(builder.tokenizer, count_unknown(builder.tokenizer, ids), len(ids))
+    protocol = _protocol(method, ask, builder, any(spans)) | numbers | {"seed": seed} | known
     return _together(rows, passages, scored, np.array(counts, dtype=float), protocol)
 
 
