@@ -52,7 +52,7 @@ def test_a_file_of_any_name_is_text(tmp_path, name):
 def test_tables(tmp_path, name):
     path = table(tmp_path / name)
     assert texts(path, field="body") == ROWS
-    with pytest.raises(UserError, match="has no field 'text'; set data.field to one of 'n', 'body'"):
+    with pytest.raises(UserError, match=r"has no field 'text'; set data\.field to one of 'n', 'body'"):
         texts(path)
 
 
@@ -143,7 +143,7 @@ def test_what_is_not_text_is_named(tmp_path, content, sentence):
         texts(tmp_path / "thing.dat")
 
 
-# -- evaluation on foreign files -------------------------------------------------------------------------------------------
+# -- evaluation on foreign files -------------------------------------------------------------------------------------
 
 
 def test_eval_scores_all_of_a_foreign_file(tmp_path):
@@ -167,7 +167,7 @@ def test_eval_scores_all_of_a_foreign_file(tmp_path):
     assert run("eval", str(trained()), "--data", str(tmp_path / "t.csv"), "--field", "body", *how).code == 0
 
 
-# -- mojibake --------------------------------------------------------------------------------------------------------------
+# -- mojibake --------------------------------------------------------------------------------------------------------
 
 
 def test_text_that_was_decoded_twice_is_mended_and_other_text_is_not():
@@ -182,7 +182,7 @@ def test_the_demo_corpus_has_none():
     assert not any(mojibake(text) != text for text in python_docs.documents())
 
 
-# -- the list of data sets -------------------------------------------------------------------------------------------------
+# -- the list of data sets -------------------------------------------------------------------------------------------
 
 
 def test_the_list_fits_the_terminal():

@@ -80,7 +80,7 @@ def drawn(lm: LM, n: int = 400, **how) -> Counter[tuple[int, ...]]:
     return Counter((len(s.ids),) for s in samples)
 
 
-# -- samples stop at their end, and their lengths have the enumerated law ------------------------------------------------
+# -- samples stop at their end, and their lengths have the enumerated law --------------------------------------------
 
 
 @pytest.mark.parametrize("how", [{"sampler": "first-hitting"}, {"sampler": "left-to-right"}, {"sampler": "confidence"}])
@@ -152,7 +152,7 @@ def test_rules_know_both_ends():
     assert lm.gap_canvas("a{{2}}").ids.tolist() == [97, vocab.mask, vocab.mask]
 
 
-# -- what is learned and scored --------------------------------------------------------------------------------------------
+# -- what is learned and scored --------------------------------------------------------------------------------------
 
 
 def rows_of(*counts: int) -> Rows:
@@ -272,7 +272,7 @@ def test_score_is_the_bound_of_evaluation():
     assert int(rows.weight.sum()) == 3
 
 
-# -- settings --------------------------------------------------------------------------------------------------------------
+# -- settings --------------------------------------------------------------------------------------------------------
 
 
 def test_by_default_for_rows_of_one_document_only():

@@ -67,7 +67,9 @@ def evaluate(
     ] = None,
     split: Annotated[
         str | None,
-        typer.Option(help="train, valid, test, or all (default: valid; all of a file or folder that is not the model's)."),
+        typer.Option(
+            help="train, valid, test, or all (default: valid; all of a file or folder that is not the model's)."
+        ),
     ] = None,
     field: Annotated[str | None, typer.Option(help="Column of the text of a table (default: as in training).")] = None,
     bound: Annotated[str | None, typer.Option(help="continuous or discrete (default: the model's).")] = None,
@@ -118,7 +120,18 @@ def evaluate(
         return
     refuse(ctx, ("sets",), "needs --suite")
     if generative:
-        likelihoods = ("data", "split", "bound", "draws", "estimator", "schedule", "label_column", "suite", "local", "field")
+        likelihoods = (
+            "data",
+            "split",
+            "bound",
+            "draws",
+            "estimator",
+            "schedule",
+            "label_column",
+            "suite",
+            "local",
+            "field",
+        )
         refuse(ctx, likelihoods, "does not go with --generative")
     else:
         refuse(ctx, _judging(), "needs --generative")

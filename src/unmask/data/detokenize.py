@@ -122,7 +122,9 @@ def mojibake(text: str) -> str:
     return _CUT_QUOTE.sub("”", _DECODED_TWICE.sub(mended, text))
 
 
-DETOKENIZERS: dict[str, Callable[[str], str]] = {f.__name__: f for f in (wikitext, ptb, lm1b, lambada, scientific, mojibake)}
+DETOKENIZERS: dict[str, Callable[[str], str]] = {
+    f.__name__: f for f in (wikitext, ptb, lm1b, lambada, scientific, mojibake)
+}
 
 
 def detokenizer(name: str) -> Callable[[str], str]:

@@ -91,9 +91,9 @@ def check_text(path: Path) -> None:
         if head.startswith(magic):
             raise UserError(f"{path} is not a corpus but {what}")
     if b"\0" in head:
+        tables = ", ".join(f".{kind}" for kind in TABLES)
         raise UserError(
-            f"{path} is not a corpus: it is not text; give a text file, a table ({', '.join('.' + kind for kind in TABLES)}) "
-            "or a folder of them"
+            f"{path} is not a corpus: it is not text; give a text file, a table ({tables}) or a folder of them"
         )
 
 

@@ -129,7 +129,8 @@ def _zstd(raw: BinaryIO, path: Path | str) -> Any:
         from compression import zstd  # type: ignore[import-not-found]  # Python 3.14
     except ImportError:
         raise UserError(
-            f"{path} is compressed with zstd, which Python reads from version 3.14 on; unpack it (zstd -d), or use .gz or .xz"
+            f"{path} is compressed with zstd, which Python reads from version 3.14 on; "
+            "unpack it (zstd -d), or use .gz or .xz"
         ) from None
     return zstd.ZstdFile(raw)
 

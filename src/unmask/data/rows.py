@@ -93,7 +93,7 @@ class Rows:
         return given if given is not None and given.any() else None
 
     def padding(self, tokens: np.ndarray) -> np.ndarray | None:
-        """(n, L) bool where rows that were read hold padding that is learned: all that follows the end of a document."""
+        """(n, L) bool where rows that were read hold learned padding: all that follows the end of a document."""
         if self.end is None:
             return None
         end = tokens == self.end

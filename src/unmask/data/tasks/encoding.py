@@ -20,6 +20,7 @@ from ...errors import UserError
 from ...types import Batch
 from ..genome.bases import COMPLEMENT
 from ..tokenization import Tokenizer
+from ..unknown import count_unknown, warn_unknown
 from .definition import Example
 
 
