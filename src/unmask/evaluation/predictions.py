@@ -13,6 +13,7 @@ from ..models.masked import MaskedDiffusion, as_masked
 from ..process.chunks import in_chunks
 from ..process.masking import at_tokens
 from ..types import Batch, UserError
+from .likelihood import refuse_nan
 
 
 @dataclass(frozen=True)
@@ -80,4 +81,5 @@ def token_nll(
         if len(hidden):
             (values,) = in_chunks(log_probs, model.vocab.size, hidden, tokens[which, place])
             out[start + which.cpu(), place.cpu()] = -values.double().cpu()
+    refuse_nan(out, "log-probabilities")
     return out

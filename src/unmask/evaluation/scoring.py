@@ -20,7 +20,7 @@ from ..sampling import FirstHitting, LeftToRight, Sampler
 from ..types import Batch, Likelihood, Progress
 from .estimators import strata_nats, times_nats
 from .exact import exact_nats, pseudo_nats
-from .likelihood import compute_dtype, eval_keys, evaluating, need_likelihood, summarise
+from .likelihood import compute_dtype, eval_keys, evaluating, need_likelihood, refuse_nan, summarise
 from .predictions import RowNats
 from .spans import Passage, ScoredPassage, each_span, lay_out, read_passages
 from .trajectories import plan_nats
@@ -54,6 +54,7 @@ class Method:
 def _drawn(per_draw: list[Tensor]) -> RowNats:
     """From the nats of tokens (B, L) of every draw."""
     nats = np.stack([draw.double().cpu().numpy() for draw in per_draw], axis=1)  # (B, draws, L)
+    refuse_nan(nats, "log-probabilities")
     return RowNats(nats.sum(-1), nats.mean(1), None)
 
 

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -26,7 +27,7 @@ from ...data.documents import storable
 from ...errors import UserError, at_least, choose
 from ...evaluation import ESTIMATORS, count_weights, default_method, strata_nats, times_nats
 from ...evaluation.exact import time_of
-from ...evaluation.likelihood import eval_keys, evaluating, need_likelihood
+from ...evaluation.likelihood import eval_keys, evaluating, need_likelihood, refuse_nan
 from ...evaluation.predictions import diffusion, token_nll
 from ...evaluation.spans import Passage, lay_out, with_end
 from ...lm import LM
@@ -125,6 +126,7 @@ class LikelihoodRequests:
             answer(number, 0.0, True)  # nothing is asked, and nothing is what it writes
         with evaluating(self.lm.model), torch.no_grad():
             for passage, value, right in self._rows([p for passages in requests for p in passages], greedy):
+                refuse_nan(np.array([value]), "log-likelihoods")
                 nats[passage.text] += value
                 same[passage.text] &= right
                 left[passage.text] -= 1
