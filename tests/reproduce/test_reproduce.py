@@ -40,6 +40,7 @@ from unmask.types import UserError
 
 TINY = Scale(
     "smoke",
+    unjudged=SCALES["smoke"].unjudged,
     steps=10,
     longer=2,
     rows=16,
