@@ -205,7 +205,7 @@ def test_files_that_are_no_corpora(tmp_path, spec):
     for name, content, message in [
         ("a.txt", "", "holds no text"),
         ("b.txt", " \n\n", "holds no text"),
-        ("c.pdf", "x", "is not a corpus; give a .txt"),
+        ("c.pdf", "%PDF-1.7", "is not a corpus but a PDF"),
         ("d.jsonl", '{"body": "x"}', "no field 'text'"),
     ]:
         (tmp_path / name).write_text(content)
