@@ -7,6 +7,7 @@ import csv
 import gzip
 import json
 import lzma
+import os
 import re
 import shutil
 from pathlib import Path
@@ -17,6 +18,7 @@ from support.helpers import folder, refused, run, text_file, trained
 from unmask.cli.data import lines_of_list
 from unmask.config import DataConfig
 from unmask.data import python_docs, readers
+from unmask.data.adopted import read_tokenizer
 from unmask.data.corpora import open_corpus
 from unmask.data.detokenize import mojibake
 from unmask.data.overview import list_sets
@@ -110,6 +112,30 @@ def test_a_row_that_is_too_long_is_refused(tmp_path, monkeypatch):
         (tmp_path / name).write_text(f"[{row}]" if name.endswith(".json") else row)
         with pytest.raises(UserError, match=r"(line|row) 1 of .* is longer than"):
             texts(tmp_path / name)
+
+
+def test_absurd_sizes_are_refused_before_anything_is_read(tmp_path, monkeypatch):
+    with (tmp_path / "vocab.txt").open("wb") as file:
+        file.truncate(1 << 40)  # no disk is used
+    with pytest.raises(UserError, match="more than any tokenizer"):
+        read_tokenizer(tmp_path / "vocab.txt")
+    (tmp_path / "vocab.txt").rename(tmp_path / "tokenizer.json")
+    with pytest.raises(UserError, match="more than any tokenizer"):
+        read_tokenizer(tmp_path)
+    monkeypatch.setattr(readers, "MOST_ROW", 1 << 16)
+    monkeypatch.setattr(readers, "CHUNK", 1 << 12)
+    (tmp_path / "long.csv").write_text("text\n" + "x" * (1 << 18))
+    with pytest.raises(UserError, match=r"line 2 of .* is longer than|field larger than"):
+        texts(tmp_path / "long.csv")
+
+
+def test_small_files_leave_no_notes(tmp_path):
+    for i in range(5):
+        (tmp_path / f"{i}.txt").write_text("text")
+        os.utime(tmp_path / f"{i}.txt", ns=(10**18, 10**18))
+    spec = DataConfig(source=str(tmp_path), cache=str(tmp_path / ".cache"))
+    open_corpus(spec)
+    assert not (tmp_path / ".cache/hashes").exists()
 
 
 def test_folders_of_code(tmp_path):

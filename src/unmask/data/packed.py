@@ -61,12 +61,11 @@ def read_record(path: Path, version: int, checksum: Callable[[Path], list[Any]])
 def _checksum(path: Path) -> list[Any]:
     """Size and hash, of everything or, for large files, of head and tail."""
     size = path.stat().st_size
-    digest = hashlib.sha256()
     with path.open("rb") as file:
         if size <= WHOLE:
-            digest.update(file.read())
+            digest = hashlib.file_digest(file, "sha256")
         else:
-            digest.update(file.read(1 << 20))
+            digest = hashlib.sha256(file.read(1 << 20))
             file.seek(-(1 << 20), 2)
             digest.update(file.read())
     return [size, digest.hexdigest()]

@@ -183,14 +183,17 @@ def read_text(path: Path | str) -> Iterator[str]:
                 return
 
 
-def split_lines(chunks: Iterable[str]) -> Iterator[str]:
+def split_lines(chunks: Iterable[str], path: Path | str = "the text") -> Iterator[str]:
     """The lines of a text, each with its line break (the last may have none)."""
     held: list[str] = []
+    number = 1
     for chunk in chunks:
+        if held and sum(map(len, held)) > MOST_ROW:
+            raise UserError(f"{line_of(path, number)} is longer than {MOST_ROW >> 30} GB; make it several lines")
         *whole, rest = chunk.split("\n")
         for line in whole:
             yield "".join([*held, line, "\n"])
-            held = []
+            held, number = [], number + 1
         held.append(rest)
     if last := "".join(held):
         yield last
@@ -198,7 +201,7 @@ def split_lines(chunks: Iterable[str]) -> Iterator[str]:
 
 def read_lines(path: Path | str) -> Iterator[str]:
     """The lines of a file, each with its line break (the last may have none)."""
-    return split_lines(read_text(path))
+    return split_lines(read_text(path), path)
 
 
 def numbered_lines(path: Path | str, kind: str | None = None) -> Iterator[tuple[int, str]]:

@@ -23,6 +23,7 @@ from .online import reason
 MASK = "[MASK]"
 BUILT_IN = ("bytes", "chars", "bpe", "dna")
 FORMAT = 1
+LARGEST = 1 << 29  # bytes of a file of a tokenizer
 CONFIG_FILE, JSON_FILE = "tokenizer_config.json", "tokenizer.json"
 
 
@@ -178,10 +179,17 @@ def _unpickle(content: str, vocab: Vocab, name: str, kind: str) -> Tokenizer:
     return Tokenizer(Backend.from_str(content), vocab, name, kind)
 
 
+def check_size(file: Path) -> None:
+    """One sentence, before it is read, for a file that is no tokenizer."""
+    if file.is_file() and (size := file.stat().st_size) > LARGEST:
+        raise UserError(f"{file} has {size:,} bytes, more than any tokenizer; give a tokenizer.json or a vocab.txt")
+
+
 def read_backend(file: Path) -> Backend:
     """The content of a tokenizer.json."""
     if not file.is_file():
         raise UserError(f"tokenizer file {file} does not exist")
+    check_size(file)
     try:
         return Backend.from_file(str(file))
     except Exception as error:  # all that the library raises
