@@ -199,7 +199,9 @@ class LM:
         if not state.done:
             return None
         canvas: Canvas = request.prompt
-        text, reason, count = state.ending or Ending(self.text(canvas, state.canvas), "length", len(state.canvas))
+        text, reason, count = state.ending or Ending(
+            self.text(canvas, state.canvas), "length", len(state.canvas) - canvas.closed
+        )
         return Sample(
             state.canvas[:count].tolist(),
             text,

@@ -201,7 +201,10 @@ def _option(spec: Setting) -> inspect.Parameter:
     choices = ", ".join(SAMPLERS if spec.kind == "sampler" else spec.choices)
     text = ": ".join(filter(None, (spec.help, choices))) + (" (may be repeated)" if spec.kind in LISTS else "")
     text += f" (default: {words})." if words else "."
-    option = typer.Option(spec.option, help=escape(text), rich_help_panel=PANEL)
+    name = spec.option
+    if spec.kind == "flag" and spec.default is None:  # on, off, or left to the model
+        name = f"{spec.option}/--no-{spec.option.removeprefix('--')}"
+    option = typer.Option(name, help=escape(text), rich_help_panel=PANEL)
     default = spec.default if shown else None
     return inspect.Parameter(
         spec.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, option]

@@ -17,7 +17,7 @@ from .definition import Task
 
 REPLICATES = 1000
 CHUNK = 1 << 21  # numbers of a bootstrap held at once
-SKLEARN, SCIPY, PURPOSE = "sklearn.metrics", "scipy.stats", "a metric of this task"
+SKLEARN, SCIPY = ((module, "a metric of this task", "tasks") for module in ("sklearn.metrics", "scipy.stats"))
 
 
 def compute(task: Task, predictions: np.ndarray, labels: np.ndarray) -> dict[str, float]:
@@ -32,7 +32,7 @@ def compute(task: Task, predictions: np.ndarray, labels: np.ndarray) -> dict[str
 
 def check_packages(task: Task) -> None:
     """Raise if a package is missing that `compute` needs: before anything is trained, and not after it."""
-    optional(SCIPY if task.regression else SKLEARN, PURPOSE, "tasks")
+    optional(*SCIPY if task.regression else SKLEARN)
 
 
 def in_words(value: float, error: str = "") -> str:
@@ -59,7 +59,7 @@ def _checked(task: Task, predictions: np.ndarray, labels: np.ndarray) -> tuple[n
 
 def _counted(name: str, predicted: np.ndarray, true: np.ndarray, task: Task) -> tuple[float, float]:
     """A metric of classes from scikit-learn, with its standard error."""
-    sk = optional(SKLEARN, PURPOSE, "tasks")
+    sk = optional(*SKLEARN)
     if name == "accuracy":
         p = float(sk.accuracy_score(true, predicted))
         return p, float(np.sqrt(p * (1 - p) / len(true)))
@@ -99,7 +99,7 @@ def matthews_of(tables: np.ndarray) -> np.ndarray:
 
 def _correlation(name: str, predicted: np.ndarray, true: np.ndarray) -> tuple[float, float]:
     """A correlation from scipy, with its standard error."""
-    stats = optional(SCIPY, PURPOSE, "tasks")
+    stats = optional(*SCIPY)
     if _alike(predicted) or _alike(true):
         return math.nan, math.nan
     value = float({"spearman": stats.spearmanr, "pearson": stats.pearsonr}[name](predicted, true).statistic)
