@@ -20,6 +20,7 @@ from .errors import UserError
 from .jsonable import finite
 
 MANIFEST = "manifest.json"  # of a sealed folder: the size and SHA-256 of every file
+LOCK = ".lock"  # of a folder that a process works in
 
 
 class WriteError(UserError):
@@ -90,8 +91,10 @@ def replacing_folder(folder: str | Path, overwrite: bool = False) -> Iterator[Pa
         for path in (temporary, *temporary.rglob("*")):
             sync(path)
         if overwrite and folder.exists():
-            shutil.rmtree(folder)
-        os.rename(temporary, folder)
+            with removing(folder):  # it goes once the new one has its name
+                os.rename(temporary, folder)
+        else:
+            os.rename(temporary, folder)
         sync(folder.parent)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -100,6 +103,46 @@ def replacing_folder(folder: str | Path, overwrite: bool = False) -> Iterator[Pa
 def temporary_folder(folder: Path) -> Path:
     """Where a folder is written before it gets its name: other processes can write there too."""
     return folder.with_name(f".{folder.name}.writing")
+
+
+@contextmanager
+def removing(folder: Path) -> Iterator[None]:
+    """Take a folder's name away, and delete it after the block: a kill leaves it whole, or under no name of its own."""
+    old = folder.with_name(f".{folder.name}.old.writing")
+    shutil.rmtree(old, ignore_errors=True)
+    os.rename(folder, old)
+    try:
+        yield
+    except BaseException:
+        os.rename(old, folder)
+        raise
+    shutil.rmtree(old, ignore_errors=True)
+
+
+@contextmanager
+def locked(folder: Path, what: str) -> Iterator[None]:
+    """Hold a folder until the block ends, or say that another process does; `what` is what that process is doing.
+
+    The lock ends with its process, however that dies. What killed writers left in the folder is removed.
+    """
+    from filelock import FileLock, Timeout
+
+    lock = FileLock(folder / LOCK, blocking=False)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise UserError(f"another process {what} {folder}; wait until it has ended, or choose another folder") from None
+    except NotImplementedError:  # a file system without locks
+        pass
+    try:
+        for leftover in (*folder.glob(".*.writing"), *folder.glob("*/.*.writing")):
+            if leftover.is_dir():
+                shutil.rmtree(leftover, ignore_errors=True)
+            else:
+                leftover.unlink(missing_ok=True)
+        yield
+    finally:
+        lock.release()
 
 
 def sync(path: Path) -> None:

@@ -11,7 +11,7 @@ import re
 import shutil
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -142,7 +142,8 @@ def prune(run: Path, keep_last: int, best: int | None) -> None:
     """Delete all checkpoints except the last k and the best, and what interrupted writers left behind."""
     for step in steps(run)[:-keep_last]:
         if step != best:
-            shutil.rmtree(step_folder(run, step), ignore_errors=True)
+            with suppress(OSError), files.removing(step_folder(run, step)):
+                pass
     for leftover in (run / "checkpoints").glob(".step-*.writing"):
         shutil.rmtree(leftover, ignore_errors=True)
 

@@ -26,7 +26,7 @@ from ..progress import progress_bar
 from ..sampling import SAMPLERS
 from ..sampling.params import SamplingParams
 from ..types import Likelihood, UserError
-from .loop import MAY_CHANGE, Evaluated, Loop, TrainingJob, open_folder, stop_signals
+from .loop import MAY_CHANGE, Evaluated, Loop, TrainingJob, alone_in, open_folder, stop_signals
 from .step import Trainer, text_batch
 
 __all__ = ["MAY_CHANGE", "TextJob", "TrainResult", "check", "load_weights", "train"]
@@ -52,7 +52,7 @@ def train(config: Config, out: str | Path, *, quiet: bool = False, start: LM | N
     run that is continued has its own, and needs no `start`.
     """
     out = Path(out)
-    with join_world(config.train.device) as world:
+    with join_world(config.train.device) as world, alone_in(out, world):
         hidden = quiet or not world.main
         folder = open_folder(config, out)
         job = TextJob(config, world, hidden, folder, start)
