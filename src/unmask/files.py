@@ -20,6 +20,7 @@ from .errors import UserError
 from .jsonable import finite
 
 MANIFEST = "manifest.json"  # of a sealed folder: the size and SHA-256 of every file
+CHECK = "checksum"  # of a stamped JSON object, in itself
 LOCK = ".lock"  # of a folder that a process works in
 
 
@@ -165,18 +166,22 @@ def sealed_folder(folder: str | Path) -> Iterator[Path]:
         seal(temporary)
 
 
-def seal(folder: Path) -> None:
-    """Record size and checksum of every file."""
-    paths = [p for p in sorted(folder.rglob("*")) if p.is_file() and p.name != MANIFEST]
+def seal(folder: Path, *spared: str) -> None:
+    """Record size and checksum of every file, except those that may change."""
+    paths = [p for p in sorted(folder.rglob("*")) if p.is_file() and p.name not in (MANIFEST, *spared)]
     files = {p.relative_to(folder).as_posix(): {"size": p.stat().st_size, "sha256": sha256(p)} for p in paths}
-    (folder / MANIFEST).write_text(json.dumps({"format": 1, "files": files}, indent=1), encoding="utf-8")
+    manifest = stamped({"format": 1, "files": files})
+    (folder / MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
     for path in paths:  # safetensors closes its files to all other users
         shutil.copymode(folder / MANIFEST, path)
 
 
 def verify(folder: Path, kind: str, fix: str = "", only: str | None = None) -> None:
     """Raise one sentence that names the file if anything (or one file) is missing, cut short or changed."""
-    files = read_json(folder / MANIFEST, f"{kind} {folder} is incomplete", fix).get("files")
+    manifest = read_json(folder / MANIFEST, f"{kind} {folder} is incomplete", fix)
+    if not is_sound(manifest):
+        raise UserError(f"{kind} file {folder / MANIFEST} is damaged: its checksum does not match{fix}")
+    files = manifest.get("files")
     if not isinstance(files, dict) or not files:
         raise UserError(f"{kind} file {folder / MANIFEST} is damaged: it lists no files{fix}")
     for name, wanted in files.items():
@@ -192,6 +197,21 @@ def verify(folder: Path, kind: str, fix: str = "", only: str | None = None) -> N
             raise UserError(f"{kind} file {path} is damaged: {size} bytes instead of {wanted['size']}{fix}")
         if sha256(path) != wanted["sha256"]:
             raise UserError(f"{kind} file {path} is damaged: its checksum does not match{fix}")
+
+
+def stamped(content: dict[str, Any]) -> dict[str, Any]:
+    """A JSON object with a checksum of itself, so that a changed bit in it is noticed."""
+    return {**content, CHECK: _digest(content)}
+
+
+def is_sound(content: dict[str, Any]) -> bool:
+    """Whether a stamped object is as it was written; one from before there were stamps counts as sound."""
+    rest = {key: value for key, value in content.items() if key != CHECK}
+    return CHECK not in content or content[CHECK] == _digest(rest)
+
+
+def _digest(content: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(finite(content), sort_keys=True).encode()).hexdigest()
 
 
 def sha256(path: Path) -> str:

@@ -151,7 +151,8 @@ def prune(run: Path, keep_last: int, best: int | None) -> None:
 def resolve(path: str | Path, which: str = "last") -> Path:
     """The checkpoint folder that a path means: itself, or the last (or best) one of a run."""
     folder = Path(path)
-    if (folder / files.MANIFEST).is_file() or (STEP.fullmatch(folder.name) and folder.is_dir()):
+    sealed = (folder / files.MANIFEST).is_file() and not (folder / "config.json").is_file()  # else a model for others
+    if sealed or (STEP.fullmatch(folder.name) and folder.is_dir()):
         return folder
     saved = steps(folder)
     if not saved:

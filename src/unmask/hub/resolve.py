@@ -75,6 +75,7 @@ def load(
         return _load_run(folder, which, weights, device)
     if which != "last" or weights != "ema":
         raise UserError(f"{path} holds only one set of weights; leave which and weights out")
+    layout.verify_folder(folder)
     described = layout.read_folder(folder, None if Path(path).exists() else str(path))
     tokens = the_tokenizer(tokenizer, described, str(path), folder)
     described = layout.with_tokenizer(described, tokens, tokenizer)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ...config import Config
 from ...data.tokenization import CONFIG_FILE, JSON_FILE, VOCAB_FILE, Tokenizer, read_backend, read_tokenizer, size_of
-from ...files import read_json, replacing_folder, writing
+from ...files import MANIFEST, read_json, replacing_folder, seal, verify, writing
 from ...types import UserError
 from .encoder_folders import fits
 from .ours import describe, from_json
@@ -100,7 +100,15 @@ def write_files(
             tokenizer.save(new)
         if card is not None:
             (new / CARD).write_text(card, encoding="utf-8")
+        seal(new, CARD)
     return folder
+
+
+def verify_folder(folder: Path) -> None:
+    """Raise if a folder that we wrote is not as it was written; folders of others have no manifest."""
+    if (folder / MANIFEST).is_file():
+        fix = f"; copy it again, or delete {MANIFEST} if it was changed on purpose"
+        verify(folder, "model", fix)
 
 
 def refuse_existing(folder: Path) -> None:
