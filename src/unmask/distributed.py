@@ -125,7 +125,7 @@ def _explained() -> Iterator[None]:
     except RuntimeError as error:
         if not isinstance(error, dist.DistError) and not LOST.search(str(error)):
             raise
-        reason = " ".join(str(error).split())[-120:]
+        reason = re.sub(r"^\[[^]]*\]\s*", "", " ".join(str(error).split())).split(". ")[0][:100]
         raise UserError(f"the connection to another process was lost ({reason}); {CONTINUE}") from None
 
 

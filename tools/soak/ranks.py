@@ -79,7 +79,7 @@ def workers(parent: int) -> list[int]:
     return sorted(children)
 
 
-def _until(ready: Callable[[], object], process: subprocess.Popen[bytes], said: Path, seconds: float = 120.0) -> None:
+def _until(ready: Callable[[], object], process: subprocess.Popen[bytes], said: Path, seconds: float = 240.0) -> None:
     deadline = time.monotonic() + seconds
     while not ready():
         hold(process.poll() is None, f"it ended before: {said.read_text(errors='replace')[-2000:]}")
@@ -124,7 +124,7 @@ def _fault(folder: Path, strategy: str, fault: str, rng: random.Random, text: Pa
     goal = reached + 10
     again = [*LONG, f"train.steps={goal}"]
     with _process([*_standalone(), *_command(text, out, strategy, *again)], said) as process:
-        process.wait(2 * MINUTE)
+        process.wait(4 * MINUTE)
         hold(process.returncode == 0, f"it does not continue: {said.read_text(errors='replace')[-2000:]}")
     hold(intact_steps(out)[-1] == goal, "it did not come to its end")
     logged = [line["step"] for line in journal(out) if "loss" in line]
@@ -190,7 +190,7 @@ def _nodes(ledger: Ledger, folder: Path, strategy: str, text: Path) -> None:
         _both(folder, strategy, text, starts, "node-a")
 
 
-def _both(folder: Path, strategy: str, text: Path, prefixes: list[list[str]], first: str, more: dict[str, str]) -> None:
+def _both(folder: Path, strategy: str, text: Path, prefixes: list[list[str]], first: str) -> None:
     """The command of docs/distributed.md on both nodes."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
@@ -208,7 +208,7 @@ def _both(folder: Path, strategy: str, text: Path, prefixes: list[list[str]], fi
             with files[-1].open("wb") as file:
                 processes.append(subprocess.Popen(command, env=environment(), stdout=file, stderr=file))
         for process, said in zip(processes, files, strict=True):
-            process.wait(3 * MINUTE)
+            process.wait(4 * MINUTE)
             hold(process.returncode == 0, f"a node failed: {said.read_text(errors='replace')[-3000:]}")
     finally:
         for process in processes:
