@@ -65,7 +65,7 @@ def answered(path: str, body: bytes) -> Any:
 
 
 def alike(seen: Any, expected: Any) -> bool:
-    """Whether two answers are the same; probabilities up to rounding, since sums depend on the neighbours in a batch."""
+    """Whether two answers are the same; probabilities up to rounding, which depends on the neighbours in a batch."""
     if isinstance(seen, dict) and isinstance(expected, dict):
         return seen.keys() == expected.keys() and all(alike(seen[key], expected[key]) for key in seen)
     if isinstance(seen, list) and isinstance(expected, list):

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -92,14 +92,29 @@ def read_into(folder: Path, group: str, targets: Mapping[str, Tensor]) -> None:
         assign(target, values[name])
 
 
+def shapes(folder: Path, group: str) -> dict[str, Any]:
+    """The shapes of a group's tensors by name, from the headers of its files."""
+    if (folder / SHARDS).is_dir():
+        from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+
+        stored = HuggingFaceStorageReader(str(folder / SHARDS)).read_metadata().state_dict_metadata
+        return {n.removeprefix(f"{group}."): m.size for n, m in stored.items() if n.startswith(f"{group}.")}  # type: ignore[union-attr]
+    path = folder / f"{group}.safetensors"
+    try:
+        with safe_open(path, framework="pt") as file:
+            return {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118 (not a dict)
+    except FileNotFoundError:
+        raise UserError(f"checkpoint file {path} is missing{_fix(folder)}") from None
+    except (SafetensorError, OSError, ValueError) as error:
+        raise UserError(f"checkpoint file {path} is damaged: {error}{_fix(folder)}") from None
+
+
 def _read_shards(folder: Path, group: str, targets: Mapping[str, Tensor]) -> None:
     import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 
     reader = HuggingFaceStorageReader(str(folder / SHARDS))
-    stored = reader.read_metadata().state_dict_metadata
-    sizes = {n.removeprefix(f"{group}."): m.size for n, m in stored.items() if n.startswith(f"{group}.")}  # type: ignore[union-attr]
-    check_names({name: t.shape for name, t in targets.items()}, sizes, folder / SHARDS)
+    check_names({name: t.shape for name, t in targets.items()}, shapes(folder, group), folder / SHARDS)
     flat = {f"{group}.{name}": target.detach() for name, target in targets.items()}
     alone = not any(hasattr(target, "device_mesh") for target in targets.values())
     with warnings.catch_warnings():
