@@ -541,7 +541,7 @@ def _text(text: str) -> str | None:
 def _value(text: str) -> Any:
     try:
         value = yaml.safe_load(text) if text else ""
-    except yaml.YAMLError:
+    except (yaml.YAMLError, RecursionError):
         return text
     if isinstance(value, str):  # YAML reads 3e-4 as a string
         try:
