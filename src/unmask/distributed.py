@@ -154,7 +154,7 @@ class Pulse:
     def _run(self) -> None:
         last, silent = 0, 0
         try:
-            while not self._left.wait(1.0):
+            while not self._left.wait(BEAT):
                 self._store.add(f"pulse-{self.rank}", 1)
                 count = self._store.add(f"pulse-{self.peer}", 0)
                 silent = silent + 1 if 0 < count == last else 0
@@ -167,6 +167,7 @@ class Pulse:
                 _end("torchrun, or the machine it ran on, does not answer any more")
 
 
+BEAT = 1.0  # seconds
 LEFT = 1 << 40  # in the count of a process that has left
 LOST = re.compile(r"gloo|connection (closed|reset|refused)|broken pipe|nccl|timed out", re.IGNORECASE)
 
