@@ -242,6 +242,6 @@ def _with(ctx: typer.Context, more: list[str] | None) -> dict[str, Any]:
             raise UserError(f"--with {text}: {name} is set twice; give it once")
         try:
             result[name] = known[name].from_json(yaml.safe_load(value))
-        except yaml.YAMLError:
+        except (yaml.YAMLError, RecursionError):
             result[name] = value
     return result

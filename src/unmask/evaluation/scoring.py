@@ -224,8 +224,10 @@ def _together(
 ) -> Likelihood:
     """Rows to texts, texts to the whole."""
     texts = []
-    for number, what in enumerate(scored):
-        text_rows = [row for row, passage in zip(rows, passages, strict=True) if passage.text == number]
+    rows_of: list[list[RowNats]] = [[] for _ in scored]
+    for row, passage in zip(rows, passages, strict=True):
+        rows_of[passage.text].append(row)
+    for what, text_rows in zip(scored, rows_of, strict=True):
         nats = np.sum([row.nats for row in text_rows], axis=0)  # (draws,)
         parts = [row.tokens for row in text_rows if row.tokens is not None]
         texts.append(
