@@ -155,6 +155,11 @@ def test_settings_fit_the_machine(masked_lm, other, tmp_path, monkeypatch, capsy
         assert fitted.eval.rows == 128, "an evaluation takes a fiftieth of the time"
 
 
+def test_steps_and_minutes_are_not_both_given(masked_lm, other, tmp_path):
+    words = ["--data", str(other), "--out", str(tmp_path / "r"), "--minutes", "3"]
+    assert "give one of them, not both" in refused(*tune(masked_lm, *words))
+
+
 def test_a_row_is_measured(masked_lm):
     lm = unmask.load(masked_lm)
     cost = fit.row_cost(lm, 16)
