@@ -223,6 +223,35 @@ def test_an_encoder_without_a_head(bert, tmp_path):
         unmask.load(tmp_path / "new", new_head=True)
 
 
+UNKNOWN = {
+    "alibi": ({"position_embedding_type": "alibi"}, 'has position_embedding_type "alibi", .* only with "absolute"'),
+    "relative": ({"position_embedding_type": "relative_key"}, 'has position_embedding_type "relative_key"'),
+    "gated": ({"feed_forward_type": "geglu"}, 'has feed_forward_type "geglu", which unmask does not know'),
+    "scaled rotations": ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "has rope_scaling .*, which unmask does"),
+    "a window": ({"sliding_window": 4}, "has sliding_window 4, which unmask does not know"),
+    "other norms": ({"norm_type": "rms"}, 'has norm_type "rms", which unmask does not know and which may change what'),
+    "pruned": ({"pruned_heads": {"0": [1]}}, r"has pruned_heads .*, but unmask reads such networks only with \{\}"),
+}
+
+
+@pytest.mark.parametrize("what", UNKNOWN)
+def test_a_field_that_the_library_ignores_is_named(what, bert):
+    """Without parameters of their own these would load, and compute something else than they were trained to."""
+    more, sentence = UNKNOWN[what]
+    change(bert, **more)
+    with pytest.raises(UserError, match=sentence) as caught:
+        unmask.load(bert)
+    assert str(bert / "config.json") in str(caught.value)
+
+
+def test_fields_that_change_nothing(bert):
+    """As the configs of BERT's first versions, of the multilingual one, and of fine-tuned ones have them."""
+    change(bert, position_embedding_type="absolute", pruned_heads={}, gradient_checkpointing=False,
+           directionality="bidi", pooler_fc_size=768, pooler_type="first_token_transform", output_past=True, finetuning_task="mnli",
+           use_bfloat16=False, top_k=50, num_beams=1, classifier_dropout=0.1, quantization=None)  # fmt: skip
+    assert unmask.load(bert).length == 34
+
+
 # -- tokenizers ------------------------------------------------------------------------------------------------------
 
 
@@ -317,6 +346,17 @@ def test_mosaicbert_as_published(tmp_path):
     with torch.no_grad():
         assert torch.equal(said(lm, ids), net.head(net(ids)[0]))
     assert lm.config.model.mlp_ratio == 2 and lm.config.model.backbone == "mosaicbert"
+    for more, sentence in (
+        ({"use_glu_mlp": False}, "has use_glu_mlp false"),
+        ({"normalization": "rmsnorm"}, 'has normalization "rmsnorm"'),
+        ({"hidden_act": "relu"}, 'has hidden_act "relu"'),
+        ({"layer_norm_eps": 1e-5}, "has layer_norm_eps 1e-05"),
+        ({"monarch_mixer_sequence_mixing": True}, "has monarch_mixer_sequence_mixing true, which unmask does not know"),
+    ):
+        (tmp_path / "m" / "config.json").write_text(json.dumps(config | more))
+        with pytest.raises(UserError, match=sentence):
+            unmask.load(tmp_path / "m")
+    (tmp_path / "m" / "config.json").write_text(json.dumps(config))
     lm.save_pretrained(tmp_path / "ours")
     again = unmask.load(tmp_path / "ours")
     assert torch.equal(said(again, ids), said(lm, ids)) and again.config == lm.config

@@ -24,13 +24,25 @@ def convert(
     new_head: Annotated[
         bool, typer.Option("--new-head", help="Add a new, untrained masked-LM head to an encoder that has none.")
     ] = False,
+    ignore: Annotated[
+        list[str] | None,
+        typer.Option(help="Lightning: a setting (model.name) that does not change the network (may be repeated)."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Convert a run, a published model or a Lightning checkpoint to a portable folder; no code in it is executed."""
     from ..hub.convert import convert as run
 
     done = run(
-        source, out, tokenizer=tokenizer, weights=weights, to=to, dtype=dtype, revision=revision, new_head=new_head
+        source,
+        out,
+        tokenizer=tokenizer,
+        weights=weights,
+        to=to,
+        dtype=dtype,
+        revision=revision,
+        new_head=new_head,
+        ignore=ignore or [],
     )
     if as_json:
         print_json(done)

@@ -7,7 +7,10 @@ classes are those of the installed package. The package is optional, so it is im
 from __future__ import annotations
 
 import copy
+import dataclasses
 import importlib
+import inspect
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -16,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from ..types import UserError
+from .foreign.fields import HARMLESS, only, understood
 
 # Origin, runtime options, and what would fetch code or kernels: none of it describes the network.
 NOT_NETWORK = {
@@ -23,6 +27,23 @@ NOT_NETWORK = {
     "kernel_config", "name_or_path", "output_attentions", "output_hidden_states", "return_dict", "torch_dtype",
     "torchscript", "transformers_version", "transformers_weights", "trust_remote_code", "use_cache", "use_kernels",
 }  # fmt: skip
+# Fields that transformers does not read any more, if it ever did, and that change nothing (sizes: tensors have them).
+UNREAD = {
+    "classifier_activation", "classifier_pooling", "directionality", "down_scale_factor", "gap_size",
+    "intermediate_size", "max_position_embeddings", "max_seq_length", "net_structure_type", "num_memory_blocks",
+    "pooler_dropout", "pooler_fc_size", "pooler_hidden_act", "pooler_hidden_size", "pooler_num_attention_heads",
+    "pooler_num_fc_layers", "pooler_size_per_head", "pooler_type", "qa_dropout", "reference_compile",
+    "repad_logits_with_grad", "seq_classif_dropout", "sparse_prediction", "summary_activation",
+    "summary_first_dropout", "summary_last_dropout", "summary_type", "summary_use_proj", "tie_weights_",
+    "vocab_list",
+}  # fmt: skip
+# The same, where the value says that nothing special is asked for.
+PLAIN: Mapping[str, tuple[Any, ...]] = {
+    "position_embedding_type": ("absolute",),
+    "pruned_heads": ({},),
+}
+# How the library reads a field that its configuration does not declare.
+READING = r"""(?:config\.|config, ["']|kwargs\[["']|kwargs\.(?:get|pop)\(["'])"""
 
 
 def transformers() -> Any:
@@ -78,6 +99,19 @@ def settings(tree: Mapping[str, Any], dropout: float | None = None) -> Any:
             if "dropout" in key and isinstance(value, int | float) and not isinstance(value, bool):
                 setattr(spec, key, dropout)
     return spec
+
+
+def understood_by_library(tree: Mapping[str, Any], spec: Any, where: Any) -> None:
+    """Raise if a config.json has a field that the library would silently ignore: it may change the network."""
+    declared = {field.name for field in dataclasses.fields(spec)} | type(spec).attribute_map.keys()
+    turns = set() if "rope_parameters" in declared else {"rope_scaling", "rope_theta", "rope_parameters"}
+    kept = vars(spec).keys() | turns  # what is not kept was translated to a declared field
+    left = {key: value for key, value in plain(tree).items() if key not in declared and key in kept}
+    only(left, PLAIN if "position_embedding_type" not in declared else {}, where)
+    modules = {inspect.getmodule(part) for part in (class_of(spec), type(spec))}
+    source = "".join(inspect.getsource(module) for module in modules if module is not None)
+    read = {key for key in left if re.search(rf"""{READING}{re.escape(key)}\b""", source)}
+    understood(left, {*HARMLESS, *UNREAD, *PLAIN, *read}, where)
 
 
 def dropout_of(spec: Any) -> float:

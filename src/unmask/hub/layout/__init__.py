@@ -25,7 +25,7 @@ from .folder import (
     write_folder,
 )
 from .ours import FORMAT, describe, from_json, to_json, to_published
-from .published import noise_schedule, paper_config, read_network
+from .published import need_scale, noise_schedule, paper_config, read_network
 from .terms import (
     CARD,
     CHECKPOINT,
@@ -85,6 +85,7 @@ __all__ = [
     "known_vocab",
     "load_tokenizer",
     "named",
+    "need_scale",
     "needs_mask",
     "noise_schedule",
     "our_names",

@@ -28,6 +28,7 @@ from ...networks.architectures import (
     positions_of,
     quiet,
     settings,
+    understood_by_library,
 )
 from ...networks.encoder import ties_of
 from ...networks.foreign import FORMATS
@@ -57,6 +58,7 @@ def read_encoder(tree: Mapping[str, Any], where: str | Path, tokenizer: str | No
     kind, width = tree["model_type"], type(spec).attribute_map.get("hidden_size", "hidden_size")
     if not {width, "hidden_size"} & tree.keys():
         raise UserError(f"{where} does not describe a network: its model_type is {kind!r}, and it has no {width}")
+    understood_by_library(tree, spec, where)
     size = value(tree, "vocab_size", int, where, spec.vocab_size)
     with torch.device("meta"):
         most = positions_of(inside(where, lambda: fresh(spec)))[1]
