@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 
 import unmask
 from support.encoders import KINDS, tree
+from support.helpers import refused, run
 from unmask.data.tokenization import read_tokenizer
 from unmask.hub.convert import convert
 from unmask.hub.resolve import checkpoint, layout
@@ -246,9 +247,9 @@ def test_a_field_that_the_library_ignores_is_named(what, bert):
 
 def test_fields_that_change_nothing(bert):
     """As the configs of BERT's first versions, of the multilingual one, and of fine-tuned ones have them."""
-    change(bert, position_embedding_type="absolute", pruned_heads={}, gradient_checkpointing=False,
-           directionality="bidi", pooler_fc_size=768, pooler_type="first_token_transform", output_past=True, finetuning_task="mnli",
-           use_bfloat16=False, top_k=50, num_beams=1, classifier_dropout=0.1, quantization=None)  # fmt: skip
+    old = {"position_embedding_type": "absolute", "pruned_heads": {}, "gradient_checkpointing": False, "top_k": 50}
+    more = {"pooler_fc_size": 768, "output_past": True, "finetuning_task": "mnli", "directionality": "bidi"}
+    change(bert, **old, **more, use_bfloat16=False, num_beams=1, classifier_dropout=0.1, quantization=None)
     assert unmask.load(bert).length == 34
 
 
@@ -294,8 +295,43 @@ def test_the_wrong_tokenizer_and_none(bert):
     with pytest.raises(UserError, match=r"9 tokens with .MASK., and the model 24"):
         unmask.load(bert)
     (bert / "vocab.txt").unlink()
-    with pytest.raises(UserError, match=r"comes without tokenizer.json and vocab.txt; give one with tokenizer=PATH"):
+    with pytest.raises(UserError, match=r"comes without tokenizer.json and vocab.txt; give one with --tokenizer PATH"):
         unmask.load(bert)
+
+
+def test_commands_take_a_tokenizer(bert, tmp_path):
+    """What `unmask.load` says where a folder has none is an option of the commands that read a model."""
+    (bert / "vocab.txt").rename(tmp_path / "vocab.txt")
+    assert "give one with --tokenizer PATH" in refused("score", str(bert), TEXT)
+    given = ["--tokenizer", str(tmp_path / "vocab.txt")]
+    (tmp_path / "lines.txt").write_text((TEXT + "\n") * 80)
+    for command in (
+        ["score", str(bert), TEXT, "--draws", "1", "--json"],
+        ["sample", str(bert), "--length", "8", "--steps", "2", "--json"],
+        ["eval", str(bert), "--data", str(tmp_path / "lines.txt"), "--draws", "1", "--json"],
+        ["embed", str(bert), str(tmp_path / "lines.txt"), "--out", str(tmp_path / "out.npy"), "--json"],
+    ):
+        assert run(*command, *given).json()
+    assert "--tokenizer is for a single model" in refused("serve", str(bert), "tiny-en", *given)
+
+
+@pytest.mark.parametrize(
+    ("kind", "positions", "length"), [("bert", 512, 512), ("roberta", 514, 512), ("esm", 2050, 1024)]
+)
+def test_rows_are_as_long_as_the_positions(kind, positions, length, tmp_path):
+    """Not shorter, as a text would be cut into pieces for nothing; up to a size that a machine can hold."""
+    folder = write(tmp_path / "m", network(kind, max_position_embeddings=positions))
+    lm = unmask.load(folder)
+    assert lm.length == length and lm.model.backbone.longest >= length
+    words = ["the cat sat on the mat."] * 40
+    assert len(lm.score(" ".join(words), draws=1).texts) == 1
+    assert unmask.load(folder, length=16).length == 16
+    assert convert(str(folder), tmp_path / "out", length=24)["length"] == 24
+    assert unmask.load(tmp_path / "out").length == 24
+    with pytest.raises(UserError, match="was trained on rows of 24 tokens; leave out the length"):
+        unmask.load(tmp_path / "out", length=16)
+    with pytest.raises(UserError, match=r"4096 tokens are more than the .* positions"):
+        unmask.load(folder, length=4096).sample(1, steps=1)
 
 
 # -- what is no encoder, and what must not be run --------------------------------------------------------------------

@@ -195,7 +195,7 @@ def test_the_tokenizer_comes_from_the_shelf(offline, monkeypatch, tmp_path):
 
 def test_no_tokenizer_anywhere(offline, tmp_path):
     with pytest.raises(
-        UserError, match=r"comes without a tokenizer.*Hub cannot be reached; give one with tokenizer=PATH"
+        UserError, match=r"comes without a tokenizer.*Hub cannot be reached; give one with --tokenizer PATH"
     ):
         unmask.load(small_owt(tmp_path / "m"))
 

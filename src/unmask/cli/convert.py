@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from .shared import Json, Weights, out_console, print_json
+from .shared import Json, TokenizerOf, Weights, out_console, print_json
 
 
 def convert(
@@ -14,8 +14,10 @@ def convert(
     out: Annotated[
         str, typer.Argument(metavar="DIR", help="The folder to write; an existing one is never overwritten.")
     ],
-    tokenizer: Annotated[
-        str | None, typer.Option(help="Tokenizer of a model that comes without one: a folder, a file or a Hub name.")
+    tokenizer: TokenizerOf = None,
+    length: Annotated[
+        int | None,
+        typer.Option(help="Tokens per row of a masked LM of others (default: its positions, at most 1024).", min=2),
     ] = None,
     weights: Weights = "ema",
     to: Annotated[str, typer.Option(help="unmask (a portable folder) or published (MDLM's layout).")] = "unmask",
@@ -37,6 +39,7 @@ def convert(
         source,
         out,
         tokenizer=tokenizer,
+        length=length,
         weights=weights,
         to=to,
         dtype=dtype,

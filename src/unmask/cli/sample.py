@@ -16,6 +16,7 @@ from .shared import (
     Device,
     Json,
     Model,
+    TokenizerOf,
     Weights,
     Which,
     With,
@@ -59,6 +60,7 @@ def sample(
     watch: Annotated[bool, typer.Option("--watch", help="Show how masks become words.")] = False,
     html: Annotated[str | None, typer.Option(help="Write a replay to this HTML file.")] = None,
     fasta: Annotated[str | None, typer.Option(help="DNA: write the samples to this FASTA file.")] = None,
+    tokenizer: TokenizerOf = None,
     which: Which = "last",
     weights: Weights = "ema",
     device: Device = "auto",
@@ -81,7 +83,7 @@ def sample(
     from ..sampling.params import SamplingParams
 
     options = SamplingParams(**read_settings(ctx, more))
-    lm = load_lm(model, which, weights, device)
+    lm = load_lm(model, which, weights, device, tokenizer)
     if fasta is not None or both_strands:
         lm = _dna(lm, fasta, both_strands)
     options = options.settle(lm.model)

@@ -8,7 +8,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..errors import UserError
-from .shared import Device, Json, Model, Weights, Which, load_lm, print_json, print_lines, protocol_lines, read_settings
+from .shared import (
+    Device,
+    Json,
+    Model,
+    TokenizerOf,
+    Weights,
+    Which,
+    load_lm,
+    print_json,
+    print_lines,
+    protocol_lines,
+    read_settings,
+)
 
 if TYPE_CHECKING:
     from ..lm import LM
@@ -49,6 +61,7 @@ def score(
     label: Annotated[str | None, typer.Option(help="Label of a model that was trained with labels.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of masks and orders.")] = 0,
     batch_size: Annotated[int, typer.Option(help="Rows per network call; does not change the result.")] = 32,
+    tokenizer: TokenizerOf = None,
     which: Which = "last",
     weights: Weights = "ema",
     device: Device = "auto",
@@ -60,7 +73,7 @@ def score(
 
     of_plan = {name: value for name, value in read_settings(ctx).items() if name in settings}
     scored, likelihood = score_texts(
-        load_lm(model, which, weights, device),
+        load_lm(model, which, weights, device, tokenizer),
         ScoreInput(texts or [], file, span, marks),
         method=method,
         plan=plan,
@@ -134,7 +147,6 @@ def score_texts(
     **how: Any,
 ) -> tuple[list[str], Likelihood]:
     """The texts and their likelihood; --plan without --method means the likelihood under that sampler."""
-    from ..evaluation import default_method
     from ..evaluation import score as score_rows
     from ..progress import progress_bar
     from ..sampling import SamplingParams, make_sampler
@@ -145,8 +157,6 @@ def score_texts(
     if plan is None and given:
         raise UserError(f"--{next(iter(given))} is a setting of a sampler; name one with --plan")
     order = None if plan is None else make_sampler(plan, **given)
-    if method is None:
-        method = default_method(lm.model) if order is None else "plan" if order.deterministic else "orders"
     scored, spans = texts.read()
     named = SamplingParams(label=label).label_id(lm.labels)
     with progress_bar("scoring") as progress:

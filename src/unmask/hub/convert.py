@@ -32,18 +32,19 @@ def convert(
     revision: str | None = None,
     new_head: bool = False,
     ignore: Sequence[str] = (),
+    length: int | None = None,
 ) -> dict[str, Any]:
     """Write the model of any source as a folder; returns a summary for a report.
 
     `new_head` adds a new masked-LM head to an encoder that has none; `ignore` are settings of a Lightning checkpoint
-    (as model.name) that unmask does not know and that do not matter.
+    (as model.name) that unmask does not know and that do not matter; `length` as in `hub.load`.
     """
     if to not in ("unmask", "published"):
         raise UserError(f"--to {to} must be 'unmask' or 'published'")
     if weights not in ("ema", "raw"):
         raise UserError(f"--weights {weights} must be 'ema' or 'raw'")
     layout.refuse_existing(Path(out))  # before an hour of reading
-    lm, used = open_source(source, tokenizer, weights, revision, new_head, ignore)
+    lm, used = open_source(source, tokenizer, weights, revision, new_head, ignore, length)
     if to == "published":
         write_published(out, lm, dtype)
     else:
@@ -70,6 +71,7 @@ def open_source(
     revision: str | None,
     new_head: bool = False,
     ignore: Sequence[str] = (),
+    length: int | None = None,
 ) -> tuple[LM, str]:
     """The model of a source, and which of its weights were used."""
     path = Path(source)
@@ -78,7 +80,7 @@ def open_source(
             raise UserError(f"{source} is a local file; revision is for models on the Hub")
         described, tensors, used = read_file(path, weights, ignore)
         tokens = resolve.the_tokenizer(tokenizer, described, source, path.parent if described.vocab is None else None)
-        described = layout.with_tokenizer(described, tokens, tokenizer)
+        described = layout.with_length(layout.with_tokenizer(described, tokens, tokenizer), length, source)
         described, tensors = layout.named(described, tensors, source, new_head)
         return resolve.assemble(described, tokens, tensors, source), used
     if ignore:
@@ -86,9 +88,9 @@ def open_source(
     if layout.is_folder(resolve.find(source, revision)):
         if weights != "ema":
             raise UserError(f"{source} holds only one set of weights; leave --weights out")
-        lm = resolve.load(source, tokenizer=tokenizer, revision=revision, new_head=new_head)
+        lm = resolve.load(source, tokenizer=tokenizer, revision=revision, new_head=new_head, length=length)
         return lm, "with a new head" if new_head else "as published"
-    lm = resolve.load(source, weights=weights, tokenizer=tokenizer, new_head=new_head)
+    lm = resolve.load(source, weights=weights, tokenizer=tokenizer, new_head=new_head, length=length)
     return lm, weights if lm.config.train.ema else "raw"
 
 

@@ -14,7 +14,7 @@ How foreign files describe a network is next to that network: `networks/foreign`
 """
 
 from ...networks.foreign.fields import value
-from .encoder_folders import NoHead, named, with_tokenizer
+from .encoder_folders import NoHead, named, with_length, with_tokenizer
 from .folder import (
     check_tokenizer,
     is_folder,
@@ -99,6 +99,7 @@ __all__ = [
     "to_json",
     "to_published",
     "value",
+    "with_length",
     "with_tokenizer",
     "write_files",
     "write_folder",

@@ -42,7 +42,8 @@ from .terms import Described, inside
 from .weights import PREFIX, our_names
 
 log = logging.getLogger(__name__)
-LENGTH = 128  # tokens a row, where the network has positions for so many
+LENGTH = 1024  # tokens a row at most: as many as the network has positions, but attention to all costs their square
+ALIBI = 128  # of MosaicBERT, which has no positions: what it was trained on
 PADDING = 1024  # rows that the embedding of a network may have beyond its tokenizer
 
 
@@ -79,7 +80,7 @@ def read_mosaic(tree: Mapping[str, Any], where: str | Path, tokenizer: str | Non
     """MosaicBERT, whose config.json is that of BERT with ALiBi."""
     network = {"network": "mosaicbert", **FORMATS["mosaicbert"].from_published(tree, where)}
     size = value(tree, "vocab_size", int, where)
-    return Described(inside(where, lambda: _config(network, LENGTH, tokenizer or "bert-base-uncased")), None, (), size)
+    return Described(inside(where, lambda: _config(network, ALIBI, tokenizer or "bert-base-uncased")), None, (), size)
 
 
 def _config(network: Mapping[str, Any], length: int, tokenizer: str | None) -> Config:
@@ -109,6 +110,19 @@ def with_tokenizer(described: Described, tokenizer: Tokenizer, given: Any = None
     if vocab.eos is None:
         data |= {"block_ends": False, "eos_between": False}
     return replace(described, config=config.model_copy(update={"data": config.data.model_copy(update=data)}))
+
+
+def with_length(described: Described, length: int | None, where: str) -> Described:
+    """A foreign encoder with rows of another length; a model of ours has the one that it was trained with."""
+    if length is None:
+        return described
+    config = described.config
+    if described.vocab is not None or config.model.network not in ("transformers", "mosaicbert"):
+        raise UserError(f"{where} was trained on rows of {config.data.length} tokens; leave out the length")
+    if length < 2:
+        raise UserError(f"length={length} must be at least 2")
+    data = config.data.model_copy(update={"length": length, "block_ends": config.data.block_ends and length > 2})
+    return replace(described, config=config.model_copy(update={"data": data}))
 
 
 # -- config.json with our part ---------------------------------------------------------------------------------------

@@ -46,7 +46,7 @@ def read_mdlm(tree: Mapping[str, Any], where: str | Path) -> Described:
     for key, kind in wanted.items():
         value(tree, key, kind, where)
     optional = {"mlp_ratio": int, "dropout": float}
-    only(tree, PLAIN | {"block_size": (None, tree["model_length"])}, where)
+    only(tree, {**PLAIN, "block_size": (None, tree["model_length"])}, where)
     understood(tree, {*HARMLESS, *PLAIN, *wanted, *optional}, where)
     model = {key: tree[key] for key in SHAPE if key in wanted}
     model |= {key: value(tree, key, kind, where) for key, kind in optional.items() if key in tree}
@@ -84,7 +84,7 @@ def need_scale(net: Mapping[str, Any], where: str | Path) -> None:
 
 def read_network(net: Mapping[str, Any], where: str | Path, causal: bool = False) -> dict[str, Any]:
     """The network that a section `model` of the public repositories describes, in our terms."""
-    fixed = FIXED | {"causal": (causal,)}
+    fixed: Allowed = {**FIXED, "causal": (causal,)}
     only(net, fixed, where, "model.")
     understood(net, {*fixed, *SIZES}, where, "model.")
     sizes = {ours: value(net, theirs, int, where) for theirs, ours in NETWORK.items()}
