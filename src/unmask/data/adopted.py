@@ -12,7 +12,17 @@ from tokenizers import Tokenizer as Backend
 
 from ..types import UserError, Vocab
 from .online import hub, reason
-from .tokenizer import BUILT_IN, CONFIG_FILE, JSON_FILE, MASK, Tokenizer, read_backend, read_config, size_of
+from .tokenizer import (
+    BUILT_IN,
+    CONFIG_FILE,
+    JSON_FILE,
+    LARGEST_FILE,
+    MASK,
+    Tokenizer,
+    read_backend,
+    read_config,
+    size_of,
+)
 
 VOCAB_FILE = "vocab.txt"
 IN_BRACKETS = re.compile(r"\[\S+\]|<\S+>")  # how a vocab.txt writes tokens that are not text
@@ -45,6 +55,8 @@ def read_tokenizer(path: Path, require_mask: bool = False) -> Tokenizer:
 def read_vocab_file(file: Path, config: dict[str, Any]) -> Backend:
     """A vocab.txt, one token per line: BERT's WordPiece, or characters where all its text tokens are one character."""
     try:
+        if (size := file.stat().st_size) > LARGEST_FILE:
+            raise UserError(f"{file} has {size:,} bytes, more than a tokenizer has ({LARGEST_FILE:,})")
         with file.open(encoding="utf-8") as lines:
             vocabulary = {line.rstrip("\n"): token for token, line in enumerate(lines)}
     except (OSError, UnicodeDecodeError) as error:

@@ -21,6 +21,7 @@ from .documents import storable
 from .online import reason
 
 MASK = "[MASK]"
+LARGEST_FILE = 1 << 27  # bytes of a tokenizer.json or vocab.txt
 BUILT_IN = ("bytes", "chars", "bpe", "dna")
 FORMAT = 1
 CONFIG_FILE, JSON_FILE = "tokenizer_config.json", "tokenizer.json"
@@ -165,6 +166,8 @@ def read_backend(file: Path) -> Backend:
     """The content of a tokenizer.json."""
     if not file.is_file():
         raise UserError(f"tokenizer file {file} does not exist")
+    if (size := file.stat().st_size) > LARGEST_FILE:
+        raise UserError(f"{file} has {size:,} bytes, more than a tokenizer has ({LARGEST_FILE:,})")
     try:
         return Backend.from_file(str(file))
     except Exception as error:  # all that the library raises

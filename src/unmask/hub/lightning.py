@@ -92,6 +92,7 @@ def _average(average: Any, described: Described, state: Mapping[str, Any], noise
         raise UserError(f"{path} does not fit this model: its ema has {len(shadow)} tensors, the model {len(wanted)}")
     averages = dict(zip(wanted, shadow, strict=False))
     check_names(wanted, {name: value.shape for name, value in averages.items()}, f"{path} (its ema)")
+    pickled.check_size([*averages.values(), *buffer.values()], path)
     return {name: pickled.fetch(value, path) for name, value in averages.items()} | (
         pickled.tensors(buffer, path) if buffer else {}
     )

@@ -11,7 +11,8 @@ import dataclasses
 import importlib
 import inspect
 import re
-from collections.abc import Iterator, Mapping
+import warnings
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -44,6 +45,12 @@ PLAIN: Mapping[str, tuple[Any, ...]] = {
 }
 # How the library reads a field that its configuration does not declare.
 READING = r"""(?:config\.|config, ["']|kwargs\[["']|kwargs\.(?:get|pop)\(["'])"""
+# Sizes beyond any network: they are checked before it is built, which takes memory for every part of it.
+COUNTS = re.compile(r"layers?$|blocks?$|block_sizes$|groups?$|group_num$|experts$|heads$|depth$")
+MOST_PARTS, MOST_TOGETHER, LARGEST = 1024, 1 << 16, 1 << 31
+TABLES = {"distilbert": 1 << 24, "flaubert": 1 << 24, "roformer": 1 << 24, "xlm": 1 << 24}  # made number by number
+LARGEST_TABLE = 1 << 28  # of positions
+SPARE = 1 << 24  # numbers that a network may have beyond four times those in its files: new heads, fixed tables
 
 
 def transformers() -> Any:
@@ -86,6 +93,7 @@ def settings(tree: Mapping[str, Any], dropout: float | None = None) -> Any:
         )
     if tree.get("is_decoder") or tree.get("is_encoder_decoder"):
         raise UserError(f"this {kind} is a decoder; unmask reads encoders, which look both ways at once")
+    check_sizes(tree)
     maker = transformers().CONFIG_MAPPING[kind]
     with quiet():
         try:
@@ -99,6 +107,46 @@ def settings(tree: Mapping[str, Any], dropout: float | None = None) -> Any:
             if "dropout" in key and isinstance(value, int | float) and not isinstance(value, bool):
                 setattr(spec, key, dropout)
     return spec
+
+
+def check_sizes(tree: Mapping[str, Any]) -> None:
+    """Raise if a config.json names a size that no network has; nothing is built to find out."""
+    together = 1
+    for key, value in _whole_numbers(tree):
+        part = COUNTS.search(key) is not None
+        most = MOST_PARTS if part else LARGEST
+        together *= max(1, value) if part and not key.endswith("heads") else 1
+        if not -LARGEST <= value <= most or together > MOST_TOGETHER:
+            shown = f"{value:,}" if abs(value) < 10**30 else "a number of over 30 digits"
+            raise UserError(f"{key[:80]} is {shown}, which is more than any network has")
+    sizes = dict(_whole_numbers(tree))
+    positions, width = sizes.get("max_position_embeddings", 0), sizes.get("hidden_size", sizes.get("dim", 1))
+    if positions * width > TABLES.get(str(tree.get("model_type")), LARGEST_TABLE):
+        raise UserError(f"max_position_embeddings is {positions:,}, which is more than any network has")
+
+
+def _whole_numbers(tree: Any, key: str = "") -> Iterator[tuple[str, int]]:
+    """All whole numbers in a config.json, with the name of their field."""
+    if isinstance(tree, Mapping):
+        for name, value in tree.items():
+            yield from _whole_numbers(value, str(name))
+    elif isinstance(tree, list):
+        for value in tree:
+            yield from _whole_numbers(value, key)
+    elif isinstance(tree, int) and not isinstance(tree, bool):
+        yield key, tree
+
+
+def check_fits(make: Callable[[], Any], stored: int, where: Any) -> None:
+    """Raise if a network is far larger than its files, which hold `stored` numbers; it is built without memory."""
+    with torch.device("meta"):
+        model = make()
+    numbers = sum(part.numel() for part in (*model.parameters(), *model.buffers()))
+    if numbers > 4 * stored + SPARE:
+        raise UserError(
+            f"{where} does not fit this model: its config.json describes {numbers:,} numbers, and its files hold "
+            f"{stored:,}"
+        )
 
 
 def understood_by_library(tree: Mapping[str, Any], spec: Any, where: Any) -> None:
@@ -159,7 +207,9 @@ def quiet() -> Iterator[None]:
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
     finally:
         logging.set_verbosity(before)
         if bars:

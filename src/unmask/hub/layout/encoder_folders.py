@@ -7,6 +7,7 @@ names of tensors that its older versions wrote; what is missing or unknown after
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -20,6 +21,7 @@ from ...config import Config, DataConfig, EncoderConfig, TrainConfig, parse
 from ...data.tokenization import Tokenizer
 from ...networks.architectures import (
     buffers_of,
+    check_fits,
     class_of,
     dropout_of,
     fresh,
@@ -215,6 +217,7 @@ def untied(model: Any) -> list[str]:
 def _load(architecture: Mapping[str, Any], tensors: Mapping[str, Tensor], where: str | Path) -> tuple[Any, Any]:
     """The model of transformers with these tensors, and the report of its loader."""
     spec = inside(where, lambda: settings(architecture))
+    check_fits(lambda: fresh(copy.deepcopy(spec)), sum(tensor.numel() for tensor in tensors.values()), where)
     floats = {name: tensor for name, tensor in tensors.items() if tensor.is_floating_point() or not _other(name)}
     with quiet(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)  # of a new head
