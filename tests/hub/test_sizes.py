@@ -185,7 +185,7 @@ LIES: dict[str, tuple[str, str, Write, str]] = {
     "old": ("file", ".bin", old, "numbers of storage .* are missing|is cut short"),
     # judges
     "endless line": ("judge", ".arpa.gz", packed(b"a" * 10**6, 50), "it has a line of 65,536 characters"),
-    "unpacked": ("judge", ".arpa.gz", packed(b" " * 999 + b"\n", 10**5), "it has over 100 times its size when unpacked"),
+    "unpacked": ("judge", ".arpa.gz", packed(b" " * 999 + b"\n", 10**5), "over 100 times its size when unpacked"),
     "llama": ("judge", "", llama(64, 172, 5, 8, 4, 512, 512), "has 4294967296 bytes but its header requires"),
     "a large header": ("judge", "", llama(2**19, 2**19, 2**19, 2, 2, 2**19, 2**19), "but its header requires"),
     "a judge's layers": ("judge", "", folder(GPT2 | {"n_layer": 10**9}), "n_layer is 1,000,000,000, which is more"),

@@ -54,12 +54,13 @@ def embed(
     if not out.endswith((".npy", ".parquet")):
         raise UserError(f"--out {out} must end in .npy or .parquet")
     lm = load_lm(model, which, weights, device, tokenizer)
+    bases = lm.tokenizer.kind == "dna"
     embedder = Embedder(lm, pool, length, both_strands, batch_size)
     sequence = None if genome is None else read_genome(genome, lm.config.data)
     facts = {"model": model, "weights": used_weights(lm, weights), "source": source, **embedder.protocol()}
     count = 0
     with progress_bar("embedding") as progress, open_writer(out, embedder, facts) as writer:
-        for embedded in embedder(read_sequences(source, column=column, genome=sequence)):
+        for embedded in embedder(read_sequences(source, column=column, genome=sequence, bases=bases)):
             writer.add(*embedded)
             count += 1
             progress(count, 0)

@@ -59,7 +59,7 @@ def sample(
     ] = False,
     watch: Annotated[bool, typer.Option("--watch", help="Show how masks become words.")] = False,
     html: Annotated[str | None, typer.Option(help="Write a replay to this HTML file.")] = None,
-    fasta: Annotated[str | None, typer.Option(help="DNA: write the samples to this FASTA file.")] = None,
+    fasta: Annotated[str | None, typer.Option(help="DNA and proteins: write the samples to this FASTA file.")] = None,
     tokenizer: TokenizerOf = None,
     which: Which = "last",
     weights: Weights = "ema",
@@ -123,10 +123,10 @@ def sample(
 
 def _dna(lm: Any, fasta: str | None, both_strands: bool) -> Any:
     """The model averaged over both strands, if this was requested; only models of DNA have two."""
-    from ..dna.strands import conjoined, need_dna
+    from ..dna.strands import conjoined, need_letters
 
     if fasta is not None:
-        need_dna(lm, "--fasta")
+        need_letters(lm, "--fasta")
         check_writable(fasta)
     return conjoined(lm) if both_strands else lm
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -42,7 +43,8 @@ def score(
     model: Model,
     texts: Annotated[list[str] | None, typer.Argument(help="Texts to score.")] = None,
     file: Annotated[
-        str | None, typer.Option(help="A file with one text per line; .jsonl: objects with text and span.")
+        str | None,
+        typer.Option(help="One text per line; .jsonl: objects with text and span; FASTA: a sequence per record."),
     ] = None,
     method: Annotated[
         str | None, typer.Option(help="strata (default), bound, pll, exact, orders or plan (default with --plan).")
@@ -110,8 +112,10 @@ class ScoreInput:
     spans: list[str] | None = None  # "4:7", of one given text
     marked: bool = False  # [[...]] encloses what is scored
 
-    def read(self) -> tuple[list[str], list[Any]]:
-        """(texts, the span of each or None)."""
+    def read(self, bases: bool = False) -> tuple[list[str], list[Any]]:
+        """(texts, the span of each or None); the records of a FASTA file are of DNA with `bases`, else of proteins."""
+        from ..data.genome.fasta import is_fasta
+        from ..dna.sequence_files import read_sequences
         from ..evaluation import marked, read_texts
 
         if bool(self.given) == (self.file is not None):
@@ -120,7 +124,9 @@ class ScoreInput:
             raise UserError("--span needs a single text and no --marked; mark spans of several texts as [[...]]")
         pairs: list[tuple[str, Any]] = [(text, None) for text in self.given]
         if self.file is not None:
-            pairs = list(read_texts(self.file))
+            fasta = is_fasta(Path(self.file))
+            named = read_sequences(self.file, bases=bases) if fasta else ()
+            pairs = [(text, None) for _, text in named] if fasta else list(read_texts(self.file))
         if self.marked:
             pairs = [marked(text) for text, _ in pairs]
         if self.spans:
@@ -157,7 +163,7 @@ def score_texts(
     if plan is None and given:
         raise UserError(f"--{next(iter(given))} is a setting of a sampler; name one with --plan")
     order = None if plan is None else make_sampler(plan, **given)
-    scored, spans = texts.read()
+    scored, spans = texts.read(lm.tokenizer.kind == "dna")
     named = SamplingParams(label=label).label_id(lm.labels)
     with progress_bar("scoring") as progress:
         likelihood = score_rows(

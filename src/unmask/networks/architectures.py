@@ -194,8 +194,11 @@ def positions_of(model: Any) -> tuple[int, int | None]:
     """The index of the first position, and the number of positions (None: any)."""
     named = ((name.rpartition(".")[2], part) for name, part in model.base_model.named_modules())
     tables = [part for name, part in named if isinstance(part, nn.Embedding) and name == "position_embeddings"]
+    stated = getattr(model.config, "max_position_embeddings", None)
+    most = tables[0].num_embeddings if tables else stated
     first = 0 if not tables or tables[0].padding_idx is None else tables[0].padding_idx + 1
-    most = tables[0].num_embeddings if tables else getattr(model.config, "max_position_embeddings", None)
+    if tables and not first and isinstance(stated, int):
+        first = max(0, tables[0].num_embeddings - stated)  # rows before the first position, which some networks add
     return first, None if not most or most < 1 else int(most) - first
 
 

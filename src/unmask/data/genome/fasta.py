@@ -16,7 +16,7 @@ from ...types import Progress, UserError
 from ..readers import DamagedFile, is_gzip, line_of, read_bytes
 from .bases import AMBIGUOUS, BASES
 
-EXTENSIONS = (".fa", ".fasta", ".fna", ".ffn", ".fas")
+EXTENSIONS = (".fa", ".fasta", ".fna", ".faa", ".ffn", ".fas")
 CHUNK = 2 << 20  # bytes of text that are read at once
 LONGEST_HEADER = 1 << 20  # bytes: beyond it there are no line ends that we know
 UNKNOWN, LOWER, WRONG = 4, 8, 16  # codes: N; the bit of lower case; not a nucleotide
