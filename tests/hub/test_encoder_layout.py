@@ -343,6 +343,20 @@ def test_causal_models_are_one_sentence(bert):
         unmask.load(bert)
 
 
+def test_a_config_without_model_type(bert):
+    """As the first versions of transformers wrote it: by its class, else a sentence with the cure."""
+    truth = said(unmask.load(bert), ids := torch.tensor([[5, 6, 4]]))
+    path = bert / "config.json"
+    config = {key: value for key, value in json.loads(path.read_text()).items() if key != "model_type"}
+    for classes in (["BertForMaskedLM"], ["BertForPreTraining"], ["BertModel"]):
+        path.write_text(json.dumps(config | {"architectures": classes}))
+        assert torch.equal(said(unmask.load(bert), ids), truth)
+    for more in ({"architectures": None}, {"architectures": ["Berta"]}, {"architectures": ["GPT2LMHeadModel"]}):
+        path.write_text(json.dumps(config | more))
+        with pytest.raises(UserError, match=r'has no model_type, so .* write it into the file, .*"model_type": "bert"'):
+            unmask.load(bert)
+
+
 def test_nothing_of_a_folder_is_run(bert, tmp_path):
     witness = tmp_path / "witness"
     (bert / "evil.py").write_text(f"open({str(witness)!r}, 'w').write('ran')\nclass M: pass\n")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -21,7 +21,7 @@ from .interface import Network, NetworkInput
 
 UNUSED = ("pooler", "contact_head")  # parts of some networks that do not affect the logits
 # Padding changes their predictions for real tokens.
-CANNOT_PAD = ("convbert", "fnet", "mobilebert", "nystromformer", "reformer", "yoso")
+CANNOT_PAD = ("convbert", "fnet", "funnel", "mobilebert", "nystromformer", "reformer", "yoso")
 PROBED = 8  # tokens on which the whole network is compared with its two halves
 
 
@@ -40,7 +40,10 @@ class Encoder(Network):
                 f"this {_kind(model)} has {spec.vocab_size:,} tokens and its tokenizer {vocab.size:,}; give the "
                 "tokenizer that it was trained with"
             )
-        self.vocab, self.hidden_dim, self.model = vocab, int(spec.hidden_size), model
+        self.vocab, self.model = vocab, model
+        self.hidden_dim = int(spec.hidden_size) * (
+            2 if spec.model_type == "reformer" else 1
+        )  # two streams, side by side
         self._arguments = frozenset(inspect.signature(model.base_model.forward).parameters)
         optional = {
             "embeddings": not getattr(spec, "token_dropout", False),
@@ -85,7 +88,7 @@ class Encoder(Network):
         if not self._pads and inputs.valid is not None and not bool(inputs.valid.all()):
             return self._by_length(inputs, inputs.valid), None
         named = {
-            "attention_mask": self._mask(inputs.valid),
+            "attention_mask": self._mask(inputs.valid, x.shape[:2], x.device),
             "position_ids": self._positions(x, inputs.positions),
             "token_type_ids": inputs.types,
         }
@@ -98,6 +101,11 @@ class Encoder(Network):
     def _pads(self) -> bool:
         """Whether the network can ignore padding."""
         return self.model.config.model_type not in CANNOT_PAD and "attention_mask" in self._arguments
+
+    @property
+    def _reads_pads(self) -> bool:
+        """Whether the network takes a pad token in a text for padding, unless it is told what is padding."""
+        return self.model.config.model_type in ("flaubert", "xlm")
 
     def _by_length(self, inputs: NetworkInput, valid: Tensor) -> Tensor:
         """Rows of a network that cannot ignore padding: those of one length at a time, without their padding."""
@@ -122,9 +130,10 @@ class Encoder(Network):
                 f"data.length to at most {self.longest}"
             )
 
-    def _mask(self, valid: Tensor | None) -> Tensor | None:
+    def _mask(self, valid: Tensor | None, shape: Sequence[int], device: torch.device) -> Tensor | None:
+        """Which tokens are not padding; None where the network takes all of them without being asked."""
         if valid is None or not self._pads:
-            return None
+            return torch.ones(shape, dtype=torch.int64, device=device) if self._pads and self._reads_pads else None
         # A row of padding alone would be a softmax over nothing: let it see all of itself; its output is not used.
         return (valid | ~valid.any(1, keepdim=True)).long()
 

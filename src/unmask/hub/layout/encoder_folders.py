@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -53,6 +54,16 @@ def is_encoder(tree: Mapping[str, Any]) -> bool:
     """Whether a config.json is that of a masked language model of transformers."""
     kind = tree.get("model_type")
     return isinstance(kind, str) and kind not in ("mdlm", "unmask") and kind in masked_lms()
+
+
+def with_type(tree: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A config.json with its model_type; those of early versions have only the name of their class."""
+    classes = tree.get("architectures")
+    if tree.get("model_type") is not None or not isinstance(classes, list) or len(classes) != 1:
+        return tree
+    stem = re.match(r"(\w+?)(For\w+|WithLMHeadModel|Model)$", str(classes[0]))
+    known = {name.partition("For")[0].removesuffix("WithLMHeadModel"): kind for kind, name in masked_lms().items()}
+    return tree if stem is None or stem[1] not in known else {**tree, "model_type": known[stem[1]]}
 
 
 def read_encoder(tree: Mapping[str, Any], where: str | Path, tokenizer: str | None = None) -> Described:
