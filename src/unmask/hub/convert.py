@@ -13,7 +13,7 @@ from ..config import Config
 from ..lm import LM
 from ..models import registry
 from ..recipes import owt
-from ..types import UserError
+from ..types import Progress, UserError
 from . import layout, pickled, resolve
 from .layout import Described
 from .lightning import FLAT_EMBEDDING, read_lightning
@@ -33,11 +33,13 @@ def convert(
     new_head: bool = False,
     ignore: Sequence[str] = (),
     length: int | None = None,
+    progress: Progress = lambda done, total: None,
 ) -> dict[str, Any]:
     """Write the model of any source as a folder; returns a summary for a report.
 
     `new_head` adds a new masked-LM head to an encoder that has none; `ignore` are settings of a Lightning checkpoint
-    (as model.name) that unmask does not know and that do not matter; `length` as in `hub.load`.
+    (as model.name) that unmask does not know and that do not matter; `length` as in `hub.load`. `progress` gets two
+    stages: read, and written.
     """
     if to not in ("unmask", "published"):
         raise UserError(f"--to {to} must be 'unmask' or 'published'")
@@ -45,10 +47,12 @@ def convert(
         raise UserError(f"--weights {weights} must be 'ema' or 'raw'")
     layout.refuse_existing(Path(out))  # before an hour of reading
     lm, used = open_source(source, tokenizer, weights, revision, new_head, ignore, length)
+    progress(1, 2)
     if to == "published":
         write_published(out, lm, dtype)
     else:
         lm.save_pretrained(out, dtype=dtype)
+    progress(2, 2)
     return {
         "out": str(out),
         "to": to,

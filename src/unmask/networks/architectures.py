@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..types import UserError
+from ..errors import UserError, optional
 from .foreign.fields import HARMLESS, only, understood
 
 # Origin, runtime options, and what would fetch code or kernels: none of it describes the network.
@@ -55,12 +55,7 @@ SPARE = 1 << 24  # numbers that a network may have beyond four times those in it
 
 def transformers() -> Any:
     """The package; raises in one sentence if it is not installed."""
-    try:
-        return importlib.import_module("transformers")
-    except ImportError:
-        raise UserError(
-            "a model of transformers needs the package transformers; pip install 'unmask[transformers]'"
-        ) from None
+    return optional("transformers", "a model of transformers", "transformers")
 
 
 def masked_lms() -> Mapping[str, str]:
