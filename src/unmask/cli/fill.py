@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from ..errors import UserError
-from .shared import Device, Exact, Model, Weights, Which, With, err_console, load_lm, read_settings
+from .shared import Device, Exact, Model, TokenizerOf, Weights, Which, With, err_console, load_lm, read_settings
 
 PROMPT = "fill> "
 
@@ -23,6 +23,7 @@ def fill(
     exact: Exact = False,
     more: With = None,
     as_lines: Annotated[bool, typer.Option("--jsonl", help="Print one JSON line per sample.")] = False,
+    tokenizer: TokenizerOf = None,
     which: Which = "last",
     weights: Weights = "ema",
     device: Device = "auto",
@@ -32,7 +33,7 @@ def fill(
     from .fill_loop import FillLoop
 
     how = read_settings(ctx, more)
-    lm = load_lm(model, which, weights, device)
+    lm = load_lm(model, which, weights, device, tokenizer)
     live = err_console if err_console.is_terminal else None
     loop = FillLoop(lm, model, how, n, live, exact=exact)
     loop.check()
