@@ -1,6 +1,6 @@
-"""The text that `tiny-en` was trained on, from the files of ../shared/data: three kinds of English in one folder.
+"""The text that `tiny-en` was trained on: three kinds of English in one folder. docs/results/README.md names the files.
 
-    python tools/tiny_en.py ../shared/data/text runs/tiny-en/data
+    python tools/tiny_en.py data/text runs/tiny-en/data
 
 Speeches on the State of the Union (public domain), Wikipedia articles of WikiText-2 (CC BY-SA 3.0; sentences with an
 <unk> are left out, so that the model does not learn to write it) and TinyStories (CDLA-Sharing; four times, so that

@@ -50,7 +50,7 @@ class Batch:
     present: Tensor | None = None  # (B, L) bool: may be attended to; None = all
     label: Tensor | None = None  # (B,) int64, -1 = no label; of a task (B,) int64 or, of a regression, float32
     types: Tensor | None = None  # (B, L) int64: 0 and 1, first and second text of a pair
-    given: Tensor | None = None  # (B, L) bool: is never hidden, as N of a genome; None = nothing
+    given: Tensor | None = None  # (B, L) bool: is seen, never hidden and never counts, as N of a genome; None = nothing
 
     def to(self, device: torch.device | str) -> Batch:
         """The same batch on a device (the index stays on the CPU, where the random streams are)."""
@@ -61,8 +61,14 @@ class Batch:
         return replace(self, **moved)
 
     def weight(self) -> Tensor:
-        """(B, L) bool: the positions that count."""
-        return torch.ones_like(self.tokens, dtype=torch.bool) if self.scored is None else self.scored
+        """(B, L) bool: the positions that count; what is given never does."""
+        counts = torch.ones_like(self.tokens, dtype=torch.bool) if self.scored is None else self.scored
+        return counts if self.given is None else counts & ~self.given
+
+    def free(self) -> Tensor:
+        """(B, L) bool: the positions that a process may hide, which are those that exist and are not given."""
+        exists = torch.ones_like(self.tokens, dtype=torch.bool) if self.present is None else self.present
+        return exists if self.given is None else exists & ~self.given
 
     def rows(self, which: Tensor) -> Batch:
         """Some of the rows, with their places in the whole."""
@@ -111,6 +117,7 @@ class State:
     tops: tuple[Tensor, Tensor] | None = None  # (k, m) the most likely tokens of each written position, if asked for
     fixed: int = 0  # tokens at the beginning of the canvas that will never change any more
     ending: Ending | None = None  # of the last state, where the text ends before the canvas does
+    error: UserError | None = None  # of the last state: why nothing more is written
     history: tuple[Tensor, Tensor] | None = None  # of the last state, (L,) each: the step in which a position was
     # written last (-1: never), and with what probability
 
@@ -143,6 +150,8 @@ class Sample:
     stopped: str = "length"  # or "eos" or "stop": why it ended where it did
     gaps: list[int] = field(default_factory=list)  # lengths of the gaps
     gap_nats: dict[str, float] = field(default_factory=dict)  # the bound by which ranged lengths were chosen
+    gap_errors: dict[str, float] = field(default_factory=dict)  # standard errors of its differences from the chosen one
+    gap_undecided: list[str] = field(default_factory=list)  # lengths that may be as good as the chosen ones
 
     def as_dict(self, tokens: bool = False) -> dict[str, Any]:
         """For JSON, with or without a record of every token."""
@@ -155,6 +164,7 @@ class Sample:
         }
         if self.gap_nats:
             out |= {"gaps": self.gaps, "gap_nats": self.gap_nats}
+            out |= {"gap_errors": self.gap_errors, "gap_undecided": self.gap_undecided}
         return out | ({"tokens": [token.as_dict() for token in self.tokens]} if tokens else {})
 
     def __repr__(self) -> str:

@@ -32,6 +32,11 @@ Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...")]
 Model = Annotated[str, typer.Argument(help="A run, a folder, a built-in model (tiny-en) or a Hub id.")]
 Weights = Annotated[str, typer.Option(help="ema (averaged weights) or raw.")]
 Which = Annotated[str, typer.Option(help="last or best checkpoint of a run.")]
+RunFolder = Annotated[str | None, typer.Option("--out", help="Folder of the run; an existing run is continued.")]
+Minutes = Annotated[
+    float | None,
+    typer.Option(help="Train for about so long: steps, warm-up and decay are chosen by measuring (train.minutes)."),
+]
 BothStrands = Annotated[
     bool, typer.Option("--both-strands", help="Average over both strands, for networks that are not equivariant.")
 ]
@@ -59,6 +64,18 @@ def print_lines(lines: Iterable[str]) -> None:
 def is_main() -> bool:
     """Whether this is the process that prints, among those that torchrun started."""
     return os.environ.get("RANK", "0") == "0"
+
+
+def exit_code() -> int:
+    """Of a run that was stopped and saved; torchrun would report anything but 0 as the failure of a process."""
+    from ..distributed import launched
+
+    return 0 if launched() else 130
+
+
+def with_minutes(overrides: list[str] | None, minutes: float | None) -> list[str]:
+    """The overrides of a command with its --minutes among them."""
+    return [*(overrides or []), *([] if minutes is None else [f"train.minutes={minutes}"])]
 
 
 def figures_line(figures: dict[str, Any]) -> str:

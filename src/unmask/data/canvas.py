@@ -44,6 +44,8 @@ class Canvas:
     parts: list[str | slice]  # given text, or the positions of a gap (gaps with nothing between them are one)
     lengths: list[int] = field(default_factory=list)  # of the gaps
     nats: dict[str, float] = field(default_factory=dict)  # the bound by which the lengths of ranged gaps were chosen
+    errors: dict[str, float] = field(default_factory=dict)  # standard errors of its differences from the chosen one
+    undecided: list[str] = field(default_factory=list)  # lengths that may be as good as the chosen ones
 
     @property
     def open_end(self) -> bool:

@@ -152,6 +152,7 @@ def preview(prepared: Prepared, split: str, n: int) -> Rows:
         length=spec.length,
         block_ends=block_ends,
         pad=vocab.pad if vocab.pad is not None else vocab.eos,
+        never_hidden=prepared.tokenizer.never_hidden,
     )
 
 
@@ -182,6 +183,7 @@ def _rows(prepared: Prepared, name: str, facts: dict[str, Any]) -> Rows:
         length=spec.length,
         block_ends=ends_of(spec, vocab),
         pad=vocab.pad if vocab.pad is not None else vocab.eos,
+        never_hidden=prepared.tokenizer.never_hidden,
         **label,
     )
     if not rows.documents:

@@ -1,7 +1,7 @@
-"""Files to text, lines and rows: plain or gzip (bgzip too), streaming. What is wrong with a file is said here.
+"""Files to text, lines and rows: plain, gzip (bgzip too) or xz, streaming. What is wrong with a file is said here.
 
-A gzip file is known by its first bytes. A bgzip file must have its last block: one that is cut at the end of a block
-would otherwise read as a shorter file.
+A compressed file is known by its first bytes. A bgzip file must have its last block: one that is cut at the end
+of a block would otherwise read as a shorter file.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import csv
 import gzip
 import io
 import json
+import lzma
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -21,7 +22,8 @@ from ..errors import UserError, optional
 from ..types import Progress
 
 CHUNK = 1 << 20  # bytes read at once
-MAGIC = b"\x1f\x8b"
+MAGIC, XZ_MAGIC = b"\x1f\x8b", b"\xfd7zXZ\x00"
+COMPRESSED = (".gz", ".bgz", ".xz")  # endings of compressed files
 BGZIP_END = bytes.fromhex("1f8b08040000000000ff0600424302001b0003000000000000000000")  # the last block of a bgzip file
 
 Located = tuple[str, Any]  # where a row is, in words; the row
@@ -54,8 +56,8 @@ def open_bytes(path: Path | str) -> Iterator[tuple[IO[bytes], BinaryIO]]:
     try:
         with Path(path).open("rb") as raw:
             yield _unpacked(raw, path), raw
-    except (EOFError, zlib.error, gzip.BadGzipFile):
-        raise DamagedFile(f"{path} is cut short or damaged: its gzip data has no end; copy it again") from None
+    except (EOFError, zlib.error, gzip.BadGzipFile, lzma.LZMAError):
+        raise DamagedFile(f"{path} is cut short or damaged: its compressed data has no end; copy it again") from None
     except FileNotFoundError:
         raise UserError(f"there is no file {path}") from None
     except IsADirectoryError:
@@ -67,6 +69,8 @@ def open_bytes(path: Path | str) -> Iterator[tuple[IO[bytes], BinaryIO]]:
 def _unpacked(raw: BinaryIO, path: Path | str) -> IO[bytes]:
     head = raw.read(14)
     raw.seek(0)
+    if head.startswith(XZ_MAGIC):
+        return lzma.LZMAFile(raw)  # type: ignore[return-value]
     if not head.startswith(MAGIC):
         return raw
     if head[3:4] == b"\x04" and head[12:14] == b"BC":
@@ -77,10 +81,16 @@ def _unpacked(raw: BinaryIO, path: Path | str) -> IO[bytes]:
     return gzip.GzipFile(fileobj=raw, mode="rb")  # type: ignore[return-value]
 
 
-def is_gzip(path: Path | str) -> bool:
-    """Whether a file begins as gzip files do, whatever its name says."""
+def is_compressed(path: Path | str) -> bool:
+    """Whether a file begins as gzip or xz files do, whatever its name says."""
     with Path(path).open("rb") as file:
-        return file.read(len(MAGIC)) == MAGIC
+        return file.read(len(XZ_MAGIC)).startswith((MAGIC, XZ_MAGIC))
+
+
+def unpacked_name(path: Path | str) -> str:
+    """The name of a file in lower case, without the ending of its compression."""
+    name = Path(path).name.lower()
+    return next((name.removesuffix(ending) for ending in COMPRESSED if name.endswith(ending)), name)
 
 
 def read_bytes(path: Path | str, chunk: int = CHUNK, progress: Progress | None = None) -> Iterator[bytes]:

@@ -39,6 +39,7 @@ class Rows:
     pad: int | None = None  # what fills a row of the pad layout
     marks: np.ndarray | None = field(default=None, repr=False)  # (documents,) uint16: labels as the cache has them ...
     label_ids: np.ndarray | None = field(default=None, repr=False)  # ... and (labels,) int64: the id of each
+    never_hidden: tuple[int, ...] = ()  # ids that are given wherever they stand, as N in a text of bases
 
     @property
     def capacity(self) -> int:
@@ -67,15 +68,21 @@ class Rows:
         """(n, L) int64 tokens, and (n, L) bool where they count (None = everywhere)."""
         chosen = np.asarray(list(indices) if not isinstance(indices, np.ndarray) else indices, dtype=np.int64)
         assert ((chosen >= 0) & (chosen < len(self))).all(), "row outside the split"
-        return self._wrapped(chosen) if self.ends is None else self._padded(chosen)
+        tokens, scored = self._wrapped(chosen) if self.ends is None else self._padded(chosen)
+        if (given := self.given(tokens)) is not None:
+            scored = ~given if scored is None else scored & ~given
+        return tokens, scored
 
     def present(self, tokens: np.ndarray, counts: np.ndarray | None) -> np.ndarray | None:
-        """(n, L) bool where rows that were read hold something to see; of text, what counts (None = everywhere)."""
-        return counts
+        """(n, L) bool where rows that were read hold something to see: what counts or is given (None = everywhere)."""
+        given = self.given(tokens)
+        seen = counts if counts is None or given is None else counts | given
+        return None if seen is None or (given is not None and seen.all()) else seen
 
     def given(self, tokens: np.ndarray) -> np.ndarray | None:
         """(n, L) bool where rows that were read hold what is never hidden; None = nowhere."""
-        return None
+        given = np.isin(tokens, self.never_hidden) if self.never_hidden else None
+        return given if given is not None and given.any() else None
 
     def labels(self, indices: np.ndarray | Iterable[int]) -> np.ndarray | None:
         """(n,) int64 ids of the labels of rows; None where the data have none."""

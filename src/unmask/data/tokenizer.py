@@ -143,6 +143,12 @@ class Tokenizer:
         content = json.dumps([json.loads(self._backend.to_str()), asdict(self.vocab)], sort_keys=True)
         return hashlib.sha256(content.encode()).hexdigest()
 
+    @functools.cached_property
+    def never_hidden(self) -> tuple[int, ...]:
+        """Ids that say nothing, as N of a genome: a model sees them, and never has to guess them."""
+        unknown = self._backend.token_to_id("N") if self.kind == "dna" else None
+        return () if unknown is None else (unknown,)
+
     def save(self, folder: str | Path) -> None:
         """Write tokenizer.json and tokenizer_config.json (which `transformers` reads too)."""
         folder = Path(folder)

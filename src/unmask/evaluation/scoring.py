@@ -19,8 +19,8 @@ from ..sampling import FirstHitting, LeftToRight, Sampler
 from ..types import Batch, Likelihood, Progress
 from .estimators import strata_nats, times_nats
 from .exact import exact_nats, pseudo_nats
-from .likelihood import compute_dtype, eval_keys, evaluating, need_likelihood, summarise
-from .predictions import RowNats, free_positions
+from .likelihood import compute_dtype, eval_keys, evaluating, need_likelihood, refuse_nan, summarise
+from .predictions import RowNats
 from .spans import Passage, ScoredPassage, each_span, lay_out, read_passages
 from .trajectories import plan_nats
 from .uncertainty import combined, standard_errors
@@ -53,11 +53,12 @@ class Method:
 def _drawn(per_draw: list[Tensor]) -> RowNats:
     """From the nats of tokens (B, L) of every draw."""
     nats = np.stack([draw.double().cpu().numpy() for draw in per_draw], axis=1)  # (B, draws, L)
+    refuse_nan(nats, "log-probabilities")
     return RowNats(nats.sum(-1), nats.mean(1), None)
 
 
 def _bound(ask: ScoreRequest, batch: Batch, free: Tensor) -> RowNats:
-    hidden = None if torch.equal(free, free_positions(batch)) else free  # None: any method can do it
+    hidden = None if torch.equal(free, batch.free()) else free  # None: any method can do it
     batch = batch.to(ask.model.device)
     with torch.no_grad():
         result = _drawn([times_nats(ask.model, batch, ask.keys.at(d), hidden).nats for d in range(ask.draws)])
@@ -147,6 +148,7 @@ def score(
     unscored = model.unscored if builder.block_ends is None else 0  # else BOS is given, and never scored
     passages, scored = read_passages(builder, texts, spans, unscored)
     rows: list[RowNats] = []
+    counts: list[int] = []  # scored tokens of each row
     with evaluating(model):
         for start in range(0, len(passages), batch_size):
             part = passages[start : start + batch_size]
@@ -155,10 +157,11 @@ def score(
                 batch = replace(batch, label=torch.full((len(part),), label))
             result = METHODS[method].run(ask, batch, free)
             rows += [_row(result, i, batch.weight()[i].numpy()) for i in range(len(part))]
+            counts += batch.weight().sum(1).tolist()
             if progress and method != "exact":  # which reports how many sets it has evaluated
                 progress(start + len(part), len(passages))
     protocol = _protocol(method, ask, builder, any(spans)) | numbers | {"seed": seed}
-    return _together(rows, passages, scored, protocol)
+    return _together(rows, passages, scored, np.array(counts, dtype=float), protocol)
 
 
 def _protocol(method: str, ask: ScoreRequest, builder: PromptBuilder, spans: bool) -> dict[str, Any]:
@@ -207,7 +210,11 @@ def _row(rows: RowNats, i: int, scored: np.ndarray) -> RowNats:
 
 
 def _together(
-    rows: list[RowNats], passages: list[Passage], scored: list[ScoredPassage], protocol: dict[str, Any]
+    rows: list[RowNats],
+    passages: list[Passage],
+    scored: list[ScoredPassage],
+    counts: np.ndarray,
+    protocol: dict[str, Any],
 ) -> Likelihood:
     """Rows to texts, texts to the whole."""
     texts = []
@@ -227,7 +234,6 @@ def _together(
                 np.concatenate(parts).tolist() if parts else None,
             )
         )
-    counts = np.array([len(p.ids) - p.unscored if p.asked is None else len(p.asked) for p in passages], dtype=float)
     totals = np.stack([row.nats for row in rows])  # (rows, draws)
     whole = summarise(totals, counts, None, protocol)
     error = _error(rows, totals.sum(0), int(counts.sum()))

@@ -105,20 +105,21 @@ def read_passages(
     A whole text longer than the model is cut into blocks. A text with a span has to fit, for its context to be seen.
     The first `unscored` tokens of a row are not scored.
     """
-    capacity = builder.capacity
+    capacity, given = builder.capacity, set(builder.tokenizer.never_hidden)
     passages, scored = [], []
     for number, (text, text_spans) in enumerate(zip(texts, spans, strict=True)):
         ids = builder.encode(text)
         if not ids:
             raise UserError(f"text {number + 1} to score is empty; give it at least one token")
         if text_spans is None:
-            if len(ids) <= unscored:
+            counted = [i for i, token in enumerate(ids) if i % capacity >= unscored and token not in given]
+            if not counted:
                 raise UserError(
                     f"text {number + 1} has only tokens that this model is given and does not score; make it longer"
                 )
             passages += [Passage(number, ids[i : i + capacity], None, unscored) for i in range(0, len(ids), capacity)]
-            pieces = [piece for i, piece in enumerate(builder.tokenizer.pieces(ids)) if i % capacity >= unscored]
-            scored.append(ScoredPassage(pieces, None if unscored else len(text.encode())))
+            size = None if unscored else len(text.encode()) if len(counted) == len(ids) else len(counted)
+            scored.append(ScoredPassage(builder.tokenizer.pieces([ids[i] for i in counted]), size))
             continue
         if len(ids) > capacity:
             raise UserError(
@@ -126,6 +127,10 @@ def read_passages(
                 "shorten the context of the span"
             )
         asked, size = span_tokens(builder.tokenizer, text, ids, text_spans)
+        if known := [i for i in asked if ids[i] in given]:
+            asked, size = [i for i in asked if i not in known], size - len(known)
+        if not asked:
+            raise UserError(f"the span of text {number + 1} has only letters that are never scored, as N; widen it")
         passages.append(Passage(number, ids, asked))
         scored.append(ScoredPassage(builder.tokenizer.pieces([ids[i] for i in asked]), size))
     return passages, scored
@@ -155,7 +160,8 @@ def lay_out(builder: PromptBuilder, passages: Sequence[Passage], first: int, tot
     """Rows as in training (block ends, padding), and (B, L) bool: the positions that the process may hide.
 
     Of a whole text these are all positions that exist, as in training, block ends included; the block ends are hidden
-    now and then, but do not count. Of a span they are its tokens alone.
+    now and then, but do not count. Of a span they are its tokens alone. Letters that say nothing, as N in a text of
+    bases, are given wherever they stand.
     """
     vocab, spec = builder.vocab, builder.spec
     filler = next(token for token in (vocab.pad, vocab.eos, vocab.mask) if token is not None)
@@ -163,6 +169,7 @@ def lay_out(builder: PromptBuilder, passages: Sequence[Passage], first: int, tot
     longest = max(len(p.ids) for p in passages) + len(before) + len(after)
     width = spec.length if spec.attend_pads else longest
     tokens = torch.full((len(passages), width), filler)
+    never_hidden = torch.tensor(builder.tokenizer.never_hidden, dtype=torch.int64)
     scored, free, present = (torch.zeros(len(passages), width, dtype=torch.bool) for _ in range(3))
     for i, passage in enumerate(passages):
         row = torch.tensor([*before, *passage.ids, *after])
@@ -172,5 +179,13 @@ def lay_out(builder: PromptBuilder, passages: Sequence[Passage], first: int, tot
         scored[i, places + len(before)] = True
         present[i, : width if spec.attend_pads else len(row)] = True
         free[i] = present[i] if passage.asked is None else scored[i]
-    index = torch.arange(first, first + len(passages))
-    return Batch(tokens, index, total, scored, None if present.all() else present), free
+    given = torch.isin(tokens, never_hidden)
+    batch = Batch(
+        tokens,
+        torch.arange(first, first + len(passages)),
+        total,
+        scored & ~given,
+        None if present.all() else present,
+        given=given if given.any() else None,
+    )
+    return batch, free & ~given

@@ -191,7 +191,8 @@ class MaskedDiffusion(LanguageModel):
         z = self._corrupt(part, draw, keys, "last mask")
         hidden = self.hidden(z, draw.t, part.present, part.label)[row, column]
         (nll,) = in_chunks(self._token_nll, self.vocab.size, hidden, part.tokens[row, column])
-        scale = draw.at(row, column).scale * drawn[chosen].to(row.device)[row] * (batch.total / share)
+        scale = draw.at(row, column).scale * (batch.total / share)
+        nll = torch.where(drawn[chosen].to(row.device)[row], nll, 0.0)  # which may be infinite
         value = torch.zeros(batch.tokens.shape, dtype=nll.dtype, device=nll.device)
         return value.index_put((chosen.to(row.device)[row], column), nll * scale.float())
 
@@ -239,6 +240,8 @@ class MaskedDiffusion(LanguageModel):
             "schedule": repr(self.schedule),
             "parameterization": repr(self.parameterization),
         }
+        if isinstance(self.law, ContinuousTime):  # a cut schedule may begin its last step before the cut-off is reached
+            facts["cutoff_mask_rate"] = float(f"{self.law.last(self.schedule):.6g}")
         if not self.carry_over:
             facts["reconstruction"] = (
                 "-log x̂ of every token from the z of the last step (the paper's), not from clean x"

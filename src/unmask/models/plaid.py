@@ -189,6 +189,8 @@ class Plaid(LanguageModel):
         x = self.embeddings()[part.tokens]
         noise = self._noise(part, keys).to(x)
         z = noised(x, gamma[:, None, None], noise)
+        if part.given is not None:  # is never hidden, so never noised
+            z = torch.where(part.given[..., None], x, z)
         bias = ramp(keys.step, self.bias_warmup) if training else 1.0
         guess = self._guess(part, z, gamma, keys, bias, training)
         hidden = self.hidden(z, gamma, guess, part.present, part.label)
@@ -246,7 +248,11 @@ class Plaid(LanguageModel):
             hidden = self.hidden(z[chosen_rows], gamma[chosen_rows], None, part.present, part.label)
             guessed, _ = self._reads(hidden, z[chosen_rows], gamma[chosen_rows], part.tokens, where, bias)
             row, column = torch.nonzero(where, as_tuple=True)
-            return guess.index_put((chosen_rows[row], column), guessed)
+            guess = guess.index_put((chosen_rows[row], column), guessed)
+            if batch.given is None:
+                return guess
+            known = batch.given & chosen.to(z.device)[:, None]
+            return torch.where(known[..., None], self.embeddings()[batch.tokens], guess)
 
     def rates(self) -> dict[str, float]:
         """Weights whose learning rate is a multiple of train.lr: embeddings and noise."""

@@ -39,6 +39,7 @@ class Cut:
     x: Tensor
     weight: Tensor
     valid: Tensor | None
+    given: Tensor | None = None  # (B, W): tokens of the block that are never hidden
 
 
 class SimplexDiffusion(LanguageModel):
@@ -98,6 +99,8 @@ class SimplexDiffusion(LanguageModel):
         z = noised(
             almost_one_hot(cut.x, self.vocab.size, self.scale), t, self._noise(batch, keys).to(device), self.scale
         )
+        if cut.given is not None:
+            z = torch.where(cut.given[..., None], almost_one_hot(cut.x, self.vocab.size, self.scale).to(z), z)
         hidden = self.hidden(cut.context, z, t, cut.valid, batch.label)
         (nll,) = in_chunks(self._nll, self.vocab.size, hidden[cut.weight], cut.x[cut.weight])
         return nll.sum(), cut.weight.sum()
@@ -122,7 +125,8 @@ class SimplexDiffusion(LanguageModel):
             exists = exists | ~exists.any(1, keepdim=True)  # an empty row would be a softmax over nothing
         tokens = batch.tokens.gather(1, columns)
         valid = None if exists.all() else exists
-        return Cut(tokens[:, :seen], tokens[:, seen:], weight.gather(1, columns)[:, seen:], valid)
+        given = None if batch.given is None else batch.given.gather(1, columns)[:, seen:]
+        return Cut(tokens[:, :seen], tokens[:, seen:], weight.gather(1, columns)[:, seen:], valid, given)
 
     def _noise(self, batch: Batch, keys: Keys) -> Tensor:
         """(B, W, V) normal numbers, from one random stream per row."""

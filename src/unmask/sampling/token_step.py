@@ -12,6 +12,7 @@ from dataclasses import fields, replace
 import torch
 from torch import Tensor
 
+from ..errors import UserError
 from ..process.chunks import rows_at_once
 from ..process.masking import at_tokens
 from .choice import NEVER, Choice
@@ -180,10 +181,8 @@ class _HeadRows:
             return log_x
         plain = self.model.log_x(self.hidden[twin[guided].to(device), columns[guided.to(device)]])
         scale = torch.tensor([self.active[int(i)].request.guidance for i in which[guided]], device=device)[:, None]
-        labelled = log_x[guided.to(device)]
-        mixed = torch.where(torch.isneginf(labelled), labelled, plain + scale * (labelled - plain))
         log_x = log_x.clone()
-        log_x[guided.to(device)] = torch.log_softmax(mixed, -1)
+        log_x[guided.to(device)] = mixture(log_x[guided.to(device)], plain, scale)
         return log_x
 
     def _ruled(self, log_x: Tensor, segments: Segments, scoring: bool = False) -> Tensor:
@@ -196,9 +195,26 @@ class _HeadRows:
             rows = log_x[start : start + len(positions)]
             start += len(positions)
             if rules is not None and (trajectory.ruled or not scoring):
-                rows = rules(rows, trajectory.place(positions), trajectory.whole(), self.model.vocab)
+                try:
+                    rows = rules(rows, trajectory.place(positions), trajectory.whole(), self.model.vocab)
+                except UserError as error:  # it is this sequence that ends, and not the others of the batch
+                    trajectory.error = error
             out.append(rows)
         return torch.cat(out)
+
+
+def mixture(labelled: Tensor, plain: Tensor, scale: Tensor) -> Tensor:
+    """Log x̂ under guidance: plain^(1 - scale) labelled^scale, as large in all as the two are together.
+
+    Both sum to 1 where x̂ is a distribution. Where it is a measure (SEDD), its size says how likely a reveal is, and
+    that changes with the scale as smoothly as all else: 0 is without the label, 1 with it. A token that is impossible
+    with the label stays so, except at 0; one that is impossible without it stays so below 1, and does not gain above 1.
+    """
+    mixed = plain + scale * (labelled - plain)
+    mixed = torch.where(torch.isneginf(plain), torch.where(scale < 1, plain, labelled), mixed)
+    mixed = torch.where(torch.isneginf(labelled), torch.where(scale == 0, plain, labelled), mixed)
+    size = (1 - scale) * plain.logsumexp(-1, keepdim=True) + scale * labelled.logsumexp(-1, keepdim=True)
+    return torch.log_softmax(mixed, -1) + size
 
 
 def _hidden(

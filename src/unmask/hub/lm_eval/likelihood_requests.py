@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -26,8 +27,8 @@ from ...data.documents import storable
 from ...errors import UserError, at_least, choose
 from ...evaluation import ESTIMATORS, count_weights, default_method, strata_nats, times_nats
 from ...evaluation.exact import time_of
-from ...evaluation.likelihood import eval_keys, evaluating, need_likelihood
-from ...evaluation.predictions import diffusion, free_positions, token_nll
+from ...evaluation.likelihood import eval_keys, evaluating, need_likelihood, refuse_nan
+from ...evaluation.predictions import diffusion, token_nll
 from ...evaluation.spans import Passage, lay_out
 from ...lm import LM
 from ...models.language_model import LanguageModel
@@ -124,6 +125,7 @@ class LikelihoodRequests:
             answer(number, 0.0, True)  # nothing is asked, and nothing is what it writes
         with evaluating(self.lm.model), torch.no_grad():
             for passage, value, right in self._rows([p for passages in requests for p in passages], greedy):
+                refuse_nan(np.array([value]), "log-likelihoods")
                 nats[passage.text] += value
                 same[passage.text] &= right
                 left[passage.text] -= 1
@@ -157,7 +159,7 @@ class LikelihoodRequests:
 
     def _times(self, model: MaskedDiffusion, batch: Batch, free: Tensor, keys: Keys) -> float:
         """The mean over draws, each in a different stratum of time."""
-        hidden = None if torch.equal(free, free_positions(batch)) else free  # None: any method can do it
+        hidden = None if torch.equal(free, batch.free()) else free  # None: any method can do it
         total = 0.0
         for index in torch.arange(self.draws).split(self.rows):
             copies = replace(batch.rows(torch.zeros_like(index)), index=index, total=self.draws).to(model.device)
