@@ -20,6 +20,7 @@ from pydantic import (
     Field,
     NonNegativeFloat,
     NonNegativeInt,
+    PlainSerializer,
     PositiveFloat,
     PositiveInt,
     SerializeAsAny,
@@ -35,6 +36,16 @@ from .errors import nearest as nearest  # imported from here elsewhere
 log = logging.getLogger(__name__)
 NETWORK_KEY = "model.network"
 Seed = Annotated[int, Field(ge=-(2**63), lt=2**63)]
+
+
+def _steps_or_share(value: float) -> float:
+    """A whole number of steps, or a number below 1: a share of train.steps."""
+    if value < 0 or (value >= 1 and value != int(value)):
+        raise ValueError(f"{value:g} must be a number of steps, or a share of train.steps below 1")
+    return value if 0 < value < 1 else int(value)
+
+
+Steps = Annotated[float, AfterValidator(_steps_or_share), PlainSerializer(lambda value: value)]  # 0 = none
 
 
 class Section(BaseModel):
@@ -357,10 +368,11 @@ class TrainConfig(Section):
     """Optimisation, checkpoints and the machine."""
 
     steps: PositiveInt = 1000
+    minutes: PositiveFloat | None = None  # choose the steps of a new run, measured, so that it takes this long
     batch_size: PositiveInt = 64  # global: over all processes and accumulation steps
     micro_batch_size: PositiveInt | None = None  # rows that go through the network of a process at once
     lr: PositiveFloat = 3e-4
-    warmup: NonNegativeInt = 100
+    warmup: Steps = 0.1
     decay: Literal["constant", "cosine", "linear"] = "constant"
     final_lr: float = Field(0.0, ge=0, le=1)  # where the decay ends, as a fraction of lr
     betas: tuple[float, float] = (0.9, 0.999)
@@ -374,7 +386,7 @@ class TrainConfig(Section):
     device: str = "auto"
     strategy: Literal["ddp", "fsdp"] = "ddp"
     log_every: PositiveInt = 10
-    checkpoint_every: PositiveInt = 500
+    checkpoint_every: Annotated[Steps, Field(gt=0)] = 500
     keep_last: PositiveInt = 2
     patience: PositiveInt | None = None  # stop after this many evaluations in a row without improvement
     start: str | None = Field(None, min_length=1)  # a model with the initial weights: a run, a folder or a Hub id
@@ -408,7 +420,7 @@ class TaskConfig(Section):
 class EvalConfig(Section):
     """Evaluation, during training and after it."""
 
-    every: NonNegativeInt = 500  # training steps between evaluations; 0 = only at the end
+    every: Steps = 500  # training steps between evaluations; 0 = only at the end
     split: str = "valid"
     batch_size: PositiveInt = 32
     draws: PositiveInt = 4
@@ -419,10 +431,11 @@ class EvalConfig(Section):
 class SampleConfig(Section):
     """Samples that are written during training."""
 
-    every: NonNegativeInt = 0  # training steps between samples; 0 = none
+    every: Steps = 0  # training steps between samples; 0 = none
     n: PositiveInt = 2
     length: PositiveInt | None = None  # default: data.length
     steps: PositiveInt | None = None  # default: that of the sampler
+    recommended: Literal["auto", "none"] | dict[str, Any] = "auto"  # what the model recommends to those who sample it
 
 
 class Config(Section):
@@ -464,6 +477,23 @@ class Config(Section):
         """The config as YAML, complete."""
         return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False)
 
+    def resolved(self) -> Config:
+        """A copy in which every share of train.steps is a number of steps."""
+        total = self.train.steps
+        return self.changed(
+            train={
+                "warmup": steps_of(self.train.warmup, total),
+                "checkpoint_every": steps_of(self.train.checkpoint_every, total),
+            },
+            eval={"every": steps_of(self.eval.every, total)},
+            sample={"every": steps_of(self.sample.every, total)},
+        )
+
+    def changed(self, **sections: Mapping[str, Any]) -> Config:
+        """A copy with other values of some settings, by section; they are not checked."""
+        parts = {name: getattr(self, name).model_copy(update=values) for name, values in sections.items()}
+        return self.model_copy(update=parts)
+
     def override(self, assignments: Iterable[str]) -> Config:
         """A copy with `a.b=c` assignments applied; values are read as YAML."""
         assignments = list(assignments)
@@ -478,6 +508,11 @@ class Config(Section):
         if any(assignment.startswith("model.backbone=") for assignment in assignments):
             tree["model"]["backbone"] = tree["model"]["network"]  # the old key allows settings of all networks
         return parse(tree)
+
+
+def steps_of(value: float, total: int) -> int:
+    """A setting of steps as a number: a share of all of them is at least one step."""
+    return max(1, round(value * total)) if 0 < value < 1 else int(value)
 
 
 def parse(tree: Mapping[str, Any]) -> Config:

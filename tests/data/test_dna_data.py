@@ -215,7 +215,8 @@ def test_bed(tmp_path, name):
         ("chrX\t20\t10", r"line 2 of .* starts at 20 and ends at 10"),
         ("chrX\t-1\t10", r"line 2 of .* starts at -1, before the chromosome"),
         ("chrX\t1.5\t10", r"line 2 of .* has '1.5' and '10' for start and end, which are not whole numbers"),
-        ("chrX\tstart\tend", r"line 2 of .* not whole numbers"),
+        ("chrX\tstart\tend", r"line 2 of .* not whole numbers; begin a line of column names with #"),
+        ("tig7\t0\t10", r"the genome has no record 'tig7' \(it has chr1, chrX\)"),
         ("chrX\t1", r"line 2 of .* has 2 columns; BED needs chromosome, start and end"),
     ],
 )

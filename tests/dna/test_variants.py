@@ -328,6 +328,17 @@ def test_a_gvcf_with_other_names(place, monkeypatch):
     assert "names no alternative allele" in refused(*command(place, vcf="blocks.vcf"))
 
 
+def test_a_vcf_of_another_assembly_is_suspected(place, monkeypatch):
+    """Bases that happen to agree are scored all the same, so something must be said."""
+    monkeypatch.setenv("UNMASK_CACHE", str(place / "cache"))
+    right, wrong = "chr1\t6\t.\tC\tT\n", "chr1\t6\t.\tA\tT\n"
+    (place / "half.vcf").write_text(HEAD + right + wrong)
+    ran = run(*command(place, "--draws", "2", vcf="half.vcf"))
+    assert ran.code == 0 and "1 of 2 alleles have a REF that the genome does not have there" in ran.err
+    (place / "most.vcf").write_text(HEAD + right * 30 + wrong)
+    assert "assembly" not in run(*command(place, "--draws", "2", vcf="most.vcf")).err
+
+
 def test_what_the_command_refuses(place, monkeypatch, tmp_path):
     monkeypatch.setenv("UNMASK_CACHE", str(place / "cache"))
     ran = run(*command(place, vcf="bad.vcf"))

@@ -44,10 +44,10 @@ def test_a_file_without_a_header_is_read(tmp_path):
 
 
 def test_wrong_lines_are_named_and_the_others_stay(tmp_path):
-    rows = ["chr1\tseven\t.\tA\tC", "chr1\t3", "chr1\t4\t.\tAXE\tC", "chr1\t5\t.\tA\tC"]
+    rows = ["chr1\tseven\t.\tA\tC", "chr1\t3", "chr1\t4\t.\tAXE\tC", "chr1\t5\t.\tA\tC", "chr1\t5\t.\t-\tC"]
     found = list(read_vcf(written(tmp_path, HEAD + "\n".join(rows) + "\n")))
-    assert [type(one) for one in found] == [BadVariant, BadVariant, BadVariant, VcfRecord]
-    assert [one.line for one in found] == [4, 5, 6, 7]
+    assert [type(one) for one in found] == [BadVariant, BadVariant, BadVariant, VcfRecord, BadVariant]
+    assert [one.line for one in found] == [4, 5, 6, 7, 8] and "REF is empty" in found[4].reason
     assert "POS 'seven'" in found[0].reason and "2 columns" in found[1].reason and "'AXE'" in found[2].reason
 
 
@@ -63,6 +63,7 @@ def test_wrong_lines_are_named_and_the_others_stay(tmp_path):
         ("G]17:198982]", "breakend"),
         ("[13:123457[C", "breakend"),
         (".A", "breakend"),
+        ("-", "with the base before it"),
         ("ANC", "N"),
         ("AR", "letters"),
     ],

@@ -32,8 +32,17 @@ Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...")]
 Model = Annotated[str, typer.Argument(help="A run, a folder, a built-in model (tiny-en) or a Hub id.")]
 Weights = Annotated[str, typer.Option(help="ema (averaged weights) or raw.")]
 Which = Annotated[str, typer.Option(help="last or best checkpoint of a run.")]
+RunFolder = Annotated[str | None, typer.Option("--out", help="Folder of the run; an existing run is continued.")]
+Minutes = Annotated[
+    float | None,
+    typer.Option(help="Train for about so long: steps, warm-up and decay are chosen by measuring (train.minutes)."),
+]
 BothStrands = Annotated[
     bool, typer.Option("--both-strands", help="Average over both strands, for networks that are not equivariant.")
+]
+Exact = Annotated[
+    bool,
+    typer.Option("--exact", help="Draw from the model's plain law, and not with the settings that it recommends."),
 ]
 With = Annotated[
     list[str] | None,
@@ -55,6 +64,18 @@ def print_lines(lines: Iterable[str]) -> None:
 def is_main() -> bool:
     """Whether this is the process that prints, among those that torchrun started."""
     return os.environ.get("RANK", "0") == "0"
+
+
+def exit_code() -> int:
+    """Of a run that was stopped and saved; torchrun would report anything but 0 as the failure of a process."""
+    from ..distributed import launched
+
+    return 0 if launched() else 130
+
+
+def with_minutes(overrides: list[str] | None, minutes: float | None) -> list[str]:
+    """The overrides of a command with its --minutes among them."""
+    return [*(overrides or []), *([] if minutes is None else [f"train.minutes={minutes}"])]
 
 
 def figures_line(figures: dict[str, Any]) -> str:
@@ -197,7 +218,7 @@ def read_settings(ctx: typer.Context, more: list[str] | None = None) -> dict[str
     result = {}
     for name, spec in settings_on("cli").items():
         value = ctx.params.get(name)
-        if value is None or (spec.kind in LISTS and not value):
+        if value is None or (spec.kind in LISTS and not value) or not given(ctx, name):
             continue
         text = isinstance(value, str) or spec.kind in LISTS
         result[name] = spec.parse(value, f"{spec.option} {value}") if text else value

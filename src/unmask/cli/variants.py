@@ -26,6 +26,7 @@ from .shared import (
     used_weights,
 )
 
+ANOTHER_GENOME = 0.05  # share of alleles with another REF from which on a VCF is of another genome
 NAMED = 5  # skipped lines that are named on standard error; all of them are in the table
 
 
@@ -83,6 +84,9 @@ def variants(
         raise UserError(f"none of the {table.total} alleles of {vcf} could be scored; line {table.first}")
     left_out = f", left out {overview.any_other:,} that stand for any other allele (gVCF)" * bool(overview.any_other)
     err_console.print(f"scored {table.scored:,} alleles, skipped {skipped:,}{left_out}", markup=False)
+    if table.mismatched > ANOTHER_GENOME * table.total:
+        said = f"{table.mismatched:,} of {table.total:,} alleles have a REF that the genome does not have there"
+        err_console.print(f"{said}; is {genome} the assembly that {vcf} was made with?", markup=False)
     if out is not None:
         err_console.print(f"table: {out}", markup=False)
 
@@ -94,7 +98,7 @@ class _Table:
         from ..dna.variants import HEADER
         from ..files import replacing
 
-        self.scored = self.total = 0
+        self.scored = self.total = self.mismatched = 0
         self.first = ""  # what was wrong with the first line that was skipped
         self.as_json, self.protocol = as_json, protocol
         self.file: IO[str] | None = None
@@ -109,6 +113,8 @@ class _Table:
 
     def add(self, effect: Any) -> None:
         """Write one effect."""
+        from ..dna.alleles import MISMATCH
+
         if self.as_json:
             sys.stdout.write(
                 ("," if self.total else "") + "\n " + json.dumps(finite(effect.as_dict()), allow_nan=False)
@@ -118,6 +124,7 @@ class _Table:
         self.total += 1
         self.scored += effect.score is not None
         if effect.reason is not None:
+            self.mismatched += effect.reason.startswith(MISMATCH)
             skipped = self.total - self.scored
             said = f"{effect.line}: {effect.reason}"
             self.first = self.first or said

@@ -110,12 +110,33 @@ class Tokenizer:
 
     @functools.cached_property
     def _display(self) -> list[str]:
-        special = self._backend.get_added_tokens_decoder()
-        decoder = str(json.loads(self._backend.to_str()).get("decoder") or "")
+        special, decoder = self._backend.get_added_tokens_decoder(), self._decoder
         return [
             self.piece(token) if token in special else _shown(self.piece(token), decoder)
             for token in range(self.vocab.size)
         ]
+
+    @functools.cached_property
+    def _decoder(self) -> str:
+        return str(json.loads(self._backend.to_str()).get("decoder") or "")
+
+    @functools.cached_property
+    def spelling(self) -> list[bytes | None]:
+        """What each token adds to a text, as UTF-8; an end of text is a line break, other special tokens have None."""
+        special = self._backend.get_added_tokens_decoder()
+        byte, byte_level = _byte_of(), "ByteLevel" in self._decoder
+        result: list[bytes | None] = []
+        for token, shown in enumerate(self._display):
+            piece = self.piece(token)
+            if token in (self.vocab.eos, self.vocab.bos):
+                result.append(b"\n")
+            elif token in special or token in (self.vocab.mask, self.vocab.pad):
+                result.append(None)
+            elif byte_level and all(character in byte for character in piece):
+                result.append(bytes(byte[character] for character in piece))
+            else:
+                result.append(shown.encode())
+        return result
 
     @functools.cached_property
     def digest(self) -> str:

@@ -20,6 +20,7 @@ from .vcf import VcfRecord, no_sequence
 IDS = {"A": A, "C": C, "G": G, "T": T, "N": N}
 LETTERS = {token: letter for letter, token in IDS.items()}
 NONE = -1
+MISMATCH = "REF is"  # how the reason begins where the genome has other bases
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,7 @@ def _misplaced(record: VcfRecord, genome: Genome) -> str | None:
     reference = genome.fetch(chrom, record.pos - 1, end)
     if any(IDS[base] != token for base, token in zip(record.ref, reference.tolist(), strict=True)):
         shown = "".join(LETTERS[token] for token in reference[:20].tolist()) + ("..." if len(reference) > 20 else "")
-        return f"REF is {record.ref[:20]}, but the genome has {shown} at {record.chrom}:{record.pos}"
+        return f"{MISMATCH} {record.ref[:20]}, but the genome has {shown} at {record.chrom}:{record.pos}"
     return "the reference has an N" if N in reference else None
 
 

@@ -67,7 +67,7 @@ def read_vcf(path: str | Path) -> Iterator[VcfRecord | BadVariant]:
         if not seen and isinstance(variant, BadVariant):
             raise UserError(
                 f"{path} is not a VCF: line {number} is neither a header nor a variant ({variant.reason}); "
-                f"its columns are {COLUMNS}, with tabs between"
+                "give a VCF (bcftools view makes one of a BCF)"
             )
         seen = True
         yield variant
@@ -83,10 +83,12 @@ def _record(number: int, line: str) -> VcfRecord | BadVariant:
         return BadVariant(number, chrom, pos, name, ref, alt, reason)
 
     if len(fields) < 5:
-        return bad(f"it has {len(fields)} columns with tabs between, not the 5 of {COLUMNS}")
+        return bad(f"it has {len(fields)} column{'s' * (len(fields) > 1)} with tabs between, not the 5 of {COLUMNS}")
     if not (pos.isascii() and pos.isdecimal() and len(pos) < 16):
         return bad(f"POS {pos[:20]!r} is not a whole number")
-    if not ref or not BASES.issuperset(ref.upper()):
+    if ref in ("", "-", "."):
+        return bad("REF is empty; write an insertion with the base before it, such as A and ACG")
+    if not BASES.issuperset(ref.upper()):
         return bad(f"REF {_short(ref)!r} has letters other than A, C, G, T and N")
     return VcfRecord(number, chrom, int(pos), name, ref.upper(), tuple(map(_allele, alt.split(","))))
 
@@ -99,6 +101,8 @@ def no_sequence(alt: str) -> str | None:
     """Why an alternative cannot be put into the sequence; None where it can."""
     if alt in ("", "."):
         return "there is no alternative allele"
+    if alt == "-":
+        return "the alternative is empty; write a deletion with the base before it, such as ACG and A"
     if alt == "*":
         return "the alternative * only says that a deletion begins further up"
     if alt in ANY_OTHER:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..data.canvas import PromptBuilder
 from ..data.unknown import count_unknown, unknown_facts
-from ..errors import UserError, at_least, choose
+from ..errors import UserError, at_least, choose, known_keywords
 from ..models.language_model import LanguageModel
 from ..models.masked import as_masked
 from ..process.keys import Keys
@@ -114,6 +114,7 @@ def default_method(model: LanguageModel) -> str:
     return "strata" if known else "bound"
 
 
+@known_keywords
 def score(
     model: LanguageModel,
     builder: PromptBuilder,

@@ -240,6 +240,8 @@ class MaskedDiffusion(LanguageModel):
             "schedule": repr(self.schedule),
             "parameterization": repr(self.parameterization),
         }
+        if isinstance(self.law, ContinuousTime):  # a cut schedule may begin its last step before the cut-off is reached
+            facts["cutoff_mask_rate"] = float(f"{self.law.last(self.schedule):.6g}")
         if not self.carry_over:
             facts["reconstruction"] = (
                 "-log x̂ of every token from the z of the last step (the paper's), not from clean x"

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ..types import UserError, Vocab
 from .choice import NEVER
+from .phrases import NO_TOKENS, Phrase
 
 Constrain = Callable[[Tensor, Tensor, Tensor], Tensor]  # (log_p (k, V), positions (k,), canvas (L,)) -> (k, V)
 
@@ -27,6 +28,7 @@ class Rules:
     allowed: Mapping[int, Sequence[int]] = field(default_factory=dict)  # position -> the only tokens it may hold
     eos_from: int = 0  # no end of text before this position
     constrain: Constrain | None = None
+    phrases: tuple[Phrase, ...] = ()  # words that never appear, whichever tokens would spell them
     ends: frozenset[int] = frozenset()  # the tokens that end a text; none: the end-of-text token
 
     def check(self, canvas: Tensor, vocab: Vocab, name: Callable[[int], str] = str, free: Tensor | None = None) -> None:
@@ -85,14 +87,25 @@ class Rules:
             if position in self.allowed:
                 keep = torch.tensor(list(self.allowed[position]), device=out.device)
                 out[row] = torch.full_like(out[row], NEVER).index_copy(0, keep, out[row, keep])
-        self._some_left(out, positions)
+        if self.phrases:
+            context = canvas.cpu().clone()
+            context[positions.cpu()] = vocab.mask  # what is written together is not known yet
+            known = context.tolist()
+            for row, position in enumerate(positions.tolist()):
+                out[row, self.forbidden(known, position, vocab).to(out.device)] = NEVER
+        self.some_left(out, positions)
         if self.constrain is not None:
             out = self._ask(out, positions, canvas, vocab)
-            self._some_left(out, positions)
+            self.some_left(out, positions)
         return torch.log_softmax(out, -1)
 
+    def forbidden(self, canvas: Sequence[int], position: int, vocab: Vocab) -> Tensor:
+        """The tokens that would complete a banned word at a position."""
+        return torch.cat([NO_TOKENS, *(phrase.forbidden(canvas, position, vocab.mask) for phrase in self.phrases)])
+
     @staticmethod
-    def _some_left(log_x: Tensor, positions: Tensor) -> None:
+    def some_left(log_x: Tensor, positions: Tensor) -> None:
+        """Raise if nothing can be written at one of the positions."""
         nothing = torch.isneginf(log_x).all(-1)
         if nothing.any():
             raise UserError(f"the constraints leave no token to write at position {int(positions[nothing.cpu()][0])}")

@@ -64,6 +64,7 @@ class _HeadRows:
         counts += [counts[i] for i in guided]
         slots = [trajectory.in_slot() for trajectory in every] if model.cached else None
         self.hidden = _hidden(model, z, t, present, label, queries, counts, slots)
+        self.pending: dict[int, list[int]] = {}  # by sequence: its canvas with what this step has written so far
         self.at_once = rows_at_once(model.vocab.size, LOGITS_AT_ONCE)
 
     def _chunks(self, wanted: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor, Segments]]:
@@ -110,6 +111,7 @@ class _HeadRows:
             uniform = torch.cat([self.active[i].uniform(positions_of[i]) for i in members])
             rows = shaped if chosen.all() else shaped[chosen.to(shaped.device)]
             tokens[chosen] = choice.tokens(rows, uniform).cpu()
+        self._redraw(tokens, shaped, segments)
         replayed = torch.zeros(len(which), dtype=torch.bool)
         for i, p in segments:
             target = self.active[i].request.target
@@ -123,6 +125,34 @@ class _HeadRows:
         if law is log_x:
             return written
         return replace(written, log_probs=at_tokens(law, tokens.to(law.device)).double().cpu())
+
+    def _redraw(self, tokens: Tensor, shaped: Tensor, segments: Segments) -> None:
+        """Draw again where a token could complete a banned word with tokens that are written in the same step.
+
+        From left to right, each given those before it, with the uniform number that it had: the rest stays as it is.
+        """
+        start = 0
+        for i, positions in segments:
+            trajectory, rows = self.active[i], range(start, start + len(positions))
+            start += len(positions)
+            rules, mask = trajectory.request.rules, self.model.vocab.mask
+            if rules is None or not rules.phrases or trajectory.request.target is not None:
+                continue
+            if i not in self.pending:
+                whole = trajectory.whole().clone()
+                whole[trajectory.place(trajectory.due())] = mask
+                self.pending[i] = whole.tolist()
+            canvas, places = self.pending[i], trajectory.place(positions).tolist()
+            for place, row in sorted(zip(places, rows, strict=True)):
+                banned = rules.forbidden(canvas, place, self.model.vocab).to(shaped.device)
+                if not torch.isneginf(shaped[row, banned]).all():  # also where another token was drawn: one law
+                    left = shaped[row].clone()
+                    left[banned] = NEVER
+                    rules.some_left(left[None], torch.tensor([place]))
+                    choice = trajectory.choice(trajectory.request.choice)
+                    uniform = trajectory.uniform(positions[row - rows.start : row - rows.start + 1])
+                    tokens[row] = choice.tokens(left[None], uniform).cpu()[0]
+                canvas[place] = int(tokens[row])
 
     def _law(self, log_x: Tensor, segments: Segments) -> Tensor:
         """The distribution that tokens are drawn from: a trajectory may change x̂."""

@@ -55,13 +55,16 @@ def _interval(path: Path, line: int, words: list[str], sizes: Mapping[str, int])
         raise UserError(f"{where} has {len(words)} column{'s' * (len(words) > 1)}; BED needs chromosome, start and end")
     name, first, last = words[:3]
     try:
+        start, end = int(first), int(last)
+    except ValueError:
+        raise UserError(
+            f"{where} has {first!r} and {last!r} for start and end, which are not whole numbers"
+            + "; begin a line of column names with #" * (not first[:1].isdigit())
+        ) from None
+    try:
         name = record_name(name, sizes)
     except UserError as error:
         raise UserError(f"{where}: {error}") from None
-    try:
-        start, end = int(first), int(last)
-    except ValueError:
-        raise UserError(f"{where} has {first!r} and {last!r} for start and end, which are not whole numbers") from None
     if start < 0:
         raise UserError(f"{where} starts at {start}, before the chromosome; BED counts from 0")
     if start >= end:
@@ -69,6 +72,5 @@ def _interval(path: Path, line: int, words: list[str], sizes: Mapping[str, int])
     if end > sizes[name]:
         raise UserError(f"{where} ends at {end:,}, beyond the end of {name!r}, which has {sizes[name]:,} bases")
     label, _, strand = (*words[3:6], *(".", ".", ".")[len(words[3:6]) :])
-    return Interval(
-        name, start, end, SPLIT_NAMES.get(label.lower()), line, None if label in ("", ".") else label, strand
-    )
+    named = None if label in ("", ".") else label
+    return Interval(name, start, end, SPLIT_NAMES.get(label.lower()), line, named, strand or ".")

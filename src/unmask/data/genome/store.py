@@ -30,6 +30,7 @@ from .fasta import LOWER, UNKNOWN, read_fasta
 
 FORMAT = 1
 BASES_FILE, UNKNOWN_FILE, SOFT_FILE, INDEX_FILE = "bases.2bit", "unknown.runs", "soft.runs", "index.json"
+SHOWN = 4  # names of records in a sentence
 SAMPLES, SAMPLE = 64, 1 << 16  # large files are checked by so many pieces of so many bytes
 _UNPACK = np.array([[A + (byte >> shift & 3) for shift in (0, 2, 4, 6)] for byte in range(256)], dtype=np.uint8)
 _LETTERS = np.frombuffer(b"ACGTN", dtype=np.uint8)
@@ -146,8 +147,13 @@ def record_name(name: str, names: Collection[str]) -> str:
     if len(same) > 1:
         raise UserError(f"{name!r} could be any of the genome's records {', '.join(same)}; write one of these names")
     if not same:
-        raise UserError(f"the genome has no record {name!r}{nearest(name, list(names))}")
+        raise UserError(f"the genome has no record {name!r}{nearest(name, names) or _listed(names)}")
     return same[0]
+
+
+def _listed(names: Collection[str]) -> str:
+    first = [*names][:SHOWN]
+    return f" (it has {', '.join(first)}{', ...' * (len(names) > len(first))})"
 
 
 @lru_cache(maxsize=4)
