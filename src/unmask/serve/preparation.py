@@ -46,6 +46,8 @@ def prepare_completion(lm: LM, asked: CompletionBody, limits: Limits) -> list[Re
     if len(prompts) * asked.n > limits.n:
         raise Refusal(400, f"{len(prompts)} prompts with n={asked.n} are more than {limits.n} samples", param="n")
     suffix, builder = asked.suffix or "", lm.prompt_builder
+    _readable([*prompts, suffix], limits)
+    _fits(len(builder.encode(suffix)), limits)
     ends = not suffix and not asked.ignore_eos and builder.vocab.eos is not None
     options = asked.options(_seed(asked), stop_at_eos=ends)
     canvases: list[Canvas] = []
@@ -62,7 +64,7 @@ def prepare_completion(lm: LM, asked: CompletionBody, limits: Limits) -> list[Re
                 code="context_length_exceeded",
             )
         canvases += [lm.prompt_canvas(prompt, length, suffix, asked.stride is not None)] * asked.n
-    return _works(lm, canvases, options, limits, asked.logprobs or 0)
+    return _works(lm, canvases, options, limits, asked.logprobs or 0, "logprobs")
 
 
 def tokens(lm: LM, asked: TokenizeBody, limits: Limits) -> list[int]:
@@ -84,6 +86,12 @@ def _within(asked: Writing, limits: Limits) -> None:
         raise Refusal(
             400, f"steps and corrections are more than the {limits.steps} that this server allows", param="corrections"
         )
+    rules = {name: getattr(asked, name, None) or () for name in ("ban", "only", "allowed")}
+    words = len(rules["ban"]) + len(rules["only"]) + sum(map(len, dict(rules["allowed"]).values()))
+    if words > limits.words:
+        raise Refusal(
+            400, f"the rules name {words} tokens, more than the {limits.words} that this server allows", param="allowed"
+        )
 
 
 def _seed(asked: Writing) -> int:
@@ -93,6 +101,7 @@ def _seed(asked: Writing) -> int:
 def _prompt(lm: LM, asked: Gapped, limits: Limits) -> Canvas:
     length = min(lm.length, limits.length) if asked.length is None else asked.length
     _fits(length, limits)
+    _readable([asked.prompt or "", asked.suffix or ""], limits)
     return lm.prompt_canvas(asked.prompt or "", length, asked.suffix or "", asked.stride is not None)
 
 
@@ -105,8 +114,13 @@ def _gaps(lm: LM, asked: Gapped, limits: Limits) -> Canvas:
 def _parts(text: str, limits: Limits) -> list[str | Gap]:
     parts = parse_gaps(text)
     _fits(sum(part.low for part in parts if isinstance(part, Gap)), limits)
-    _fits(sum(len(part) for part in parts if isinstance(part, str)) // 64, limits)  # before it is read into tokens
+    _readable([part for part in parts if isinstance(part, str)], limits)
     return parts
+
+
+def _readable(texts: list[str], limits: Limits) -> None:
+    """Refuse what is far too long before it is read into tokens."""
+    _fits(max(map(len, texts), default=0) // 64, limits)
 
 
 def _fits(length: int, limits: Limits) -> None:
@@ -116,20 +130,31 @@ def _fits(length: int, limits: Limits) -> None:
         )
 
 
-def _works(lm: LM, canvases: list[Canvas], options: SamplingParams, limits: Limits, tops: int) -> list[Request]:
+def _works(
+    lm: LM, canvases: list[Canvas], options: SamplingParams, limits: Limits, tops: int, name: str = "tops"
+) -> list[Request]:
     for canvas in canvases[:1]:
         _fits(len(canvas.ids), limits)
     if (total := sum(len(canvas.ids) for canvas in canvases)) > limits.tokens:
         raise Refusal(
             400, f"{total} tokens in all are more than the {limits.tokens} that this server allows", param="n"
         )
+    if total * tops > limits.alternatives:
+        raise Refusal(
+            400,
+            f"{total} tokens with {name}={tops} are {total * tops} alternatives, more than the {limits.alternatives} "
+            "that this server allows",
+            param=name,
+        )
     if len(canvases) > limits.queue + limits.batch:
         raise Refusal(400, f"{len(canvases)} samples are more than this server holds at a time", param="n")
     check_seed(options.seed + len(canvases) - 1)
     requests: list[Request] = []
     for i, canvas in enumerate(canvases):
+        if i and canvas is canvases[i - 1]:
+            requests.append(lm.reseeded(requests[-1], options.seed + i, i))
+            continue
         _fits(len(canvas.ids), limits)
         requests.append(lm.request(canvas, replace(options, seed=options.seed + i), row=i, tops=tops))
-        if i == 0 or canvas is not canvases[i - 1]:
-            lm.check(requests[-1])
+        lm.check(requests[-1])
     return requests
