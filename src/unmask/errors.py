@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import difflib
+import importlib
+import sys
 from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
 
 
 class UserError(ValueError):
@@ -17,6 +21,24 @@ def nearest(word: str, known: Iterable[str]) -> str:
     if not close:  # a wrong section with the right last name
         close = [k for k in options if k.rsplit(".", 1)[-1] == word.rsplit(".", 1)[-1]][:1]
     return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+def optional(module: str, purpose: str, extra: str) -> Any:
+    """A module of an optional package; without it, a sentence with the command that installs it."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        package, why = module.partition(".")[0], ""
+        if (error.name or "").partition(".")[0] != package:  # it is there, and something that it needs is not
+            why = f" ({error})"
+        raise UserError(f"{purpose} needs the package {package}{why}; install it with: {pip(extra)}") from None
+
+
+def pip(extra: str) -> str:
+    """The command that installs an extra into the Python that runs: from the clone that this is, if it is one."""
+    clone = Path(__file__).resolve().parents[2]
+    what = f"-e '{clone}[{extra}]'" if (clone / "pyproject.toml").is_file() else f"'unmask[{extra}]'"
+    return f"{sys.executable} -m pip install {what}"
 
 
 def choose(name: str, options: Iterable[str], what: str, instead: str = "") -> str:

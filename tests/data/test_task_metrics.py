@@ -164,10 +164,10 @@ def test_what_cannot_be_judged():
         metrics.compute(STSB, np.array([0.0, 1.0]), np.array([np.nan, 1.0]))
 
 
-@pytest.mark.parametrize(("module", "package", "task"), [("sklearn", "scikit-learn", SST2), ("scipy", "scipy", STSB)])
-def test_without_the_package(monkeypatch, module, package, task):
+@pytest.mark.parametrize(("module", "task"), [("sklearn", SST2), ("scipy", STSB)])
+def test_without_the_package(monkeypatch, module, task):
     for name in [name for name in sys.modules if name.partition(".")[0] == module]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(UserError, match=rf"need the package {package}; pip install 'unmask\[tasks\]'"):
+    with pytest.raises(UserError, match=rf"needs the package {module}; install it with: .* -m pip install .*\[tasks\]"):
         metrics.compute(task, np.array([0, 1]), np.array([0, 1]))

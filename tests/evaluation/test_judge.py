@@ -96,7 +96,7 @@ def test_mauve_gets_features_of_real_and_of_generated_text(monkeypatch):
     with pytest.raises(UserError, match="give it a causal scorer"):
         judge(TEXTS, SAMPLES, scorer=Letters(), references=["e"])
     monkeypatch.setitem(sys.modules, "mauve", None)
-    with pytest.raises(UserError, match=r"needs mauve-text \(GPLv3\); pip install 'unmask\[mauve\]'"):
+    with pytest.raises(UserError, match=r"MAUVE \(GPLv3\) needs the package mauve; .*pip install .*\[mauve\]"):
         judge(TEXTS, SAMPLES, scorer=Features(), references=["e"])
 
 

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
 
 from ..errors import UserError
 from . import (
@@ -31,6 +30,7 @@ from . import (
     variants,
 )
 from . import eval as evaluation
+from .help import HelpfulCommand, HelpfulGroup
 from .shared import err_console, figures_line, out_console, with_settings, writing_settings
 
 __all__ = ["app", "err_console", "figures_line", "main", "out_console"]
@@ -46,11 +46,11 @@ SETTINGS: dict[str, tuple[Callable[..., None], Callable[[], Iterable[str]]]] = {
 def full_command(name: str) -> Any:
     """A command of `SETTINGS` with the options of its settings; their schema needs torch."""
     single = typer.Typer(add_completion=False)
-    single.command(name)(with_settings(*SETTINGS[name]))
+    single.command(name, cls=HelpfulCommand)(with_settings(*SETTINGS[name]))
     return typer.main.get_command(single)
 
 
-class CommandGroup(TyperGroup):
+class CommandGroup(HelpfulGroup):
     """Adds the options of the settings only to the command that is called, so that `unmask --help` stays fast."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
@@ -67,20 +67,20 @@ app = typer.Typer(
     add_completion=False,
 )
 
-app.command()(train.train)
-app.command()(finetune.finetune)
+app.command(cls=HelpfulCommand)(train.train)
+app.command(cls=HelpfulCommand)(finetune.finetune)
 for name, (command, _) in SETTINGS.items():
-    app.command(name)(with_settings(command, None))
-app.command()(serve.serve)
-app.command()(variants.variants)
-app.command()(embed.embed)
-app.command()(compare.compare)
-app.command()(reproduce.reproduce)
+    app.command(name, cls=HelpfulCommand)(with_settings(command, None))
+app.command(cls=HelpfulCommand)(serve.serve)
+app.command(cls=HelpfulCommand)(variants.variants)
+app.command(cls=HelpfulCommand)(embed.embed)
+app.command(cls=HelpfulCommand)(compare.compare)
+app.command(cls=HelpfulCommand)(reproduce.reproduce)
 app.command(
     "lm-eval", add_help_option=False, context_settings={"allow_extra_args": True, "ignore_unknown_options": True}
 )(lm_eval.lm_eval)
-app.command()(demo.demo)
-app.command()(convert.convert)
+app.command(cls=HelpfulCommand)(demo.demo)
+app.command(cls=HelpfulCommand)(convert.convert)
 app.add_typer(data.app, name="data")
 
 

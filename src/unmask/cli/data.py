@@ -7,11 +7,12 @@ from typing import Annotated, Any
 
 import typer
 
+from .help import HelpfulCommand, HelpfulGroup
 from .shared import Json, print_json, print_lines
 
 SHOWN = 400  # characters of a text that a terminal shows
 
-app = typer.Typer(help="Data sets: list, show, prepare.", no_args_is_help=True)
+app = typer.Typer(cls=HelpfulGroup, help="Data sets: list, show, prepare.", no_args_is_help=True)
 DataOverrides = Annotated[
     list[str] | None, typer.Argument(help="Settings as data.key=value, for example data.length=64.")
 ]
@@ -21,7 +22,7 @@ ZeroShot = Annotated[
 ]
 
 
-@app.command("list")
+@app.command("list", cls=HelpfulCommand)
 def data_list(as_json: Json = False) -> None:
     """List the named data sets, with the paper's conventions for each."""
     from ..data.overview import list_sets
@@ -30,7 +31,7 @@ def data_list(as_json: Json = False) -> None:
     _print_data(sets, lines_of_list(sets), as_json)
 
 
-@app.command("show")
+@app.command("show", cls=HelpfulCommand)
 def data_show(
     source: Source,
     overrides: DataOverrides = None,
@@ -48,7 +49,7 @@ def data_show(
     _print_data(overview, lines_of_show(overview), as_json)
 
 
-@app.command("prepare")
+@app.command("prepare", cls=HelpfulCommand)
 def data_prepare(
     source: Source,
     overrides: DataOverrides = None,

@@ -53,19 +53,12 @@ def serve(
     device: Device = "auto",
 ) -> None:
     """Serve models: a page to watch masks become words, and an API that OpenAI's clients can talk to."""
-    try:
-        from ..serve.app import LOOPBACK, make_app
-        from ..serve.engine import Engine
-        from ..serve.limits import Limits
-        from ..serve.server import bind
-        from ..serve.server import serve as run
-        from ..serve.threads import run_in_thread
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] not in ("starlette", "uvicorn", "h11", "anyio", "prometheus_client"):
-            raise
-        raise UserError(
-            "unmask serve needs starlette, uvicorn and prometheus_client: pip install 'unmask[serve]'"
-        ) from None
+    from ..serve.app import LOOPBACK, make_app
+    from ..serve.engine import Engine
+    from ..serve.limits import Limits
+    from ..serve.server import bind
+    from ..serve.server import serve as run
+    from ..serve.threads import run_in_thread
 
     limits = Limits(
         batch=batch_size,

@@ -17,7 +17,7 @@ from itertools import islice
 from pathlib import Path, PurePath
 from typing import Any
 
-from ..errors import UserError
+from ..errors import UserError, optional
 from . import documents, readers
 from .documents import Piece
 from .readers import Located
@@ -139,8 +139,7 @@ def rows(read: str, path: Path, field: str, label: str | None) -> Iterator[Locat
 def count(read: str, path: Path, field: str) -> int:
     """How many rows a file has: a Parquet file records it, others are read."""
     if read == "table" and table_format(path) == "parquet":
-        import pyarrow.parquet as pq
-
+        pq = optional("pyarrow.parquet", "a Parquet file", "data")
         with readers.arrow_errors(path, "a Parquet"):
             return int(pq.read_metadata(path).num_rows)
     return sum(1 for _ in rows(read, path, field, None))
@@ -220,8 +219,7 @@ def _header_csv(path: Path, field: str, label: str | None) -> Iterator[Located]:
 
 def _arrow_rows(path: Path, field: str, label: str | None) -> Iterator[Located]:
     """What `datasets` writes: Arrow streams; and Arrow files."""
-    import pyarrow as pa
-
+    pa = optional("pyarrow", "an Arrow file", "data")
     number = 0
     with readers.arrow_errors(path, "an Arrow"), pa.memory_map(str(path)) as source:
         try:

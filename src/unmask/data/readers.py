@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, BinaryIO
 
-from ..errors import UserError
+from ..errors import UserError, optional
 from ..types import Progress
 
 CHUNK = 1 << 20  # bytes read at once
@@ -184,8 +184,7 @@ def csv_rows(path: Path | str, **options: Any) -> Iterator[tuple[str, list[str]]
 
 def parquet_rows(path: Path | str, columns: Callable[[Sequence[str]], list[str]]) -> Iterator[Located]:
     """Every row of a Parquet file; `columns` chooses among those that it has, and only these are read."""
-    import pyarrow.parquet as pq
-
+    pq = optional("pyarrow.parquet", "a Parquet file", "data")
     with arrow_errors(path, "a Parquet"), pq.ParquetFile(path, memory_map=True) as file:
         number = 0
         for batch in file.iter_batches(batch_size=256, columns=columns(file.schema_arrow.names)):

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..types import UserError
+from ..errors import UserError, optional
 
 # Origin, runtime options, and what would fetch code or kernels: none of it describes the network.
 NOT_NETWORK = {
@@ -27,12 +27,7 @@ NOT_NETWORK = {
 
 def transformers() -> Any:
     """The package; raises in one sentence if it is not installed."""
-    try:
-        return importlib.import_module("transformers")
-    except ImportError:
-        raise UserError(
-            "a model of transformers needs the package transformers; pip install 'unmask[transformers]'"
-        ) from None
+    return optional("transformers", "a model of transformers", "transformers")
 
 
 def masked_lms() -> Mapping[str, str]:

@@ -8,12 +8,9 @@ for Matthews' correlation in scikit-learn.
 
 from __future__ import annotations
 
-import importlib
-from typing import Any
-
 import numpy as np
 
-from ...errors import UserError
+from ...errors import UserError, optional
 from .definition import Task
 
 REPLICATES = 1000
@@ -49,7 +46,7 @@ def _checked(task: Task, predictions: np.ndarray, labels: np.ndarray) -> tuple[n
 
 def _counted(name: str, predicted: np.ndarray, true: np.ndarray, task: Task) -> tuple[float, float]:
     """A metric of classes from scikit-learn, with its standard error."""
-    sk = _package("sklearn.metrics", "scikit-learn")
+    sk = optional("sklearn.metrics", "a metric of this task", "tasks")
     if name == "accuracy":
         p = float(sk.accuracy_score(true, predicted))
         return p, float(np.sqrt(p * (1 - p) / len(true)))
@@ -89,7 +86,7 @@ def matthews_of(tables: np.ndarray) -> np.ndarray:
 
 def _correlation(name: str, predicted: np.ndarray, true: np.ndarray) -> tuple[float, float]:
     """A correlation from scipy, with its standard error."""
-    stats = _package("scipy.stats", "scipy")
+    stats = optional("scipy.stats", "a metric of this task", "tasks")
     if _alike(predicted) or _alike(true):
         return 0.0, 0.0
     value = float({"spearman": stats.spearmanr, "pearson": stats.pearsonr}[name](predicted, true).statistic)
@@ -123,10 +120,3 @@ def _stream(name: str) -> np.random.Generator:
     from ...process.keys import Keys
 
     return Keys(0).stream(f"bootstrap/{name}")
-
-
-def _package(module: str, package: str) -> Any:
-    try:
-        return importlib.import_module(module)
-    except ImportError:
-        raise UserError(f"the metrics of tasks need the package {package}; pip install 'unmask[tasks]'") from None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -12,8 +11,8 @@ import torch
 from torch import Tensor
 
 from ...data.online import hub
+from ...errors import UserError, optional
 from ...networks.architectures import quiet
-from ...types import UserError
 from .scorers import CausalScorer
 
 LONGEST = 2048  # tokens of context: more would make windows of no use larger than memory
@@ -73,10 +72,7 @@ class HfScorer(CausalScorer):
 
 
 def _load(where: str) -> tuple[Any, Any]:
-    try:
-        transformers = importlib.import_module("transformers")
-    except ImportError:
-        raise UserError("a causal scorer needs the package transformers; pip install 'unmask[judge]'") from None
+    transformers = optional("transformers", "a causal scorer", "judge")
     path = Path(where).expanduser()
     if path.is_file():
         raise UserError(f"scorer {where} is a file; give the folder with config.json, model.safetensors and tokenizer")
