@@ -414,6 +414,7 @@ class SampleConfig(Section):
     n: PositiveInt = 2
     length: PositiveInt | None = None  # default: data.length
     steps: PositiveInt | None = None  # default: that of the sampler
+    recommended: Literal["auto", "none"] | dict[str, Any] = "auto"  # what the model recommends to those who sample it
 
 
 class Config(Section):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from numbers import Integral
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,17 +17,19 @@ from . import evaluation
 from .config import Config
 from .data.canvas import Canvas, Gap, PromptBuilder, parse_gaps
 from .data.tokenization import Tokenizer
-from .errors import UserError, at_least
+from .errors import UserError, at_least, nearest
 from .evaluation.exact import time_of
 from .evaluation.likelihood import eval_keys, evaluating
 from .evaluation.predictions import diffusion, token_nll
 from .models.language_model import LanguageModel
 from .process.keys import Keys
 from .sampling import Request
-from .sampling.params import SamplingParams, Stop
+from .sampling.params import SamplingParams, Stop, all_settings
+from .sampling.recommended import Recommended
 from .types import Batch, Ending, Likelihood, Sample, State, Token
 
 Watch = Callable[[State], None]
+WRITING = ("n", "text", "prompt", "suffix", "length", "batch_size", "tops", "watch", "exact")  # beside the settings
 HALF = "\ufffd"  # what an incomplete character (its other bytes are still missing) is decoded to
 
 
@@ -45,6 +48,7 @@ class LM:
     tokenizer: Tokenizer
     config: Config
     labels: list[str] = field(default_factory=list)
+    recommended: Recommended = field(default_factory=Recommended)  # settings where a user leaves them open; examples
 
     @property
     def length(self) -> int:
@@ -63,9 +67,23 @@ class LM:
         """
         from .hub.layout import write_folder
 
-        return write_folder(folder, self.model, self.tokenizer, self.config, self.labels, dtype, card)
+        return write_folder(folder, self.model, self.tokenizer, self.config, self.labels, dtype, card, self.recommended)
+
+    def push_to_hub(self, repo_id: str, **about: Any) -> str:
+        """Upload the model and its card to the Hugging Face Hub; `about` as in `hub.push_to_hub` (figures, license)."""
+        from .hub.push import push_to_hub
+
+        return push_to_hub(self, repo_id, **about)
 
     # -- writing -----------------------------------------------------------------------------------------------------
+
+    def sampling_params(self, explicit: Mapping[str, Any] | None = None, exact: bool = False) -> SamplingParams:
+        """The settings for what a user asked for: theirs, and the recommended ones where they leave them open.
+
+        `exact` leaves the recommended ones out: the plain law, by which a model is scored. Whoever measures gives
+        `SamplingParams` of their own, which are used as they are.
+        """
+        return self.recommended.params(explicit or {}, exact)
 
     def sample(self, n: int = 1, **how: Any) -> list[str]:
         """N texts; `how` as in `write_samples`."""
@@ -77,14 +95,16 @@ class LM:
         {{3}} is a gap of three tokens, {{2-6}} one of two to six: of these lengths, the one with the lowest bound on
         the given text.
         """
-        at_least("n", n)
+        _check_count(n)
+        check_keywords(how, WRITING)
         canvas = self.gap_canvas(text, windowed=how.get("stride") is not None)
         return [sample.text for sample in self.write([canvas] * n, **how)]
 
-    def stream(self, prompt: str = "", *, length: int | None = None, **how: Any) -> Iterator[str]:
+    def stream(self, prompt: str = "", *, length: int | None = None, exact: bool = False, **how: Any) -> Iterator[str]:
         """One text in pieces, each as soon as it is final; `how` as in `write`."""
+        check_keywords(how, ("prompt", "length", "exact"))
         canvas = self.prompt_canvas(prompt, length, windowed=how.get("stride") is not None)
-        job = Job(canvas, SamplingParams(**how))
+        job = Job(canvas, self.sampling_params(how, exact))
         pieces = TextStream(self.prompt_builder, canvas, job.options.stop)
         for state, sample in self.run([job]):
             if piece := pieces(state, sample):
@@ -100,24 +120,30 @@ class LM:
         **how: Any,
     ) -> list[Sample]:
         """N samples of `length` tokens, prompt and suffix included; `how` as in `write`."""
-        at_least("n", n)
+        _check_count(n)
+        check_keywords(how, WRITING)
         windowed = how.get("stride") is not None
         return self.write([self.prompt_canvas(prompt or "", length, suffix or "", windowed)] * n, **how)
 
     def write(
         self,
         canvases: Sequence[Canvas],
+        options: SamplingParams | None = None,
         *,
         batch_size: int = 16,
         tops: int = 0,
         watch: Watch | None = None,
+        exact: bool = False,
         **how: Any,
     ) -> list[Sample]:
         """Fill every canvas; `how` are the fields of `sampling.params.SamplingParams`.
 
-        Sample i has the seed `seed + i`; sampled alone with that seed, it is the same.
+        What `how` leaves open is as the model recommends (`sampling_params`); `exact=True`, or `options` in place of
+        `how`, leaves that out. Sample i has the seed `seed + i`; sampled alone with that seed, it is the same.
         """
-        options = SamplingParams(**how)
+        if options is not None and (how or exact):
+            raise UserError("give either options, which are complete, or settings by keyword")
+        options = self.sampling_params(how, exact) if options is None else options
         jobs = [Job(canvas, replace(options, seed=options.seed + i)) for i, canvas in enumerate(canvases)]
         done: dict[int, Sample] = {}
         for state, sample in self.run(jobs, batch_size=batch_size, tops=tops):
@@ -281,6 +307,20 @@ class LM:
 
 def _sample_keys(seed: int) -> Keys:
     return Keys(seed).fork("sample")
+
+
+def check_keywords(given: Iterable[str], known: Iterable[str]) -> None:
+    """Raise for a keyword that is neither known nor a setting; names the nearest."""
+    names = [*known, *all_settings()]
+    for name in given:
+        if name not in names:
+            raise UserError(f"there is no setting {name!r}{nearest(name, names)}")
+
+
+def _check_count(n: Any) -> None:
+    if not isinstance(n, Integral) or isinstance(n, bool):
+        raise UserError(f"n={n!r} must be a whole number, how many texts; a text to begin with is prompt=")
+    at_least("n", int(n))
 
 
 class TextStream:

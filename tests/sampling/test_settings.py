@@ -199,7 +199,7 @@ def test_settings_are_attributes_and_survive_replace() -> None:
     params = SamplingParams(sampler="gibbs", steps=30, burn=3, temperature=1.0)
     assert (params.steps, params.burn, params.scan, params.temperature) == (30, 3, None, 1.0)
     assert params == SamplingParams(sampler="gibbs", steps=30, burn=3) and params.choice.temperature == 1.0
-    with pytest.raises(TypeError, match="did you mean 'temperature'"):
+    with pytest.raises(UserError, match="did you mean 'temperature'"):
         SamplingParams(temprature=1.0)
     with pytest.raises(AttributeError):
         params.nothing  # noqa: B018

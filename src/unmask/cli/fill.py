@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from ..errors import UserError
-from .shared import Device, Model, Weights, Which, With, err_console, json_text, load_lm, read_settings
+from .shared import Device, Exact, Model, Weights, Which, With, err_console, json_text, load_lm, read_settings
 
 PROMPT = "fill> "
 
@@ -19,6 +19,7 @@ def fill(
     ctx: typer.Context,
     model: Model,
     n: Annotated[int, typer.Option("-n", help="Samples per text.", min=1, max=64)] = 1,
+    exact: Exact = False,
     more: With = None,
     as_lines: Annotated[bool, typer.Option("--jsonl", help="Print one JSON line per sample.")] = False,
     which: Which = "last",
@@ -32,8 +33,10 @@ def fill(
     how = read_settings(ctx, more)
     lm = load_lm(model, which, weights, device)
     live = err_console if err_console.is_terminal else None
-    loop = FillLoop(lm, model, how, n, live)
+    loop = FillLoop(lm, model, how, n, live, exact=exact)
     loop.check()
+    if loop.options.advice:
+        err_console.print(loop.options.advice, markup=False)
     typed = sys.stdin.isatty()
     if typed:
         err_console.print(f"{model} fills gaps: {{{{3}}}} or ___ is one of 3 tokens. :help, :quit", markup=False)

@@ -46,6 +46,12 @@ class FillLoop:
     console: Console | None = None  # where to show how masks become words; None: nowhere
     text: str = ""
     trace: Trace | None = None
+    exact: bool = False  # whether to leave out what the model recommends
+
+    @property
+    def options(self) -> SamplingParams:
+        """The settings: those that were set, and what the model recommends for the others."""
+        return self.lm.sampling_params(self.how, self.exact).settle(self.lm.model)
 
     def line(self, line: str, say: Callable[[str], object]) -> list[Sample] | None:
         """Execute a line; returns its samples (none if all it did was `say` something), or None to quit."""
@@ -63,11 +69,11 @@ class FillLoop:
 
     def check(self) -> None:
         """Check that the settings are compatible, before anything is typed."""
-        self.lm.check(Job(self.lm.gap_canvas("{{1}}"), SamplingParams(**self.how)))
+        self.lm.check(Job(self.lm.gap_canvas("{{1}}"), self.options))
 
     def fill(self, text: str) -> list[Sample]:
         """The text with its gaps filled, n times."""
-        lm, options = self.lm, SamplingParams(**self.how).settle(self.lm.model)
+        lm, options = self.lm, self.options
         canvas = lm.gap_canvas(text, windowed=options.stride is not None)
         canvases = [canvas] * self.n
         protocol = {"model": self.name, "length": len(canvas.ids), **options.describe(), "seed": options.seed}
@@ -76,7 +82,7 @@ class FillLoop:
             takes: list[Callable[[State], None]] = [trace]
             if self.console is not None:
                 takes.append(stack.enter_context(Watcher(lm.tokenizer, [one.ids for one in canvases], self.console)))
-            samples = lm.write(canvases, tops=5, watch=lambda state: _each(takes, state), **self.how)
+            samples = lm.write(canvases, options, tops=5, watch=lambda state: _each(takes, state))
         trace.finish(samples)
         self.trace = trace
         return samples
@@ -102,7 +108,7 @@ class FillLoop:
         return []
 
     def _settings(self) -> dict[str, Any]:
-        described = SamplingParams(**self.how).settle(self.lm.model).describe()
+        described = self.options.describe()
         return {"n": self.n, "seed": self.how.get("seed", 0)} | {
             key: value for key, value in described.items() if value is not None and key != "law"
         }

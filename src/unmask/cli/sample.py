@@ -13,6 +13,7 @@ import typer
 from ..errors import UserError
 from .shared import (
     Device,
+    Exact,
     Json,
     Model,
     Weights,
@@ -47,6 +48,7 @@ def sample(
     template: Annotated[
         str | None, typer.Option(help="JSON lines with a text, prompt or suffix each (- reads standard input).")
     ] = None,
+    exact: Exact = False,
     more: With = None,
     batch_size: Annotated[int, typer.Option(help="Sequences per network call.")] = 16,
     both_strands: Annotated[
@@ -80,14 +82,17 @@ def sample(
         raise UserError("give either --json (one document) or --jsonl (one line per sample)")
     from ..sampling.params import SamplingParams
 
-    options = SamplingParams(**read_settings(ctx, more))
+    explicit = read_settings(ctx, more)
+    SamplingParams(**explicit)  # raises before a large model is loaded
     lm = load_lm(model, which, weights, device)
     if fasta is not None or both_strands:
         lm = _dna(lm, fasta, both_strands)
-    options = options.settle(lm.model)
+    options = lm.sampling_params(explicit, exact).settle(lm.model)
     protocol = sample_protocol(lm, model, which, weights) | ({"strands": "both"} if both_strands else {})
     if template is not None:
-        _template(lm, template, options, n, length, batch_size, protocol, as_json)
+        protocol |= options.describe()
+        _template(lm, template, options if exact else explicit, n, length, batch_size, protocol, as_json)
+        _advise(options)
         return
     one = n == 1 and not (as_json or as_lines or watch or fasta)
     samples, protocol = write_samples(
@@ -100,6 +105,7 @@ def sample(
         stream=_show if one else None,
         protocol=protocol,
     )
+    _advise(options, one)
     if fasta is not None:
         from ..dna.strands import write_fasta
 
@@ -114,7 +120,7 @@ def sample(
             continue
         if len(samples) > 1:
             err_console.print(f"[dim]-- seed {s.seed}, {s.network_calls} network calls[/dim]")
-        sys.stdout.write("\n" if one else s.text + "\n")
+        sys.stdout.write("" if one else s.text + "\n")
     if html is not None:
         err_console.print(f"replay: {html}", markup=False)
 
@@ -129,6 +135,15 @@ def _dna(lm: Any, fasta: str | None, both_strands: bool) -> Any:
     return conjoined(lm) if both_strands else lm
 
 
+def _advise(options: SamplingParams, streamed: bool = False) -> None:
+    """Say which settings the model recommended, after what was streamed and before what is printed."""
+    if streamed:
+        sys.stdout.write("\n")
+        sys.stdout.flush()
+    if options.advice:
+        err_console.print(options.advice, markup=False)
+
+
 def _show(piece: str) -> None:
     """Text as soon as it is fixed."""
     sys.stdout.write(piece)
@@ -137,7 +152,7 @@ def _show(piece: str) -> None:
 
 
 def _template(
-    lm: Any, path: str, options: Any, n: int, length: int | None, batch_size: int, protocol: Any, as_json: bool
+    lm: Any, path: str, how: Any, n: int, length: int | None, batch_size: int, protocol: Any, as_json: bool
 ) -> None:
     """Write all lines of a template file; exit with code 2 at the end if any was wrong."""
     from ..progress import progress_bar
@@ -150,7 +165,7 @@ def _template(
         raise UserError(f"the template file {path} is empty; write one JSON object per line")
     bad, documents = 0, []
     with progress_bar("writing") as progress:
-        for document in write_template(lm, lines, options, n=n, length=length, batch_size=batch_size, report=progress):
+        for document in write_template(lm, lines, how, n=n, length=length, batch_size=batch_size, report=progress):
             if isinstance(document, BadLine):
                 bad += 1
                 reason = " ".join(document.reason.splitlines())
@@ -161,7 +176,7 @@ def _template(
                 sys.stdout.write(json_text(document) + "\n")
                 sys.stdout.flush()
     if as_json:
-        print_json({"lines": documents, "protocol": {**protocol, **options.describe()}})
+        print_json({"lines": documents, "protocol": protocol})
     if bad:
         raise typer.Exit(2)
 

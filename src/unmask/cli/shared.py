@@ -35,6 +35,10 @@ Which = Annotated[str, typer.Option(help="last or best checkpoint of a run.")]
 BothStrands = Annotated[
     bool, typer.Option("--both-strands", help="Average over both strands, for networks that are not equivariant.")
 ]
+Exact = Annotated[
+    bool,
+    typer.Option("--exact", help="Draw from the model's plain law, and not with the settings that it recommends."),
+]
 With = Annotated[
     list[str] | None,
     typer.Option("--with", help="A setting by its name, for example projection=greedy (may be repeated)."),
@@ -204,7 +208,7 @@ def read_settings(ctx: typer.Context, more: list[str] | None = None) -> dict[str
     result = {}
     for name, spec in settings_on("cli").items():
         value = ctx.params.get(name)
-        if value is None or (spec.kind in LISTS and not value):
+        if value is None or (spec.kind in LISTS and not value) or not given(ctx, name):
             continue
         text = isinstance(value, str) or spec.kind in LISTS
         result[name] = spec.parse(value, f"{spec.option} {value}") if text else value

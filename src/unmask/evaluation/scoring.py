@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..data.canvas import PromptBuilder
-from ..errors import UserError, at_least, choose
+from ..errors import UserError, at_least, choose, known_keywords
 from ..models.language_model import LanguageModel
 from ..models.masked import as_masked
 from ..process.keys import Keys
@@ -112,6 +112,7 @@ def default_method(model: LanguageModel) -> str:
     return "strata" if known else "bound"
 
 
+@known_keywords
 def score(
     model: LanguageModel,
     builder: PromptBuilder,

@@ -29,10 +29,13 @@ from ..data.tokenization import (
     read_tokenizer,
 )
 from ..distributed import pick_device
+from ..errors import known_keywords
 from ..evaluation.classification import TaskModel
 from ..lm import LM
 from ..models import registry
 from ..networks.encoder import Encoder
+from ..sampling.recommended import FILE as SAMPLING_FILE
+from ..sampling.recommended import Recommended
 from ..types import UserError
 from . import checkpoint, layout
 from .layout import Described
@@ -45,6 +48,7 @@ WANTED = [*layout.FILES, layout.INDEX, "special_tokens_map.json", VOCAB_FILE]
 PICKLES = (".ckpt", ".bin", ".pt", ".pth")
 
 
+@known_keywords
 def load(
     path: str | Path,
     *,
@@ -80,7 +84,17 @@ def load(
     described = layout.with_tokenizer(described, tokens, tokenizer)
     where = str(folder if Path(path).exists() else path)
     described, tensors = layout.named(described, layout.read_tensors(folder), where, new_head)
-    return assemble(described, tokens, tensors, str(folder), device)
+    return advised(assemble(described, tokens, tensors, str(folder), device), folder)
+
+
+def advised(lm: LM, folder: Path) -> LM:
+    """The model with the settings that its folder recommends."""
+    lm.recommended = Recommended.read(folder)
+    try:
+        lm.sampling_params().settle(lm.model).plan(lm.prompt_builder)
+    except UserError as error:
+        raise UserError(f"{folder / SAMPLING_FILE} does not fit this model: {error}; mend or delete it") from None
+    return lm
 
 
 def find(path: str | Path, revision: str | None = None) -> Path:
@@ -183,7 +197,7 @@ def _load_run(path: Path, which: str, weights: str, device: str) -> LM:
     model = model.to_empty(device=pick_device(device))
     group = "ema" if weights == "ema" and config.train.ema else "model"
     checkpoint.read_into(folder, group, dict(model.state_dict()))
-    return LM(model.eval(), tokenizer, config, labels=labels)
+    return advised(LM(model.eval(), tokenizer, config, labels=labels), folder)
 
 
 def load_classifier(path: str | Path, device: str = "cpu", *, which: str | None = None) -> TaskModel:

@@ -209,12 +209,14 @@ class SamplingParams:
         absent={"harness": "every answer ends there", "completions": "ignore_eos is its opposite"},
     )
     values: Mapping[str, Any] = field(default_factory=dict)  # of the sampler and of `Choice`, where given
+    recommended: tuple[str, ...] = field(default=(), compare=False)  # settings that come from the model, not the user
 
     def __init__(self, **chosen: Any) -> None:
         known = all_settings()
+        object.__setattr__(self, "recommended", tuple(chosen.pop("recommended", ())))
         chosen = {**chosen.pop("values", {}), **chosen}
         if unknown := [name for name in chosen if name not in known]:
-            raise TypeError(f"there is no setting {unknown[0]!r}{nearest(unknown[0], known)}")
+            raise UserError(f"there is no setting {unknown[0]!r}{nearest(unknown[0], known)}")
         names, values = {spec.name for spec in fields(self)}, {}
         for name, spec in known.items():
             value = chosen.get(name, spec.default)
@@ -255,10 +257,11 @@ class SamplingParams:
     def plan(self, builder: PromptBuilder) -> Sampler:
         """The sampler, in windows if a stride is given."""
         if self.stride is None:
-            return self._plan()
-        return Windows(self._plan(), builder.spec.length, self.stride, builder.block_ends)
+            return self.plan_alone()
+        return Windows(self.plan_alone(), builder.spec.length, self.stride, builder.block_ends)
 
-    def _plan(self) -> Sampler:
+    def plan_alone(self) -> Sampler:
+        """The sampler without windows."""
         chosen = settings_of(Choice)
         return make_sampler(self._sampler, **{name: value for name, value in self.values.items() if name not in chosen})
 
@@ -316,14 +319,22 @@ class SamplingParams:
         }
         shown = {"law": entry.law, "sampler": self._sampler} | {name: getattr(self, name) for name in always} | kept
         try:
-            plan = self._plan()
+            plan = self.plan_alone()
         except UserError:  # the lines of a template may give what is missing
             plan = None
         decided = {name: getattr(plan, name, None) for name in entry.takes}
         shown |= {name: value for name, value in decided.items() if value is not None}
         if self.constrain is not None:
             shown["constrain"] = getattr(self.constrain, "__name__", "a function")
-        return shown
+        return shown | ({"recommended": list(self.recommended)} if self.recommended else {})
+
+    @property
+    def advice(self) -> str:
+        """One line that names the settings that come from the model; empty if there are none."""
+        if not self.recommended:
+            return ""
+        names = ", ".join(f"{name} {getattr(self, name)}" for name in self.recommended)
+        return f"recommended by the model: {names} (--exact: the plain law)"
 
 
 def all_settings() -> dict[str, Setting]:

@@ -25,6 +25,7 @@ from ..process.keys import Keys
 from ..progress import progress_bar
 from ..sampling import SAMPLERS
 from ..sampling.params import SamplingParams
+from ..sampling.recommended import of_training
 from ..types import Likelihood, UserError
 from .loop import MAY_CHANGE, Evaluated, Loop, TrainingJob, open_folder, stop_signals
 from .step import Trainer, text_batch
@@ -79,6 +80,9 @@ class TextJob(TrainingJob):
         self.data, self.valid_rows = self.prepared.split("train"), self.prepared.split(config.eval.split)
         torch.manual_seed(Keys(config.seed).torch_seed("init"))
         self.model = registry.model(config, self.prepared.tokenizer.vocab, len(self.prepared.labels))
+        self.recommended = of_training(
+            config.sample.recommended, self.prepared.tokenizer.kind, self.model.default_sampler
+        )
         if config.train.patience is not None and not self.model.likelihood:
             raise UserError("train.patience waits for a better likelihood, and this model has none; leave it out")
         if start is not None and folder is None:
@@ -148,10 +152,12 @@ class TextJob(TrainingJob):
             return lm.sample(spec.n, length=spec.length, steps=steps, seed=self.config.seed)
 
     def describe(self, folder: Path, step: int) -> None:
-        """The tokenizer and the names of the labels."""
+        """The tokenizer, the names of the labels, and the settings that the model recommends."""
         self.prepared.tokenizer.save(folder)
         if self.config.data.label is not None:
             save_labels(folder, self.config.data.label, self.prepared.labels)
+        if self.recommended:
+            self.recommended.write(folder)
 
 
 def check(config: Config, start: LM | None, folder: Path | None) -> None:
