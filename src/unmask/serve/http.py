@@ -119,7 +119,7 @@ class EventStream(StreamingResponse):
     media_type = "text/event-stream"
 
     def __init__(self, events: AsyncIterator[str], seconds: float, close: Callable[[], None]) -> None:
-        super().__init__(events, headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
+        super().__init__(events, headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         self.seconds, self.close = seconds, close
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
