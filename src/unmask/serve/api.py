@@ -288,6 +288,7 @@ def _card(name: str, lm: LM, limits: Limits, created: int) -> dict[str, Any]:
             "max_length": longest,
             "max_n": limits.n,
             "labels": list(lm.labels),
+            "recommended": lm.recommended.as_dict(),
             "parameters": sum(weight.numel() for weight in model.parameters()),
         },
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from dataclasses import replace
+from typing import Any
 
 from ..data.canvas import Canvas, Gap, parse_gaps, split_gaps
 from ..lm import LM
@@ -25,7 +26,7 @@ def ranged(text: str) -> bool:
 def prepare(lm: LM, asked: DiffusionBody | InfillBody, limits: Limits) -> list[Request]:
     """The sequences of /v1/diffusion and /v1/infill."""
     _within(asked, limits)
-    options = asked.options(_seed(asked))
+    options = _options(lm, asked)
     if asked.text is not None and (asked.prompt is not None or asked.suffix is not None or asked.length is not None):
         raise Refusal(400, "give either a text with gaps, or a prompt, suffix and length", param="text")
     canvas = _gaps(lm, asked, limits) if asked.text is not None else _prompt(lm, asked, limits)
@@ -49,7 +50,7 @@ def prepare_completion(lm: LM, asked: CompletionBody, limits: Limits) -> list[Re
     _readable([*prompts, suffix], limits)
     _fits(len(builder.encode(suffix)), limits)
     ends = not suffix and not asked.ignore_eos and builder.vocab.eos is not None
-    options = asked.options(_seed(asked), stop_at_eos=ends)
+    options = _options(lm, asked, stop_at_eos=ends)
     canvases: list[Canvas] = []
     for prompt in prompts:
         fixed = builder.prompt_tokens(prompt, suffix, windowed=asked.stride is not None)
@@ -69,6 +70,7 @@ def prepare_completion(lm: LM, asked: CompletionBody, limits: Limits) -> list[Re
 
 def tokens(lm: LM, asked: TokenizeBody, limits: Limits) -> list[int]:
     """The ids of a text as a model reads them; a gap of variable length gets its minimal length."""
+    _readable([asked.text], limits)
     parts: list[str | Gap] = [asked.text]
     if len(split_gaps(asked.text)) > 1:
         parts = _parts(asked.text, limits)
@@ -94,8 +96,10 @@ def _within(asked: Writing, limits: Limits) -> None:
         )
 
 
-def _seed(asked: Writing) -> int:
-    return secrets.randbelow(2**31) if asked.seed is None else asked.seed
+def _options(lm: LM, asked: Writing, **more: Any) -> SamplingParams:
+    """The settings: what was asked for, and what the model recommends where that leaves something open."""
+    seed = secrets.randbelow(2**31) if asked.seed is None else asked.seed
+    return lm.sampling_params({**asked.explicit(), "seed": seed, **more}, asked.exact)
 
 
 def _prompt(lm: LM, asked: Gapped, limits: Limits) -> Canvas:

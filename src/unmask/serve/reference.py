@@ -64,7 +64,7 @@ def _section(path: str, method: str, operation: dict[str, Any], schemas: dict[st
         example = _text(to_json(EXAMPLES[path]).replace('":', '": ').replace(',"', ', "'))
         parts.append(
             f"<pre>curl localhost:8000{path} -H 'Content-Type: application/json' \\\n  -d '{example}'</pre>"
-            f"<p>{_text(answer['description'])} ({_text(media)})</p>" + _fields(schema, schemas)
+            f"<p>{_text(answer['description'])} ({_text(media)})</p>" + _fields(path, schema, schemas)
         )
     else:
         parts.append(f"<p>Answers with {_text(media)}.</p>")
@@ -74,7 +74,7 @@ def _section(path: str, method: str, operation: dict[str, Any], schemas: dict[st
     return f'<section id="{_anchor(path)}">{"".join(parts)}</section>'
 
 
-def _fields(schema: dict[str, Any], schemas: dict[str, Any]) -> str:
+def _fields(path: str, schema: dict[str, Any], schemas: dict[str, Any]) -> str:
     needed = schema.get("required", ())
     rows = "".join(
         f'<tr><th scope="row">{_text(name)}{" (needed)" if name in needed else ""}</th>'
@@ -82,7 +82,8 @@ def _fields(schema: dict[str, Any], schemas: dict[str, Any]) -> str:
         for name, field in schema["properties"].items()
     )
     head = '<tr><th scope="col">Field</th><th scope="col">Value</th><th scope="col">Meaning</th></tr>'
-    return f'<div class="wide" tabindex="0" role="region" aria-label="Fields"><table>{head}{rows}</table></div>'
+    label = f'aria-label="Fields of {_text(path)}"'
+    return f'<div class="wide" tabindex="0" role="region" {label}><table>{head}{rows}</table></div>'
 
 
 def _kind(field: dict[str, Any], schemas: dict[str, Any]) -> str:

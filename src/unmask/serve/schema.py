@@ -23,7 +23,7 @@ from pydantic import (
 
 from ..errors import nearest
 from ..evaluation import METHODS
-from ..sampling.params import SAMPLERS, SamplingParams, default_words, settings_on
+from ..sampling.params import SAMPLERS, default_words, settings_on
 from ..sampling.settings import Setting
 from .limits import Refusal
 
@@ -118,15 +118,17 @@ class Writing(WritingFields):
     """How text is to be written: the settings of `unmask sample`."""
 
     n: Count = Field(1, description="Samples; sample i has the seed + i.")
+    exact: StrictBool = Field(
+        False, description="Draw from the model's plain law, and not with the settings that it recommends."
+    )
 
-    def options(self, seed: int, **more: Any) -> SamplingParams:
-        """The settings as the library knows and checks them."""
-        settings = {
-            name: spec.from_json(value)
+    def explicit(self) -> dict[str, Any]:
+        """The settings that were given, as the library knows them; what is switched off is at its default."""
+        return {
+            name: spec.default if spec.switches_off(value) else spec.from_json(value)
             for name, spec in settings_on("http").items()
-            if (value := getattr(self, name, None)) is not None and not spec.switches_off(value)
+            if (value := getattr(self, name, None)) is not None
         }
-        return SamplingParams(**{**settings, "seed": seed, **more})
 
 
 class Gapped(GappedFields, Writing):
