@@ -551,8 +551,8 @@ def test_the_recommended_settings_and_the_exact_law_are_one_click_apart(open_pag
 def test_compare_begins_with_two_different_settings(open_page, model):
     page = open_page(f"#mode=write&model={model}", unfold=False)
     page.click("#compareBox")
-    values = "(side) => [...document.querySelectorAll(`[id^=${side}-]`)].filter((e) => e.id !== side + '-n').map((e) => e.value)"
-    a, b = (page.evaluate(f"({values})('{side}')") for side in "ab")
+    values = "all => all.filter((one) => !one.id.endsWith('-n')).map((one) => one.value)"
+    a, b = (page.locator(f"[id^={side}-]").evaluate_all(values) for side in "ab")
     assert len(a) == len(b) > 5 and a != b and page.locator("#b-steps").is_visible()  # and both are seen
     line = page.locator("#settingsLine").text_content()
     assert "A: " in line and "B: " in line
@@ -570,8 +570,9 @@ def test_at_the_length_limit_the_page_says_how_to_write_more(open_page, lms):
     page.click("#run")
     finish(page)
     assert page.locator("#stage .k").count() == 256
-    bases = open_page("#mode=fill&model=left")
-    assert not bases.locator(".side .longer").first.is_visible()  # it has no windows
+    choose(page, "mode", "fill")
+    page.fill("#a-stride", "")
+    assert not hint.is_visible()  # the text and its gaps say how long it is
 
 
 def test_a_film(open_page, tmp_path, artefacts):
@@ -741,6 +742,90 @@ def test_it_can_be_read(open_page, scheme):
         ".field span",
     ):
         assert contrast(page, selector) >= 4.5, selector
+
+
+TOKENS = """() => {
+    const paint = document.createElement('canvas').getContext('2d', { willReadFrequently: true });
+    const light = (...layers) => {  // painted over one another, from the back to the front
+        paint.clearRect(0, 0, 1, 1);
+        for (const colour of layers) { paint.fillStyle = colour; paint.fillRect(0, 0, 1, 1); }
+        const linear = (v) => (v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
+        const [r, g, b] = [...paint.getImageData(0, 0, 1, 1).data].map((v) => linear(v / 255));
+        return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+    };
+    const box = document.querySelector('#stage .canvas'), found = [], seen = document.body.dataset.view;
+    const [span, inner, code] = ['span', 'span', 'i'].map((tag) => document.createElement(tag));
+    inner.textContent = 'word'; code.className = 'u'; code.textContent = '[EOS]';
+    inner.append(code); span.append(inner); box.append(span);
+    document.body.classList.add('recording');
+    const names = ['k g', 'k g f', 'k', 'k f'];
+    for (const i of [0, 1, 2, 3, 4, 5]) names.push(`k o${i} c${i}`, `k o${i} c${i} f`, `k o${i} c${i} f a`, `k h${i}`);
+    for (const base of 'ACGTN') names.push(`k o0 c0 b${base}`, `k o0 c0 b${base} f`);
+    for (const view of ['order', 'confidence', 'bases', 'plain']) {
+        document.body.dataset.view = view;
+        for (const name of names) {
+            span.className = name;
+            const layers = [document.body, box, span].map((one) => getComputedStyle(one).backgroundColor);
+            const back = light(...layers);
+            for (const [what, element] of [['text', inner], ['code', code]]) {
+                const front = light(...layers, getComputedStyle(element).color);
+                const [a, b] = [back, front].sort((x, y) => y - x);
+                found.push([`${view} .${name} ${what}`, (a + 0.05) / (b + 0.05)]);
+            }
+        }
+    }
+    span.remove();
+    document.body.dataset.view = seen;
+    document.body.classList.remove('recording');
+    return found;
+}"""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_every_token_can_be_read(open_page, scheme):
+    """WCAG's contrast of every kind of token, in every view, new ones and special ones too."""
+    page = open_page("#length=16&steps=4", color_scheme=scheme)
+    page.click("#run")
+    finish(page)
+    found = page.evaluate(TOKENS)
+    assert len(found) > 250
+    assert not [(name, ratio) for name, ratio in found if ratio < 4.5]
+
+
+def axe_findings(page: Any) -> list[str]:
+    """What axe-core finds wrong, once nothing moves any more."""
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-core is not installed")
+    page.wait_for_timeout(500)
+    found = axe.Axe().run(page).response["violations"]
+    return [f"{one['id']}: {node['html'][:120]}" for one in found for node in one["nodes"]]
+
+
+@pytest.mark.parametrize("scheme", ["light", pytest.param("dark", marks=pytest.mark.slow)])
+def test_axe_finds_nothing(open_page, address, tmp_path, scheme):
+    page = open_page("", unfold=False, color_scheme=scheme, viewport={"width": 1366, "height": 768})
+    assert not axe_findings(page)
+    page.evaluate("document.querySelectorAll('details').forEach((one) => { one.open = true; })")
+    page.click("#compareBox")
+    page.click("#run")
+    finish(page)
+    page.click("#first")
+    page.click("#next")
+    page.locator("#stage .k").nth(3).hover()
+    assert not axe_findings(page)
+    choose(page, "view", "confidence")
+    assert not axe_findings(page)
+    with page.expect_download() as taken:
+        page.click("#saveHtml")
+    taken.value.save_as(tmp_path / "replay.html")
+    page.click(".chip >> text=Score")
+    page.wait_for_selector("#scores .k")
+    assert not axe_findings(page)
+    page.goto(address + "docs")
+    assert not axe_findings(page)
+    page.goto((tmp_path / "replay.html").as_uri() + "#event=3")
+    page.wait_for_selector("#canvas .k")
+    assert not axe_findings(page)
+    open_page.wrong[:] = [said for said in open_page.wrong if "replay.html" not in said]
 
 
 def test_keyboard_only_and_what_a_screen_reader_hears(open_page):

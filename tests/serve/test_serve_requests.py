@@ -14,7 +14,7 @@ from support.serving import Running, ar_lm, diffusion_lm, running, wait_for
 from unmask.serve.app import INSTEAD
 from unmask.serve.limits import Limits
 from unmask.serve.preparation import prepare
-from unmask.serve.reference import EXAMPLES
+from unmask.serve.api_page import EXAMPLES
 from unmask.serve.schema import DiffusionBody, read
 
 HEAD = b"POST %s HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"

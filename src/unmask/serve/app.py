@@ -18,13 +18,13 @@ from ..errors import UserError, nearest
 from ..jsonable import to_json
 from ..version import __version__
 from .api import Service
+from .api_page import api_page
 from .engine import Engine
 from .http import answer, refused
 from .limits import Refusal
 from .middleware import AuthMiddleware, CorsMiddleware, MetricsMiddleware
 from .openapi import GETS, POSTS, document
 from .page import assets
-from .reference import reference_page
 
 LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 NOTHING = "there is nothing at this path{hint}; /docs lists what there is"
@@ -54,7 +54,7 @@ def make_app(
     service = Service(engine, log_prompts)
     page = _page()
     described = document([card["id"] for card in service.models], engine.limits)
-    open_api, reference = to_json(described), reference_page(described)
+    open_api, reference = to_json(described), api_page(described)
 
     @contextlib.asynccontextmanager
     async def lifespan(_app: Starlette) -> AsyncIterator[None]:

@@ -40,7 +40,7 @@ SHELL = """<!doctype html>
 """
 
 
-def reference_page(document: dict[str, Any]) -> str:
+def api_page(document: dict[str, Any]) -> str:
     """The whole page: every path, and a table of the fields of its body."""
     operations = [
         (path, method, operation)
