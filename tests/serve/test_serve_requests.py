@@ -6,15 +6,18 @@ import json
 import logging
 import re
 import socket
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
 
 from support.serving import Running, ar_lm, diffusion_lm, running, wait_for
+from unmask.evaluation import default_method
+from unmask.sampling.recommended import Recommended
+from unmask.serve.api_page import EXAMPLES
 from unmask.serve.app import INSTEAD
 from unmask.serve.limits import Limits
 from unmask.serve.preparation import prepare
-from unmask.serve.api_page import EXAMPLES
 from unmask.serve.schema import DiffusionBody, read
 
 HEAD = b"POST %s HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
@@ -94,6 +97,36 @@ def test_answers_can_be_read_in_every_script(server: Running):
     assert "\\u" not in server.post("/v1/infill", {"text": "привет {{0}}"}).body.decode()
 
 
+# -- recommended settings --------------------------------------------------------------------------------------------
+
+
+def test_a_request_that_leaves_settings_open_gets_what_the_model_recommends():
+    lm = replace(diffusion_lm(), recommended=Recommended({"temperature": 0.3, "top_k": 5}))
+    body = {"prompt": "ab", "length": 20, "seed": 3, "steps": 4}
+    how = {"length": 20, "seed": 3, "steps": 4, "prompt": "ab"}
+    with running({"tiny": lm}) as server:
+        card = server.get("/v1/models").json["data"][0]["unmask"]["recommended"]
+        assert card["settings"] == {"temperature": 0.3, "top_k": 5}
+
+        def text(**more) -> str:
+            answer = server.post("/v1/infill", {**body, **more}).json
+            assert answer["samples"][0]["text"] == server.post("/v1/diffusion", {**body, **more}).events[-2][1]["text"]
+            return answer["samples"][0]["text"]
+
+        settings = server.post("/v1/infill", body).json["settings"]
+        assert settings["temperature"] == 0.3 and set(settings["recommended"]) == {"temperature", "top_k"}
+        plain = lm.sample(exact=True, **how)[0]
+        assert text() == lm.sample(**how)[0] == lm.sample(temperature=0.3, top_k=5, **how)[0] != plain
+        for more in ({"exact": True}, {"temperature": 1}, {"temperature": 1.0, "top_k": 0}, {"top_k": 0}, {"top_p": 1}):
+            assert text(**more) == plain
+        assert text(temperature=0.5) == lm.sample(temperature=0.5, **how)[0]
+        openai = {"prompt": "ab", "max_tokens": 18, "seed": 3, "steps": 4, "ignore_eos": True}
+        found = [server.post("/v1/completions", openai | more).json for more in ({}, {"exact": True})]
+        assert ["ab" + one["choices"][0]["text"] for one in found] == [text(), plain]
+        scored = server.post("/v1/score", {"text": "hello"}).json["total"]["nats"]  # by the plain law
+        assert scored == pytest.approx(diffusion_lm().score("hello", method=default_method(lm.model)).nats, rel=1e-5)
+
+
 # -- the document as a page ------------------------------------------------------------------------------------------
 
 
@@ -119,7 +152,8 @@ def test_the_document_is_a_page_for_people(server: Running):
     links = Links()
     links.feed(page)
     assert "script" not in links.tags and "style" not in links.tags
-    for target in links.targets:  # nothing from elsewhere, and nothing that is not there
+    assert "https://arxiv.org/abs/2406.07524" in links.targets  # a link; nothing is loaded from elsewhere
+    for target in set(links.targets) - {"https://arxiv.org/abs/2406.07524"}:
         assert target[1:] in links.ids if target.startswith("#") else server.get(target).status == 200
     for path, methods in document["paths"].items():
         assert path in page and all(

@@ -20,7 +20,7 @@ SHELL = """<!doctype html>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta name="color-scheme" content="light dark">
-<title>unmask: the API</title>
+<title>unmask: docs</title>
 <link rel="icon" href="/page/icon.svg" type="image/svg+xml">
 <link rel="stylesheet" href="/page/replay.css">
 <link rel="stylesheet" href="/page/page.css">
@@ -28,10 +28,33 @@ SHELL = """<!doctype html>
 <body class="reference">
 <header>
   <p class="mark" aria-hidden="true">unmask</p>
-  <h1>The API of this server</h1>
+  <h1>The page and the API of this server</h1>
   <p class="about"><a href="/">The page</a> · <a href="/openapi.json">openapi.json</a> · version {version}</p>
 </header>
 <main>
+<section id="guide">
+<h2>What this is</h2>
+<p>A masked diffusion language model starts from a row of masks and turns them into words, some in every step, in any
+order. So it fills gaps as easily as it continues a text. The method is that of
+<a href="https://arxiv.org/abs/2406.07524" target="_blank" rel="noreferrer">Simple and Effective Masked Diffusion
+Language Models</a>.</p>
+<h2>The page</h2>
+<ul>
+<li><b>Fill gaps</b>: select words and press Ctrl M, or write {{{{3}}}} for a gap of three tokens and {{{{2-6}}}} for
+one whose length the model chooses. <b>Write</b> continues a text; <b>Score</b> shows how much each token surprises the
+model.</li>
+<li><b>Recommended</b> settings suit the model, and <b>Exact law</b> draws from the distribution by which it
+is scored. <b>Compare</b> runs two settings side by side.</li>
+<li>Point at a token for its probability and the alternatives; select tokens to rewrite them. A link, a film (GIF), a
+replay (HTML) and the trace (JSON) of a text can be saved.</li>
+</ul>
+<h2>On the command line</h2>
+<pre>unmask sample MODEL --prompt 'Once upon a time'
+unmask fill MODEL
+unmask train tiny data.source=my.txt --out runs/mine
+unmask --help</pre>
+</section>
+<h2>The API</h2>
 <nav aria-label="Paths"><ul class="paths">{paths}</ul></nav>
 {sections}
 </main>

@@ -17,6 +17,7 @@ const FIELD = { write: "prompt", fill: "gaps", score: "scored" };
 const VERB = { write: "Write", fill: "Fill", score: "Score" };
 
 let models = [], sides = [], stopper = null, generation = 0;
+let unfolded = false; // whether the settings were shown without being asked for
 
 const card = makeCard($("card"), $("main"), $("player"), say);
 const stage = new Stage($("stage"), {
@@ -120,6 +121,7 @@ async function run() {
     $("gaps").focus();
     return fail("There is no gap yet: select words and press Ctrl+M, or write {{3}}.");
   }
+  if (unfolded) $("settings").open = unfolded = false;
   stopper?.abort();
   const stop = (stopper = new AbortController()), current = ++generation;
   for (const { inputs } of active()) if (inputs.seed.value === "") inputs.seed.value = anySeed(); // so that the link contains it
@@ -360,7 +362,8 @@ $("makeGap").onmousedown = (event) => event.preventDefault(); // the selection s
 $("makeGap").onclick = () => editor.gap();
 $("compare").onchange = () => {
   const on = $("compare").checked;
-  if (on) { sides[1].differ(sides[0]); $("settings").open = true; }
+  if (on) sides[1].differ(sides[0]);
+  if (on && !$("settings").open) { $("settings").open = true; unfolded = true; } // until it runs
   compare(on);
   told();
 };

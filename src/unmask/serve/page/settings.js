@@ -167,7 +167,7 @@ export class Side {
     button.onclick = () => { this.set({ stride: String(stride), length: String(Math.min(2 * most, longest)) }); this.changed("stride"); };
     this.longer.replaceChildren(make("span", "", `The model was trained on ${most} tokens. A window stride, for example ${stride}, writes up to ${longest?.toLocaleString("en")}.`), button);
     const known = Object.entries(this.recommended());
-    this.advice.hidden = !known.length;
+    this.advice.hidden = !known.length || this.name !== "A";
     this.advice.textContent = `Recommended by ${this.model?.id}: ${known.map(([name, value]) => `${titleOf(name)} ${value}`).join(", ")}. The exact law has temperature 1 and no filter; figures and scores always use it.`;
   }
 
