@@ -1,9 +1,9 @@
 """From the training run to the model in the package: 16-bit weights, and a card with figures that are measured here.
 
-    python tools/tiny_en.py ../shared/data/text runs/tiny-en/data
+    python tools/tiny_en.py data/text runs/tiny-en/data
     unmask reproduce zero-shot --scale medium --data runs/tiny-en/data --out runs/tiny-en/tables \
-        --local ../shared/data/text --in-domain wikitext2
-    python tools/publish_tiny_en.py runs/tiny-en/tables/medium/data/models/mdlm-longer ../shared/data/text
+        --local data/text --in-domain wikitext2
+    python tools/publish_tiny_en.py runs/tiny-en/tables/medium/data/models/mdlm-longer data/text
 
 The figures are those of the 16-bit weights, as a user loads them.
 """

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from numbers import Integral
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,18 +18,19 @@ from .config import Config
 from .data.canvas import Canvas, Gap, PromptBuilder, parse_gaps
 from .data.tokenization import Tokenizer
 from .errors import UserError, at_least, nearest
-from .evaluation.exact import time_of
+from .evaluation.gap_lengths import GapLengths, compare_lengths
 from .evaluation.likelihood import eval_keys, evaluating
-from .evaluation.predictions import diffusion, token_nll
+from .evaluation.predictions import diffusion
 from .models.language_model import LanguageModel
 from .process.keys import Keys
 from .sampling import Request
 from .sampling.params import SamplingParams, Stop, all_settings
 from .sampling.recommended import Recommended
-from .types import Batch, Ending, Likelihood, Sample, State, Token
+from .types import Ending, Likelihood, Sample, State, Token
 
 Watch = Callable[[State], None]
 WRITING = ("n", "text", "prompt", "suffix", "length", "batch_size", "tops", "watch", "exact")  # beside the settings
+log = logging.getLogger("unmask")
 HALF = "\ufffd"  # what an incomplete character (its other bytes are still missing) is decoded to
 
 
@@ -40,7 +41,7 @@ class Job(NamedTuple):
     options: SamplingParams
 
 
-@dataclass
+@dataclass(repr=False)
 class LM:
     """A language model with its tokenizer and the config it was trained with."""
 
@@ -49,6 +50,14 @@ class LM:
     config: Config
     labels: list[str] = field(default_factory=list)
     recommended: Recommended = field(default_factory=Recommended)  # settings where a user leaves them open; examples
+
+    def __repr__(self) -> str:
+        net, size = self.config.model, sum(weight.numel() for weight in self.model.parameters())
+        advice = ", ".join(f"{name} {value}" for name, value in self.recommended.settings.items())
+        return (
+            f"LM({net.method} on {net.network}, {size:,} parameters, {self.length} tokens, tokenizer "
+            f"{self.tokenizer.name!r} of {self.tokenizer.vocab.size:,}{f', recommends {advice}' if advice else ''})"
+        )
 
     @property
     def length(self) -> int:
@@ -143,6 +152,7 @@ class LM:
         """
         if options is not None and (how or exact):
             raise UserError("give either options, which are complete, or settings by keyword")
+        check_keywords(how, WRITING[-4:])
         options = self.sampling_params(how, exact) if options is None else options
         jobs = [Job(canvas, replace(options, seed=options.seed + i)) for i, canvas in enumerate(canvases)]
         done: dict[int, Sample] = {}
@@ -194,7 +204,9 @@ class LM:
         if not state.done:
             return None
         canvas: Canvas = request.prompt
-        text, reason, count = state.ending or Ending(self.text(canvas, state.canvas), "length", len(state.canvas))
+        text, reason, count = state.ending or Ending(
+            self.text(canvas, state.canvas), "length", len(state.canvas) - canvas.closed
+        )
         return Sample(
             state.canvas[:count].tolist(),
             text,
@@ -205,6 +217,8 @@ class LM:
             reason,
             canvas.lengths,
             canvas.nats,
+            canvas.errors,
+            canvas.undecided,
         )
 
     def _tokens(self, request: Request, state: State, count: int) -> list[Token]:
@@ -229,12 +243,13 @@ class LM:
         """Prompt, masks and suffix: `length` tokens in all, with BOS if the model was trained with it."""
         return self.prompt_builder.prompt(prompt, suffix, length, windowed)
 
-    def gap_canvas(self, text: str, *, windowed: bool = False, draws: int = 32) -> Canvas:
+    def gap_canvas(self, text: str, *, windowed: bool = False, draws: int | None = None) -> Canvas:
         """A text with gaps; the lengths of ranged gaps are those with the lowest bound on the given text.
 
         The bound is that of the given tokens with the gap masked throughout: -log p(given | lengths). The same tokens
         are scored for all lengths, so long gaps are neither preferred nor avoided. Lengths that do not fit into the
-        model are left out.
+        model are left out. Without `draws` there are as many as the choice needs (`evaluation.gap_lengths`); one that
+        stays undecided is logged as a warning, and `Canvas.undecided` names the lengths that may be as good.
         """
         parts = parse_gaps(text)
         if all(part.low == part.high for part in parts if isinstance(part, Gap)):
@@ -245,38 +260,39 @@ class LM:
             )
         options = self.prompt_builder.candidates(parts)
         canvases = [self.prompt_builder.gaps(parts, lengths) for lengths in options]
-        nats = self._fixed_nats([canvas.ids for canvas in canvases], draws)
-        best = int(np.argmin(nats))
-        shown = {"+".join(map(str, lengths)): value for lengths, value in zip(options, nats, strict=True)}
-        return replace(canvases[best], nats=shown)
+        compared = self._compare([canvas.ids for canvas in canvases], draws)
+        names = ["+".join(map(str, lengths)) for lengths in options]
+        canvas = replace(
+            canvases[compared.best],
+            nats=dict(zip(names, compared.nats, strict=True)),
+            errors=dict(zip(names, compared.errors, strict=True)),
+            undecided=[names[i] for i in compared.undecided],
+        )
+        if compared.undecided:
+            rivals = ", ".join(f"{names[i]} ({compared.nats[i]:.3f})" for i in compared.undecided[:8])
+            log.warning(
+                "the length of the gap is undecided after %d draws: %s tokens (%.3f nats) were chosen, and %s may be "
+                "as good; write the length that you want, for example {{%d}}",
+                *(
+                    compared.draws,
+                    names[compared.best],
+                    compared.nats[compared.best],
+                    rivals,
+                    options[compared.best][0],
+                ),
+            )
+        return canvas
 
-    def _fixed_nats(self, canvases: Sequence[Tensor], draws: int) -> list[float]:
-        """The bound on -log p of the given tokens of each canvas, with its masks left masked.
-
-        With m tokens it is the sum over n = 1 .. m of E[mean nll of n hidden tokens]: one token at a time, in random
-        order. All canvases have the same given tokens, and the same sets of them are hidden in each: on real text the
-        noise of a difference is then twenty times smaller than with independent masks.
-        """
+    def _compare(self, canvases: Sequence[Tensor], draws: int | None) -> GapLengths:
+        """The bounds on the given tokens of canvases that differ in the lengths of their gaps."""
         net = diffusion(self.model, "ranged gaps")
         first = 0 if self.prompt_builder.block_ends is None else 1  # BOS costs nothing worth comparing
-        places = [first + torch.nonzero(ids[first:] != self.tokenizer.vocab.mask).squeeze(-1) for ids in canvases]
-        m = len(places[0])
-        if not m:
+        known = torch.tensor([self.tokenizer.vocab.mask, *self.tokenizer.never_hidden])
+        places = [first + torch.nonzero(~torch.isin(ids[first:], known)).squeeze(-1) for ids in canvases]
+        if not len(places[0]):
             raise UserError("a gap of unknown length needs given text next to it; write {{3}} for three tokens")
-        uniform = eval_keys(0).uniform("gaps", range(draws), m + 1)
-        n = 1 + (m * (torch.arange(draws) + uniform[:, 0]) / draws).long().clamp(max=m - 1)  # one stratum per draw
-        hidden = uniform[:, 1:].argsort(1).argsort(1) < n[:, None]
-        weight = hidden / n[:, None].double()
-        weight = weight / weight.sum(0).clamp(min=1e-9)  # each token counts once, however often it was hidden
-        t, zero = time_of(net.schedule, n.double() / m), torch.zeros(draws, dtype=torch.int64)
-        nats = []
         with evaluating(self.model):
-            for ids, fixed in zip(canvases, places, strict=True):
-                masked = torch.zeros(draws, len(ids), dtype=torch.bool)
-                masked[:, fixed] = hidden
-                nll = token_nll(net, Batch(ids[None], zero[:1], 1), zero, masked, masked, t, 32)
-                nats.append(float((nll[:, fixed] * weight).sum()))
-        return nats
+            return compare_lengths(net, canvases, places, eval_keys(0), draws)
 
     def encode(self, text: str) -> list[int]:
         """The ids of a text."""

@@ -7,6 +7,7 @@ import itertools
 import json
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,8 @@ from unmask.evaluation import (
     plan_nats,
     pseudo_nats,
     score,
+    scoring,
+    spans,
     strata_nats,
     times_nats,
 )
@@ -822,3 +825,23 @@ def test_the_command_refuses_in_a_sentence(tmp_path: Path) -> None:
         (["a" * 20, "--method", "exact"], "20 tokens"),
     ):
         assert says in refused("score", model, *args), args
+
+
+def test_rows_are_dealt_out_to_their_texts_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten times as many texts are looked at ten times as often, not a hundred times."""
+    looks = [0]
+
+    class Counted(int):
+        def __eq__(self, other: object) -> bool:
+            looks[0] += 1
+            return int.__eq__(self, other)
+
+        __hash__ = int.__hash__
+
+    def read(*given: Any) -> Any:
+        passages, scored = spans.read_passages(*given)
+        return [replace(passage, text=Counted(passage.text)) for passage in passages], scored
+
+    monkeypatch.setattr(scoring, "read_passages", read)
+    assert len(random_lm(bytes_tokenizer()).score(["abc"] * 60, draws=1).texts or ()) == 60
+    assert looks[0] < 60 * 4

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import unmask
-from support.helpers import random_lm, refused, run, settings, trained
+from support.helpers import random_lm, refused, run, settings, train_once, trained
 from support.paths import ROOT
 from unmask.cli.fill_loop import FillLoop
 from unmask.cli.templates import write_template
@@ -77,7 +77,7 @@ def test_without_a_recommendation_nothing_changes():
     assert Recommended().params({"steps": 3}) == SamplingParams(steps=3) and not Recommended()
 
 
-# -- the folder ----------------------------------------------------------------------------------------------------------
+# -- the folder ------------------------------------------------------------------------------------------------------
 
 
 def test_it_travels_with_the_folder_and_the_card(folder, lm, tmp_path):
@@ -121,11 +121,16 @@ def test_a_damaged_file_is_named(folder, tmp_path, content, why):
     assert why in str(error.value) and str(bad / FILE) in str(error.value) and "\n" not in str(error.value)
 
 
-# -- training ------------------------------------------------------------------------------------------------------------
+# -- training --------------------------------------------------------------------------------------------------------
 
 
 def test_a_trained_model_of_text_has_a_default():
-    assert unmask.load(trained()).recommended.settings == TEXT
+    recommending = train_once(
+        "recommending", "tiny", *settings("train.steps=2", "eval.every=0", "train.checkpoint_every=2")
+    )
+    assert (
+        unmask.load(recommending).recommended.settings == TEXT and unmask.load(trained()).recommended == Recommended()
+    )
     assert of_training("auto", "bpe", "plan").settings == TEXT
     for nothing in (("none", "bpe", "plan"), ("auto", "dna", "plan"), ("auto", "bpe", "gaussian")):
         assert not of_training(*nothing)
@@ -140,7 +145,7 @@ def test_what_cannot_be_recommended_is_refused_before_training(tmp_path):
     assert "sample.recommended" in said and "did you mean 'temperature'" in said
 
 
-# -- every way to sample uses it, and says so ----------------------------------------------------------------------------
+# -- every way to sample uses it, and says so ------------------------------------------------------------------------
 
 HOW = {"length": 16, "seed": 5}
 
@@ -191,7 +196,7 @@ def test_templates_and_the_loop_use_it(lm):
     assert "temperature 0.01" in said[0] and "recommended" in said[0]
 
 
-# -- figures never do ----------------------------------------------------------------------------------------------------
+# -- figures never do ------------------------------------------------------------------------------------------------
 
 
 def test_figures_are_of_the_plain_law(lm, folder, monkeypatch):

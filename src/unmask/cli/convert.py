@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from ..errors import UserError
 from .shared import Json, Weights, out_console, print_json
 
 
@@ -28,10 +29,22 @@ def convert(
 ) -> None:
     """Convert a run, a published model or a Lightning checkpoint to a portable folder; no code in it is executed."""
     from ..hub.convert import convert as run
+    from ..progress import progress_bar
 
-    done = run(
-        source, out, tokenizer=tokenizer, weights=weights, to=to, dtype=dtype, revision=revision, new_head=new_head
-    )
+    if not out.strip():
+        raise UserError("DIR is empty; give the folder to write")
+    with progress_bar("converting (read, then written)") as progress:
+        done = run(
+            source,
+            out,
+            tokenizer=tokenizer,
+            weights=weights,
+            to=to,
+            dtype=dtype,
+            revision=revision,
+            new_head=new_head,
+            progress=progress,
+        )
     if as_json:
         print_json(done)
         return

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from ..errors import UserError
-from .shared import Overrides
+from .shared import Overrides, exit_code
 
 BUILT_IN = "tiny-en"
 STORY = "Once upon a time, there was a little"
@@ -57,7 +57,7 @@ def run(out: str, overrides: list[str]) -> None:
     print("A masked diffusion language model learns Python's own documentation.", file=sys.stderr)
     result = train(config, out)
     if not result.finished:
-        sys.exit(130)
+        sys.exit(exit_code())
     lm = load(out)
     data = prepare(lm.config.data, lm.tokenizer, splits=("train", "valid"))
     valid = data.split("valid")
@@ -85,4 +85,4 @@ def run(out: str, overrides: list[str]) -> None:
     print(f"  unmask sample {out} --watch                      see the masks become words")
     print(f"  unmask sample {out} --prompt 'The object' -n 2   continue a text")
     print(f"  unmask eval {out} --split test --draws 8         the held-out test set")
-    print("  unmask train tiny data.source=YOUR.txt --out runs/mine")
+    print("  unmask train small data.source=YOUR.txt --out runs/mine")

@@ -27,7 +27,7 @@ def embed(
     model: Model,
     source: Annotated[
         str,
-        typer.Argument(metavar="INPUT", help="Sequences or texts: FASTA, .txt, .jsonl, .csv, .tsv, .bed (.gz too)."),
+        typer.Argument(metavar="INPUT", help="FASTA, .txt, .jsonl, .csv, .tsv or .bed (.gz or .xz too)."),
     ],
     out: Annotated[str, typer.Option(help="X.npy (with the names in X.json) or X.parquet.")],
     pool: Annotated[str, typer.Option(help="mean (over the positions of a sequence) or none.")] = "mean",

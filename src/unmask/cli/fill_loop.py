@@ -6,7 +6,6 @@ last text as the page would.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -15,7 +14,7 @@ from typing import Any
 from rich.console import Console
 
 from ..config import nearest
-from ..data.canvas import split_gaps
+from ..data.canvas import blanks, split_gaps
 from ..lm import LM, Job
 from ..sampling.params import SamplingParams, settings_on
 from ..sampling.trace import Trace
@@ -23,9 +22,8 @@ from ..serve.replay import write_html
 from ..types import Sample, State, UserError
 from .terminal import Watcher
 
-BLANKS = re.compile(r"(?<![\w{])_+(?!\w)")  # ___ is a gap of three tokens
 HELP = """\
-A text with gaps is filled: {{3}} or ___ is a gap of 3 tokens, {{2-6}} one of 2 to 6.
+A text with gaps is filled: {{3}} or ___ is a gap of 3 tokens, {{2-6}} one of 2 to 6, [MASK] one of 1.
 An empty line fills the last text again, with the next seed.
   :SETTING VALUE  set one of SETTINGS (- resets it to its default)
   :n 3            three samples of each text
@@ -134,11 +132,15 @@ class FillLoop:
 
 
 def gaps(text: str) -> str:
-    """Blanks as gaps: ___ becomes {{3}}; gaps in braces stay as they are."""
+    """Blanks as gaps, whatever else is in the text: ___ becomes {{3}}; other gaps stay as they are."""
     parts = split_gaps(text)
     for i, part in enumerate(parts):
-        parts[i] = f"{{{{{part}}}}}" if i % 2 else BLANKS.sub(lambda run: f"{{{{{len(run[0])}}}}}", part)
+        parts[i] = f"{{{{{part}}}}}" if i % 2 else _braced(blanks(part))
     return "".join(parts)
+
+
+def _braced(parts: Sequence[str]) -> str:
+    return "".join(f"{{{{{part}}}}}" if i % 2 else part for i, part in enumerate(parts))
 
 
 def _each(takes: Sequence[Callable[[State], None]], state: State) -> None:

@@ -227,6 +227,7 @@ def write_samples(
     options = options.settle(lm.model)
     canvas = request.canvas(lm, options)
     protocol |= {"length": len(canvas.ids), **options.describe(), "seed": options.seed, "batch_size": batch_size}
+    protocol |= lm.prompt_builder.unknown.facts()
     jobs = [Job(canvas, replace(options, seed=check_seed(options.seed + i))) for i in range(request.n)]
     canvases = [canvas.ids] * request.n
     trace = Trace(lm.tokenizer, canvases, protocol) if html is not None else None

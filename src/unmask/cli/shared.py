@@ -32,6 +32,11 @@ Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...")]
 Model = Annotated[str, typer.Argument(help="A run, a folder, a built-in model (tiny-en) or a Hub id.")]
 Weights = Annotated[str, typer.Option(help="ema (averaged weights) or raw.")]
 Which = Annotated[str, typer.Option(help="last or best checkpoint of a run.")]
+RunFolder = Annotated[str | None, typer.Option("--out", help="Folder of the run; an existing run is continued.")]
+Minutes = Annotated[
+    float | None,
+    typer.Option(help="Train for about so long: steps, warm-up and decay are chosen by measuring (train.minutes)."),
+]
 BothStrands = Annotated[
     bool, typer.Option("--both-strands", help="Average over both strands, for networks that are not equivariant.")
 ]
@@ -69,6 +74,18 @@ def print_lines(lines: Iterable[str]) -> None:
 def is_main() -> bool:
     """Whether this is the process that prints, among those that torchrun started."""
     return os.environ.get("RANK", "0") == "0"
+
+
+def exit_code() -> int:
+    """Of a run that was stopped and saved; torchrun would report anything but 0 as the failure of a process."""
+    from ..distributed import launched
+
+    return 0 if launched() else 130
+
+
+def with_minutes(overrides: list[str] | None, minutes: float | None) -> list[str]:
+    """The overrides of a command with its --minutes among them."""
+    return [*(overrides or []), *([] if minutes is None else [f"train.minutes={minutes}"])]
 
 
 def figures_line(figures: dict[str, Any]) -> str:
@@ -194,7 +211,10 @@ def _option(spec: Setting) -> inspect.Parameter:
     choices = ", ".join(SAMPLERS if spec.kind == "sampler" else spec.choices)
     text = ": ".join(filter(None, (spec.help, choices))) + (" (may be repeated)" if spec.kind in LISTS else "")
     text += f" (default: {words})." if words else "."
-    option = typer.Option(spec.option, help=escape(text), rich_help_panel=PANEL)
+    name = spec.option
+    if spec.kind == "flag" and spec.default is None:  # on, off, or left to the model
+        name = f"{spec.option}/--no-{spec.option.removeprefix('--')}"
+    option = typer.Option(name, help=escape(text), rich_help_panel=PANEL)
     default = spec.default if shown else None
     return inspect.Parameter(
         spec.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, option]
@@ -232,6 +252,6 @@ def _with(ctx: typer.Context, more: list[str] | None) -> dict[str, Any]:
             raise UserError(f"--with {text}: {name} is set twice; give it once")
         try:
             result[name] = known[name].from_json(yaml.safe_load(value))
-        except yaml.YAMLError:
+        except (yaml.YAMLError, RecursionError):
             result[name] = value
     return result

@@ -14,6 +14,7 @@ from typing import Any
 from ..config import nearest
 from ..data.canvas import Canvas
 from ..lm import LM, Job
+from ..process.keys import check_seed
 from ..sampling.params import SamplingParams, settings_on
 from ..types import Sample, UserError
 
@@ -53,8 +54,13 @@ def read_lines(path: str | Path) -> list[tuple[int, str]]:
     return [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
 
 
-def parse_line(lm: LM, number: int, text: str, defaults: Defaults, n: int, length: int | None = None) -> Line:
-    """One line of a template file; `defaults` are the settings that a line does not set (null means not set)."""
+def parse_line(
+    lm: LM, number: int, text: str, defaults: Defaults, n: int, length: int | None = None, before: int = 0
+) -> Line:
+    """One line of a template file; `defaults` are the settings that a line does not set (null means not set).
+
+    A line without a seed counts on from the samples `before` it, so that no two of the file share a random stream.
+    """
     row = _row(text)
     for key in ("text", "prompt", "suffix"):
         if not isinstance(row.get(key, ""), str):
@@ -70,6 +76,9 @@ def parse_line(lm: LM, number: int, text: str, defaults: Defaults, n: int, lengt
         options = replace(defaults, **chosen)
     else:
         options = lm.sampling_params({**defaults, **chosen})
+    if "seed" not in row:
+        options = replace(options, seed=options.seed + before)
+    check_seed(options.seed + count - 1)
     canvas = _canvas(lm, row, options, length)
     lm.check(Job(canvas, options))  # errors are raised before anything is written
     return Line(number, row.get("id"), [Job(canvas, replace(options, seed=options.seed + i)) for i in range(count)])
@@ -137,12 +146,15 @@ def write_template(
         raise UserError(f"n={n} and batch_size={batch_size} must be at least 1")
     turn: list[tuple[Line, int] | BadLine] = []
     jobs: dict[int, Job] = {}  # by turn
+    samples = 0  # of the lines so far; of a wrong line as many as it would have had by default
     for number, text in lines:
         try:
-            line = parse_line(lm, number, text, defaults, n, length)
+            line = parse_line(lm, number, text, defaults, n, length, samples)
         except UserError as error:
             turn.append(BadLine(number, str(error)))
+            samples += n
             continue
+        samples += len(line.jobs)
         for i, job in enumerate(line.jobs):
             jobs[len(turn)] = job
             turn.append((line, i))

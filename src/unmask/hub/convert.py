@@ -18,7 +18,7 @@ from ..config import Config, parse
 from ..lm import LM
 from ..models import registry
 from ..recipes import lm1b, owt
-from ..types import UserError, Vocab
+from ..types import Progress, UserError, Vocab
 from . import layout, pickled, resolve
 from .checkpoint import check_names
 from .layout import Described
@@ -38,10 +38,11 @@ def convert(
     dtype: str = "float32",
     revision: str | None = None,
     new_head: bool = False,
+    progress: Progress = lambda done, total: None,
 ) -> dict[str, Any]:
     """Write the model of any source as a folder; returns a summary for a report.
 
-    `new_head` adds a new masked-LM head to an encoder that has none.
+    `new_head` adds a new masked-LM head to an encoder that has none. `progress` gets two stages: read, and written.
     """
     if to not in ("unmask", "published"):
         raise UserError(f"--to {to} must be 'unmask' or 'published'")
@@ -49,10 +50,12 @@ def convert(
         raise UserError(f"--weights {weights} must be 'ema' or 'raw'")
     layout.refuse_existing(Path(out))  # before an hour of reading
     lm, used = open_source(source, tokenizer, weights, revision, new_head)
+    progress(1, 2)
     if to == "published":
         write_published(out, lm, dtype)
     else:
         lm.save_pretrained(out, dtype=dtype)
+    progress(2, 2)
     return {
         "out": str(out),
         "to": to,

@@ -7,11 +7,12 @@ other weights file; it is read by a machine that executes nothing (`pickled`).
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..config import load_yaml, nearest
 from ..data import tasks
@@ -45,6 +46,7 @@ HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 # Names from before the Hub had organisations, as bert-base-uncased: it still knows them, and no new ones are given.
 OLD_ID = re.compile(r"(bert|roberta|xlm-roberta|distilbert|distilroberta|albert|camembert)-[\w.-]+", re.ASCII)
 WANTED = [*layout.FILES, layout.INDEX, "special_tokens_map.json", VOCAB_FILE]
+M = TypeVar("M", bound=nn.Module)
 PICKLES = (".ckpt", ".bin", ".pt", ".pth")
 
 
@@ -79,6 +81,7 @@ def load(
         return _load_run(folder, which, weights, device)
     if which != "last" or weights != "ema":
         raise UserError(f"{path} holds only one set of weights; leave which and weights out")
+    layout.verify_folder(folder)
     described = layout.read_folder(folder, None if Path(path).exists() else str(path))
     tokens = the_tokenizer(tokenizer, described, str(path), folder)
     described = layout.with_tokenizer(described, tokens, tokenizer)
@@ -192,12 +195,24 @@ def _load_run(path: Path, which: str, weights: str, device: str) -> LM:
         )
     tokenizer = Tokenizer.load(folder)
     labels = load_labels(folder, config.data.label)
-    with torch.device("meta"):
-        model = registry.model(config, tokenizer.vocab, len(labels))
-    model = model.to_empty(device=pick_device(device))
     group = "ema" if weights == "ema" and config.train.ema else "model"
+    model = _outline(folder, group, lambda: registry.model(config, tokenizer.vocab, len(labels)))
+    model = model.to_empty(device=pick_device(device))
     checkpoint.read_into(folder, group, dict(model.state_dict()))
     return advised(LM(model.eval(), tokenizer, config, labels=labels), folder)
+
+
+def _outline(folder: Path, group: str, make: Callable[[], M]) -> M:
+    """The network of a checkpoint without memory for its weights, if it fits the files."""
+    where = folder / (checkpoint.SHARDS if (folder / checkpoint.SHARDS).is_dir() else f"{group}.safetensors")
+    try:
+        with torch.device("meta"):
+            model = make()
+    except (RuntimeError, OverflowError):  # sizes that no machine has
+        raise UserError(f"{where} is described as a network too large to exist") from None
+    wanted = {name: tensor.shape for name, tensor in model.state_dict().items()}
+    checkpoint.check_names(wanted, checkpoint.shapes(folder, group), where)
+    return model
 
 
 def load_classifier(path: str | Path, device: str = "cpu", *, which: str | None = None) -> TaskModel:
@@ -217,7 +232,9 @@ def load_classifier(path: str | Path, device: str = "cpu", *, which: str | None 
     if config.task.name is None:
         raise UserError(f"{path} holds a language model, not a classifier; train one with: unmask finetune {path} TASK")
     task, tokenizer = tasks.task(config.task.name), Tokenizer.load(folder)
-    model = registry.classifier(config, task, tokenizer.vocab, len(load_labels(folder, config.data.label)))
+    labels = len(load_labels(folder, config.data.label))
+    _outline(folder, "model", lambda: registry.classifier(config, task, tokenizer.vocab, labels))
+    model = registry.classifier(config, task, tokenizer.vocab, labels)
     checkpoint.read_into(folder, "model", dict(model.state_dict()))
     if config.train.ema:
         checkpoint.read_into(folder, "ema", dict(model.named_parameters()))

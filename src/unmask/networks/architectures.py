@@ -23,6 +23,7 @@ NOT_NETWORK = {
     "kernel_config", "name_or_path", "output_attentions", "output_hidden_states", "return_dict", "torch_dtype",
     "torchscript", "transformers_version", "transformers_weights", "trust_remote_code", "use_cache", "use_kernels",
 }  # fmt: skip
+MOST_LAYERS = 10_000  # the library makes one after the other
 
 
 def transformers() -> Any:
@@ -66,6 +67,9 @@ def settings(tree: Mapping[str, Any], dropout: float | None = None) -> Any:
             spec = maker.from_dict(plain(tree))
         except Exception as error:  # the library has many ways to say no
             raise UserError(f"this {kind} is not described correctly: {first_line(error)}") from None
+    layers = getattr(spec, "num_hidden_layers", None)
+    if isinstance(layers, int) and layers > MOST_LAYERS:
+        raise UserError(f"this {kind} is described with {layers:,} layers, more than the {MOST_LAYERS:,} that are read")
     if getattr(spec, "is_encoder_decoder", False):
         raise UserError(f"a {kind} has a decoder; unmask reads encoders, which look both ways at once")
     if dropout is not None and dropout != dropout_of(spec):

@@ -235,6 +235,10 @@ class Engine:
         for state, _ in states:
             if state.row not in queue.rows:  # its request has ended in this step
                 continue
+            if state.error is not None:
+                log.error("a text could not be written: %s", state.error)
+                self._end(queue, queue.rows[state.row][0], "failed", str(state.error))
+                continue
             try:
                 self._deliver(queue, state)
             except Exception:

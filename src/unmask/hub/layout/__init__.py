@@ -21,6 +21,7 @@ from .folder import (
     load_tokenizer,
     read_folder,
     refuse_existing,
+    verify_folder,
     write_files,
     write_folder,
 )
@@ -98,6 +99,7 @@ __all__ = [
     "to_json",
     "to_published",
     "value",
+    "verify_folder",
     "with_tokenizer",
     "write_files",
     "write_folder",
