@@ -270,16 +270,10 @@ class LM:
         )
         if compared.undecided:
             rivals = ", ".join(f"{names[i]} ({compared.nats[i]:.3f})" for i in compared.undecided[:8])
+            chosen = f"{names[compared.best]} tokens ({compared.nats[compared.best]:.3f} nats)"
             log.warning(
-                "the length of the gap is undecided after %d draws: %s tokens (%.3f nats) were chosen, and %s may be "
-                "as good; write the length that you want, for example {{%d}}",
-                *(
-                    compared.draws,
-                    names[compared.best],
-                    compared.nats[compared.best],
-                    rivals,
-                    options[compared.best][0],
-                ),
+                f"the length of the gap is undecided after {compared.draws} draws: {chosen} were chosen, and {rivals} "
+                f"may be as good; write the length that you want, for example {{{{{options[compared.best][0]}}}}}"
             )
         return canvas
 
