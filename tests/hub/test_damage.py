@@ -48,10 +48,19 @@ def test_a_card_may_be_edited_and_a_manifest_taken_away(portable: Path) -> None:
     (portable / "README.md").write_text("mine")
     assert run("sample", str(portable), "--length", "4").code == 0
     config = portable / "config.json"
-    config.write_text(config.read_text() + "\n")
+    config.write_text(config.read_text().replace("0.007", "0.008"))
     assert "delete manifest.json" in refused("sample", str(portable))
     (portable / "manifest.json").unlink()
     assert run("sample", str(portable), "--length", "4").code == 0
+
+
+def test_a_folder_that_another_library_wrote_into_is_read(portable: Path) -> None:
+    config = portable / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"transformers_version": "9.9"}))
+    assert run("sample", str(portable), "--length", "4").code == 0
+    truncated = (portable / "model.safetensors").read_bytes()[:-9]
+    (portable / "model.safetensors").write_bytes(truncated)
+    assert "model.safetensors" in refused("sample", str(portable))
 
 
 def test_a_flipped_checksum_accuses_the_manifest_and_not_the_file(step: Path) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..data.online import hub, reason
+from ..files import MANIFEST
 from ..lm import LM
 from ..types import UserError
 from .card import model_card
@@ -44,6 +45,7 @@ def push_to_hub(
         folder = write_folder(
             Path(temporary) / "model", lm.model, lm.tokenizer, lm.config, lm.labels, dtype=dtype, card=card
         )
+        (folder / MANIFEST).unlink()  # the Hub has checksums of its own, and files are edited there
         api = huggingface_hub.HfApi(token=token)
         try:
             name = api.create_repo(repo_id, private=private, exist_ok=True).repo_id
