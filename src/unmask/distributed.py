@@ -1,6 +1,7 @@
 """Processes: which one is this, sums over all of them, and the two ways to distribute a model (DDP, FSDP2).
 
-One process without torchrun is the same code with a world of size 1.
+One process without torchrun is the same code with a world of size 1. `python -m unmask.distributed` is torchrun that
+ends with the exit code of its signal, and not with a traceback.
 """
 
 from __future__ import annotations
@@ -67,6 +68,11 @@ class _First:
     def __exit__(self, *error: object) -> None:
         if self.world.main and error[0] is None:
             self.world.barrier()
+
+
+def launched() -> bool:
+    """Whether torchrun started this process: it sends signals on, waits, and takes exit codes but 0 for failures."""
+    return "TORCHELASTIC_RUN_ID" in os.environ
 
 
 def pick_device(name: str, local_rank: int = 0) -> torch.device:
@@ -214,3 +220,22 @@ def reshard(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.reshard()
+
+
+def launch() -> None:
+    """torchrun, which ends with 128 + its signal; the processes have saved and said so before."""
+    from torch.distributed.elastic.multiprocessing import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.run import main
+
+    try:
+        main()
+    except SignalException as signal:
+        sys.exit(128 + int(signal.sigval))
+    except ChildFailedError as error:  # each process has said what was wrong
+        code = next(iter(error.failures.values())).exitcode
+        sys.exit(code if code > 0 else 128 - code)
+
+
+if __name__ == "__main__":
+    launch()

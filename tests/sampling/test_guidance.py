@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 
 import numpy as np
@@ -13,6 +14,7 @@ from oracles.enumeration import MASK, SCHEDULES, TableNet, ancestral_law
 from oracles.laws import guided, order_law, random_order_law, ruled, surest_law
 from support.drawing import Case, close, generate, judge, keys_of, mixed, model_of
 from unmask.models.masked import MaskedDiffusion
+from unmask.process.parameterization import Mean, Score
 from unmask.sampling import Adaptive, Ancestral, FirstHitting, LeftToRight, RevealPlan, Rules
 from unmask.types import UserError
 
@@ -120,3 +122,92 @@ def test_a_network_without_labels_is_not_told_any():
     list(generate(model_of(), [torch.tensor(M3)], LeftToRight(), keys_of(1), labels=[None]))
     with pytest.raises(ValueError, match="label"):
         list(generate(model_of(), [torch.tensor(M3)], LeftToRight(), keys_of(1), labels=[0]))
+
+
+# -- one law for all strengths ---------------------------------------------------------------------------------------
+
+METHODS = {
+    "mdlm": (Mean(), (RevealPlan(3), FirstHitting(), Adaptive("entropy", k=1), Ancestral(3))),
+    "carry-over": (Mean(zero_mask=False), (Ancestral(3),)),
+    "no-carry-over": (Mean(carry_over=False), (Ancestral(3),)),
+    "d3pm": (Mean(zero_mask=False, carry_over=False), (Ancestral(3),)),
+    "sedd": (Score(), (Ancestral(3), Ancestral(3, euler=True))),
+}
+
+
+def canvases(model: MaskedDiffusion, sampler, n: int = 50, **how):
+    states = generate(model, [torch.tensor(M3)] * n, sampler, keys_of(n), batch_size=n, **how)
+    return [state.canvas.tolist() for state in sorted((s for s in states if s.done), key=lambda s: s.row)]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_law_does_not_jump_at_0_or_1(method):
+    """With the same random numbers nearly all samples are the same; of two laws that are 0.3 apart a third is not."""
+    meaning, samplers = METHODS[method]
+    model = MaskedDiffusion(network(), SCHEDULES[NAME], parameterization=meaning)
+    for sampler in samplers:
+        with_label = canvases(model, sampler, labels=[1] * 50)
+        without = canvases(model, sampler)
+        for scale, like in [(0.0, without), (1e-6, without), (-1e-6, without), (1 - 1e-6, with_label)]:
+            assert canvases(model, sampler, labels=[1] * 50, guidance=scale) == like, (sampler, scale)
+        assert canvases(model, sampler, labels=[1] * 50, guidance=1 + 1e-6) == with_label
+        assert with_label != without
+
+
+def measure_law(scale: float, steps: int = 2) -> dict[tuple[int, ...], float]:
+    """SEDD in T analytic steps: x̂ is the geometric mixture, in all as large as the masses of both, mixed alike."""
+
+    def scaled(rows):
+        return rows - math.log(rows.shape[-1] - 1)
+
+    raw = [network().denoiser(log_x=scaled, label=label) for label in (1, -1)]
+    law, alpha = {M3: 1.0}, [1 - 0.999 * i / steps for i in range(steps + 1)]
+    for i in range(steps, -1, -1):
+        u = 1.0 if i == 0 else (alpha[i - 1] - alpha[i]) / (1 - alpha[i])
+        out: dict[tuple[int, ...], float] = {}
+        for z, chance in law.items():
+            options = []
+            for position, token in enumerate(z):
+                if token != MASK:
+                    options.append([(token, 1.0)])
+                    continue
+                a, b = (np.delete(np.exp(denoise(z, 0.0)[position]), MASK) for denoise in raw)
+                weights, size = b ** (1 - scale) * a**scale, b.sum() ** (1 - scale) * a.sum() ** scale
+                reveal = 1.0 if i == 0 else min(1.0, u * size)
+                clean = [y for y in range(4) if y != MASK]
+                options.append([(MASK, 1 - reveal), *zip(clean, reveal * weights / weights.sum(), strict=True)])
+            for combination in itertools.product(*options):
+                state, p = tuple(y for y, _ in combination), math.prod(p for _, p in combination)
+                out[state] = out.get(state, 0.0) + chance * p
+        law = {state: p for state, p in out.items() if p > 0}
+    return law
+
+
+@pytest.mark.parametrize("scale", [0.5, 2.0])
+def test_the_law_of_a_guided_measure(scale):
+    model = MaskedDiffusion(network(), SCHEDULES[NAME], parameterization=Score())
+    (states,) = mixed(
+        model,
+        [Case(Ancestral(2), lambda: measure_law(scale), label=1, guidance=scale)],
+        keys_of(700),
+        batch_size=500,
+    )
+    assert judge(states, measure_law(scale)) > 1e-3
+
+
+@pytest.mark.parametrize("forbidden", ["with the label", "without it"])
+@pytest.mark.parametrize("scale", [-0.5, 0.0, 0.3, 1.0, 2.0])
+def test_a_token_that_one_of_both_excludes(forbidden, scale):
+    """Never NaN, and never a token that the formula gives no chance; the ends are the two laws themselves."""
+    net = TableNet.random(13, labels=2)
+    with torch.no_grad():
+        (net.tables[1] if forbidden == "with the label" else net.table)[..., 3] = -math.inf
+    model = MaskedDiffusion(net, SCHEDULES[NAME])
+    texts = canvases(model, LeftToRight(), 60, labels=[1] * 60, guidance=scale)
+    written = {token for text in texts for token in text}
+    assert MASK not in written
+    possible = scale == 0 if forbidden == "with the label" else scale >= 1
+    assert (3 in written) == possible
+    if scale in (0.0, 1.0):
+        labels = [1] * 60 if scale else None
+        assert texts == canvases(model, LeftToRight(), 60, **({"labels": labels} if labels else {}))

@@ -492,3 +492,22 @@ def test_the_benchmark_runs(tmp_path):
     assert ran.returncode == 0, ran.stderr
     figures = json.loads((tmp_path / "figures.json").read_text())
     assert set(figures["throughput"]) == {"offline", "1", "4", "one at a time"} and len(figures["memory_mb"]) == 10
+
+
+def test_a_network_that_fails_on_one_text_fails_that_request_only():
+    """NaN where a text holds "x": its request ends with the step; the other, in the same calls, is as it is alone."""
+    lm = random_lm(bytes_tokenizer(), "data.length=48", "model.hidden_dim=32", scale=2.0)
+    lm.model.load_state_dict(diffusion_lm().model.state_dict())
+    hidden = lm.model.hidden
+
+    def failing(z, *more):
+        bad = (z == ord("x")).any(1)
+        return torch.where(bad[:, None, None], float("nan"), hidden(z, *more))
+
+    object.__setattr__(lm.model, "hidden", failing)
+    body = {"sampler": "left-to-right", "seed": 3}
+    with running({"tiny": lm}) as server, ThreadPoolExecutor(2) as pool:
+        bad, good = pool.map(lambda text: server.post("/v1/infill", {**body, "text": text}), ["x{{6}}", "a{{6}}"])
+        assert bad.status == 500 and "step 0 cannot be written: for 1 of 1 positions" in bad.json["error"]["message"]
+        (alone,) = diffusion_lm().infill("a{{6}}", **body)
+        assert good.status == 200 and good.json["samples"][0]["text"] == alone

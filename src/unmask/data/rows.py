@@ -22,6 +22,13 @@ def ends_of(spec: DataConfig, vocab: Vocab) -> Ends | None:
     return vocab.bos, vocab.eos
 
 
+def end_of(spec: DataConfig, vocab: Vocab) -> int | None:
+    """The token after a document, where a model learns its end: EOS, else the first token of the padding."""
+    if not spec.has_ends:
+        return None
+    return vocab.eos if vocab.eos is not None else vocab.pad
+
+
 def capacity(length: int, ends: Ends | None) -> int:
     """How many tokens of text fit into a row of `length` tokens."""
     return length if ends is None else length - 2
@@ -37,8 +44,10 @@ class Rows:
     length: int
     block_ends: Ends | None = None  # BOS and EOS at the ends of every row (block_ends)
     pad: int | None = None  # what fills a row of the pad layout
+    end: int | None = None  # pad: the token after a document, where a model learns it with the padding that follows
     marks: np.ndarray | None = field(default=None, repr=False)  # (documents,) uint16: labels as the cache has them ...
     label_ids: np.ndarray | None = field(default=None, repr=False)  # ... and (labels,) int64: the id of each
+    never_hidden: tuple[int, ...] = ()  # ids that are given wherever they stand, as N in a text of bases
 
     @property
     def capacity(self) -> int:
@@ -67,15 +76,30 @@ class Rows:
         """(n, L) int64 tokens, and (n, L) bool where they count (None = everywhere)."""
         chosen = np.asarray(list(indices) if not isinstance(indices, np.ndarray) else indices, dtype=np.int64)
         assert ((chosen >= 0) & (chosen < len(self))).all(), "row outside the split"
-        return self._wrapped(chosen) if self.ends is None else self._padded(chosen)
+        tokens, scored = self._wrapped(chosen) if self.ends is None else self._padded(chosen)
+        if (given := self.given(tokens)) is not None:
+            scored = ~given if scored is None else scored & ~given
+        return tokens, scored
 
     def present(self, tokens: np.ndarray, counts: np.ndarray | None) -> np.ndarray | None:
-        """(n, L) bool where rows that were read hold something to see; of text, what counts (None = everywhere)."""
-        return counts
+        """(n, L) bool where rows that were read hold something to see: what counts or is given (None = everywhere)."""
+        given = self.given(tokens)
+        seen = counts if counts is None or given is None else counts | given
+        return None if seen is None or (given is not None and seen.all()) else seen
 
     def given(self, tokens: np.ndarray) -> np.ndarray | None:
         """(n, L) bool where rows that were read hold what is never hidden; None = nowhere."""
-        return None
+        given = np.isin(tokens, self.never_hidden) if self.never_hidden else None
+        return given if given is not None and given.any() else None
+
+    def padding(self, tokens: np.ndarray) -> np.ndarray | None:
+        """(n, L) bool where rows that were read hold learned padding: all that follows the end of a document."""
+        if self.end is None:
+            return None
+        end = tokens == self.end
+        if self.block_ends is not None:
+            end[:, 0] = False  # BOS may be the same token
+        return np.cumsum(end, 1) - end > 0
 
     def labels(self, indices: np.ndarray | Iterable[int]) -> np.ndarray | None:
         """(n,) int64 ids of the labels of rows; None where the data have none."""
@@ -100,9 +124,11 @@ class Rows:
         for row, i in enumerate(chosen):
             start = int(self.ends[i - 1]) if i else 0
             text = self.stream[start : min(int(self.ends[i]), start + self.capacity)]
-            whole = (
-                text if self.block_ends is None else np.concatenate([self.block_ends[:1], text, self.block_ends[1:]])
-            )
+            whole = text
+            if self.block_ends is not None:
+                whole = np.concatenate([self.block_ends[:1], text, self.block_ends[1:]])
+            elif self.end is not None and len(text) < self.length:  # a document that is cut has no end
+                whole = np.append(text, self.end)
             tokens[row, : len(whole)] = whole
             scored[row, : len(whole)] = True
         return tokens, scored
@@ -119,8 +145,13 @@ class Rows:
             lengths = np.minimum(np.diff(part, prepend=before), self.capacity)
             kept, before = kept + int(lengths.sum()), int(part[-1])
             scored += int(lengths.sum()) + (0 if self.block_ends is None else 2 * len(lengths))
+            if self.end is not None and self.block_ends is None:
+                scored += int((lengths < self.length).sum())
         return float(rate * kept / scored)
 
     def describe(self) -> dict[str, Any]:
         """What a reported number should carry: the text, the tokens and the convention."""
-        return {**self.facts, "length": self.length, "block_ends": self.block_ends is not None, "rows": len(self)}
+        about = {**self.facts, "length": self.length, "block_ends": self.block_ends is not None, "rows": len(self)}
+        if self.end is not None:
+            about["ends"] = "an end-of-text token per document counts; the nats of the padding after it belong to it"
+        return about

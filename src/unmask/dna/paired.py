@@ -29,6 +29,7 @@ from torch import Tensor
 from ..data.genome.bases import A, N
 from ..errors import UserError, choose
 from ..evaluation.exact import pseudo_nats, time_of
+from ..evaluation.likelihood import refuse_nan
 from ..evaluation.uncertainty import standard_errors
 from ..lm import LM
 from ..models.language_model import LanguageModel
@@ -149,7 +150,7 @@ class PairedScorer:
         z, present, _ = self._dress([p.ref for p in pairs] + [p.alt for p in pairs], turned)
         bases = (z >= A) & (z < N)
         index = torch.tensor([self.keys.digest(pair.name)[0] >> 33 for pair in pairs])
-        return Batch(z, index.repeat(2), 2**31, bases, present)
+        return Batch(z, index.repeat(2), 2**31, bases, present, given=~bases)
 
     # -- the methods -------------------------------------------------------------------------------------------------
 
@@ -160,6 +161,7 @@ class PairedScorer:
             part = batch.rows(torch.arange(start, min(start + self.batch_size, len(batch))))
             value = self.lm.model.nats(part.to(self.lm.model.device), self.keys.at(draw)).nats
             nats.append(value.double().sum(-1).cpu())
+        refuse_nan(torch.cat(nats), "likelihoods of windows")
         ref, alt = torch.cat(nats).chunk(2)
         return (ref - alt).numpy()
 
@@ -219,6 +221,7 @@ class PairedScorer:
                     place, target = turn[which, place], complement_of(self.lm)[target]
                 nats = self._nats(z, present, t[when], which, place, target, draw, when)
                 out.index_add_(0, answer[part], nats * weight[part] / len(self.strands))
+        refuse_nan(out, "scores")
         return out.numpy()
 
     def _nats(

@@ -21,18 +21,18 @@ are chosen to cover its positions evenly. The standard deviation of a mean over 
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from ..models.language_model import LanguageModel
-from ..process import bounds
 from ..process.keys import Keys
 from ..process.schedule import ContinuousTime, DiscreteTime, Law, Schedule, strata
 from ..types import Batch, TokenNats, UserError
 from .likelihood import TIMES, Estimator
-from .predictions import diffusion, free_positions, token_nll
+from .predictions import diffusion, token_nll
 
 __all__ = ["ESTIMATORS", "STRATA", "TIMES", "count_weights", "strata_nats", "times_nats"]
 
@@ -46,16 +46,9 @@ def times_nats(model: LanguageModel, batch: Batch, keys: Keys, free: Tensor | No
     """
     if free is None:
         return model.nats(batch, keys)
-    net = diffusion(model, "span")
-    draw = net.law.draw(strata(batch.index, batch.total, keys), net.schedule)
-    uniform = keys.uniform("mask", batch.index, batch.tokens.shape[1])
-    masked = (uniform >= draw.keep[:, None]) & free.cpu()
-    wanted = masked & batch.weight().cpu()
-    row = torch.arange(len(batch))
-    nll = token_nll(net, batch, row, masked, wanted, draw.t, len(batch))
-    which, place = torch.nonzero(wanted, as_tuple=True)
-    value = bounds.nats(draw.rows(which), nll[which, place], torch.ones((), dtype=torch.float64))
-    return _token_nats(batch, torch.zeros_like(nll).index_put((which, place), value))
+    diffusion(model, "span")
+    with torch.no_grad():
+        return model.nats(replace(batch, given=~free.to(batch.tokens.device)), keys)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -109,7 +102,7 @@ def strata_nats(
     large data set is stratified too. Like `model.nats` it depends on (index, total) of a row, not on the batch.
     """
     net = diffusion(model, "strata", timeless=True)
-    hideable = (free_positions(batch) if free is None else free).cpu()
+    hideable = (batch.free() if free is None else free).cpu()
     counts, weights = _counts(net.law, net.schedule, hideable.sum(1).tolist(), batch, calls, keys)
     order = keys.uniform("mask", batch.index, batch.tokens.shape[1])
     masked = np.zeros((len(batch), calls, batch.tokens.shape[1]), dtype=bool)
@@ -164,7 +157,7 @@ def _cover(counts: np.ndarray, weights: np.ndarray, total: int) -> np.ndarray:
 
 
 def _token_nats(batch: Batch, nats: Tensor) -> TokenNats:
-    return TokenNats(nats.float().to(batch.tokens.device), batch.weight())
+    return TokenNats(nats.float().to(batch.tokens.device), batch.counted())
 
 
 STRATA = Estimator("one mask count a row and draw, strata over the data set", strata_nats)

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ..data.loader import eval_batch
 from ..data.pack import Rows
@@ -51,7 +51,18 @@ def draw_nats(
             scored = estimator.nats(model, batch.to(device), keys.at(draw))
             nats[:, draw] = scored.nats.double().sum(-1).cpu().numpy()
             tokens = scored.weight.sum(-1).double().cpu().numpy()
+    refuse_nan(nats, "likelihoods of rows")
     return nats, tokens
+
+
+def refuse_nan(values: Tensor | np.ndarray, what: str = "values") -> None:
+    """Raise where a network says nothing; infinite nats are a probability of 0, and fine."""
+    missing = np.isnan(values.cpu().numpy() if isinstance(values, Tensor) else values)
+    if missing.any():
+        raise UserError(
+            f"{int(missing.sum())} of {missing.size} {what} are NaN, so the network predicts nothing there; check the "
+            "weights of the model, or load it in float32"
+        )
 
 
 def eval_keys(seed: int) -> Keys:

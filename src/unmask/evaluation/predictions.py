@@ -13,6 +13,7 @@ from ..models.masked import MaskedDiffusion, as_masked
 from ..process.chunks import in_chunks
 from ..process.masking import at_tokens
 from ..types import Batch, UserError
+from .likelihood import refuse_nan
 
 
 @dataclass(frozen=True)
@@ -48,11 +49,6 @@ def diffusion(model: LanguageModel, method: str, *, timeless: bool = False) -> M
     return net
 
 
-def free_positions(batch: Batch) -> Tensor:
-    """(B, L) bool: what the process may hide in a row of training, which is everything that exists."""
-    return torch.ones_like(batch.tokens, dtype=torch.bool) if batch.present is None else batch.present
-
-
 @torch.no_grad()
 def token_nll(
     model: MaskedDiffusion,
@@ -85,4 +81,5 @@ def token_nll(
         if len(hidden):
             (values,) = in_chunks(log_probs, model.vocab.size, hidden, tokens[which, place])
             out[start + which.cpu(), place.cpu()] = -values.double().cpu()
+    refuse_nan(out, "log-probabilities")
     return out

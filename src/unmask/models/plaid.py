@@ -167,7 +167,7 @@ class Plaid(LanguageModel):
 
     def nats(self, batch: Batch, keys: Keys) -> TokenNats:
         """One time per row: an unbiased draw of the bound. Every row has a first guess."""
-        return TokenNats(self._nats(batch, keys, training=False), batch.weight())
+        return TokenNats(self._nats(batch, keys, training=False), batch.counted())
 
     def loss(self, batch: Batch, keys: Keys) -> tuple[Tensor, Tensor]:
         """(sum to minimise, weight it is a sum over): the bound with a first guess for some rows only.
@@ -175,7 +175,7 @@ class Plaid(LanguageModel):
         The noise schedule minimises the square of the loss instead. What is known from the noise alone counts less in
         the first steps (bias_warmup): keys.step is the training step.
         """
-        return self._nats(batch, keys, training=True).sum(), batch.weight().sum()
+        return self._nats(batch, keys, training=True).sum(), batch.counted().sum()
 
     def _nats(self, batch: Batch, keys: Keys, training: bool) -> Tensor:
         """(B, L) float32 (float64 for a float64 model)."""
@@ -189,6 +189,8 @@ class Plaid(LanguageModel):
         x = self.embeddings()[part.tokens]
         noise = self._noise(part, keys).to(x)
         z = noised(x, gamma[:, None, None], noise)
+        if part.given is not None:  # is never hidden, so never noised
+            z = torch.where(part.given[..., None], x, z)
         bias = ramp(keys.step, self.bias_warmup) if training else 1.0
         guess = self._guess(part, z, gamma, keys, bias, training)
         hidden = self.hidden(z, gamma, guess, part.present, part.label)
@@ -246,7 +248,11 @@ class Plaid(LanguageModel):
             hidden = self.hidden(z[chosen_rows], gamma[chosen_rows], None, part.present, part.label)
             guessed, _ = self._reads(hidden, z[chosen_rows], gamma[chosen_rows], part.tokens, where, bias)
             row, column = torch.nonzero(where, as_tuple=True)
-            return guess.index_put((chosen_rows[row], column), guessed)
+            guess = guess.index_put((chosen_rows[row], column), guessed)
+            if batch.given is None:
+                return guess
+            known = batch.given & chosen.to(z.device)[:, None]
+            return torch.where(known[..., None], self.embeddings()[batch.tokens], guess)
 
     def rates(self) -> dict[str, float]:
         """Weights whose learning rate is a multiple of train.lr: embeddings and noise."""

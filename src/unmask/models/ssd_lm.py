@@ -39,6 +39,7 @@ class Cut:
     x: Tensor
     weight: Tensor
     valid: Tensor | None
+    given: Tensor | None = None  # (B, W): tokens of the block that are never hidden
 
 
 class SimplexDiffusion(LanguageModel):
@@ -98,6 +99,8 @@ class SimplexDiffusion(LanguageModel):
         z = noised(
             almost_one_hot(cut.x, self.vocab.size, self.scale), t, self._noise(batch, keys).to(device), self.scale
         )
+        if cut.given is not None:
+            z = torch.where(cut.given[..., None], almost_one_hot(cut.x, self.vocab.size, self.scale).to(z), z)
         hidden = self.hidden(cut.context, z, t, cut.valid, batch.label)
         (nll,) = in_chunks(self._nll, self.vocab.size, hidden[cut.weight], cut.x[cut.weight])
         return nll.sum(), cut.weight.sum()
@@ -112,7 +115,8 @@ class SimplexDiffusion(LanguageModel):
             )
         start = int(keys.stream("context").integers(length - self.block + 1))
         weight, device = batch.weight(), batch.tokens.device
-        ends = (weight * torch.arange(1, length + 1, device=device)).amax(1)  # (B,) where the text of a row ends
+        place = torch.arange(1, length + 1, device=device)
+        ends = (batch.counted() * place).amax(1)  # (B,) where the text of a row ends
         starts = (ends - self.block).clamp(min=0, max=start)
         seen = int(starts.max()) if self.context is None else min(self.context, int(starts.max()))
         columns = starts[:, None] + torch.arange(-seen, self.block, device=device)  # (B, C + W)
@@ -122,7 +126,8 @@ class SimplexDiffusion(LanguageModel):
             exists = exists | ~exists.any(1, keepdim=True)  # an empty row would be a softmax over nothing
         tokens = batch.tokens.gather(1, columns)
         valid = None if exists.all() else exists
-        return Cut(tokens[:, :seen], tokens[:, seen:], weight.gather(1, columns)[:, seen:], valid)
+        given = None if batch.given is None else batch.given.gather(1, columns)[:, seen:]
+        return Cut(tokens[:, :seen], tokens[:, seen:], weight.gather(1, columns)[:, seen:], valid, given)
 
     def _noise(self, batch: Batch, keys: Keys) -> Tensor:
         """(B, W, V) normal numbers, from one random stream per row."""

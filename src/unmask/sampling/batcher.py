@@ -22,6 +22,9 @@ from .request import NOTHING, Request, Written
 from .rules import Rules
 from .sampler import Denoiser, Sampler, TokenDenoiser, Trajectory
 
+NO_LOG_PROBS = torch.empty(0, dtype=torch.float64)
+NONE = Written(NOTHING, NOTHING, NO_LOG_PROBS, NOTHING[:, None], torch.empty(0, 1))
+
 
 class Batcher:
     """Requests that wait, and trajectories that are under way.
@@ -70,18 +73,26 @@ class Batcher:
         with torch.no_grad():
             states = self._admit()
             turn = self._turn()
-            for trajectory, written in zip(turn, self.model.advance(turn) if turn else (), strict=True):
+            predictions = self.model.advance(turn) if turn else []
+            every = [NO_LOG_PROBS, *(written.log_probs for written in predictions if written is not None)]
+            sound = bool(torch.cat(every).isfinite().all())  # at once for all, as the batch has many and most are
+            for trajectory, written in zip(turn, predictions, strict=True):
                 trajectory.calls += 1 if trajectory.request.guidance == 1 else 2
                 trajectory.kept = len(trajectory.canvas)
-                if written is not None:
+                error = trajectory.error if sound else trajectory.error or _unusable(trajectory, written)
+                if error is not None:
+                    states.append((self._failed(trajectory, error), NO_LOG_PROBS))
+                elif written is not None:
                     states.append((self._write(trajectory, written), written.log_probs))
         self._end({state.row for state, _ in states if state.done})
         return states
 
     def run(self) -> Iterator[State]:
-        """The states of all requests as they come."""
+        """The states of all requests as they come; raises where one of them cannot go on."""
         while self.busy:
             for state, _ in self.step():
+                if state.error is not None:
+                    raise state.error
                 yield state
 
     def _admit(self) -> list[tuple[State, Tensor]]:
@@ -93,9 +104,7 @@ class Batcher:
             length = len(trajectory.whole())
             self._written[request.row] = torch.full((length,), -1), torch.zeros(length)
             if trajectory.finished:
-                log_probs = torch.empty(0, dtype=torch.float64)
-                none = Written(NOTHING, NOTHING, log_probs, NOTHING[:, None], torch.empty(0, 1))
-                empty.append((self._state(trajectory, 0, trajectory.t, none, NOTHING, NOTHING), log_probs))
+                empty.append((self._state(trajectory, 0, trajectory.t, NONE, NOTHING, NOTHING), NO_LOG_PROBS))
                 self._written.pop(request.row)
             else:
                 trajectory.slot = self._slots.pop()
@@ -133,6 +142,11 @@ class Batcher:
         positions, tokens = trajectory.write(written.positions, written.tokens)
         return self._state(trajectory, step, t, written, positions, tokens)
 
+    def _failed(self, trajectory: Trajectory, error: UserError) -> State:
+        """The last state of a sequence that cannot go on: nothing is written."""
+        state = self._state(trajectory, trajectory.step, trajectory.t, NONE, NOTHING, NOTHING)
+        return replace(state, done=True, tops=None, ending=None, error=error)
+
     def _state(
         self, trajectory: Trajectory, step: int, t: float, written: Written, positions: Tensor, tokens: Tensor
     ) -> State:
@@ -160,6 +174,20 @@ class Batcher:
         return replace(state, done=True, ending=ending, history=(steps, chances))
 
 
+def _unusable(trajectory: Trajectory, written: Written | None) -> UserError | None:
+    """Why a prediction cannot be written: NaN in the logits, or no token that is possible, makes chances NaN or 0."""
+    if written is None:
+        return None
+    replayed = trajectory.request.target is not None  # whose text may be impossible
+    bad = int((written.log_probs.isnan() if replayed else ~written.log_probs.isfinite()).sum())
+    if not bad:
+        return None
+    return UserError(
+        f"step {trajectory.step} cannot be written: for {bad} of {len(written.log_probs)} positions the network gave "
+        "NaN, or no token that is possible; check the weights of the model, or load it in float32"
+    )
+
+
 def replay(
     model: TokenDenoiser,
     canvases: Sequence[Tensor],
@@ -184,6 +212,8 @@ def replay(
         batcher.add(request)
     while batcher.busy:
         for state, log_probs in batcher.step():
+            if state.error is not None:
+                raise state.error
             result[state.row][state.positions[: len(log_probs)]] = log_probs
     return result
 

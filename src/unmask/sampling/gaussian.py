@@ -25,7 +25,7 @@ from torch import Tensor
 
 from ..process.chunks import rows_at_once
 from ..types import UserError
-from .request import Request, Written, read_off
+from .request import Request, Written, not_a_number, read_off
 from .sampler import Denoiser, Sampler, Trajectory, positions_of
 from .settings import setting, steps_setting
 from .token_step import LOGITS_AT_ONCE
@@ -135,10 +135,13 @@ def advance_gaussian(model: EmbeddingDenoiser, active: Sequence[GaussianTrajecto
     written: list[Written | None] = []
     for row, trajectory in enumerate(active):
         predictions = trajectory.predictions(model, hidden[row], levels[0, row], table.dtype)
-        if trajectory.step == trajectory.sampler.steps:
-            written.append(trajectory.tokens(predictions))
-        else:
-            trajectory.move(predictions, table, *gammas[:, row])
+        try:
+            if trajectory.step == trajectory.sampler.steps:
+                written.append(trajectory.tokens(predictions))
+            else:
+                written.append(trajectory.move(predictions, table, *gammas[:, row]))
+        except UserError as error:  # of its rules: the other canvases go on
+            trajectory.error = error
             written.append(None)
     return written
 
@@ -197,17 +200,20 @@ class GaussianTrajectory(Trajectory):
 
     def move(
         self, predictions: Iterable[tuple[Tensor, Tensor, Tensor]], table: Tensor, gamma_t: Tensor, gamma_s: Tensor
-    ) -> None:
-        """Move z to the next time."""
+    ) -> Written | None:
+        """Move z to the next time; a prediction that is not a number is passed on, for the batcher to refuse."""
         x = torch.zeros_like(self.z)
         x[self.clamped] = self.known
         x[self.masked] = torch.cat([(ruled.exp() @ table).double().cpu() for _, _, ruled in predictions])
+        if (bad := x[self.masked].isnan().any(-1)).any():
+            return not_a_number(self.masked, bad)
         self.guess = x
         if self.sampler.score_temperature != 1:
             x = cooled(x, self.z, gamma_t, self.sampler.score_temperature)
         self.z = ancestral(self.z, x, gamma_t, gamma_s, self._noise())
         self.step += 1
         self.t = 1 - self.step / self.sampler.steps
+        return None
 
     def tokens(self, predictions: Iterable[tuple[Tensor, Tensor, Tensor]]) -> Written:
         """Draw tokens from p(x | z_0)."""

@@ -69,6 +69,13 @@ class Written:
         return (self.tops[:, :m], self.top_probs[:, :m]) if m else None
 
 
+def not_a_number(positions: Tensor, bad: Tensor) -> Written:
+    """What cannot be written: tokens of no meaning, and NaN as the log-probability of the bad ones (n,) bool."""
+    log_probs = torch.zeros(len(positions), dtype=torch.float64).masked_fill(bad.cpu(), float("nan"))
+    none = positions[:, None][:, :0]
+    return Written(positions, torch.zeros_like(positions), log_probs, none, none.float())
+
+
 def read_off(log_x: Tensor, positions: Tensor, tokens: Tensor, m: int) -> Written:
     """What was written, with its probabilities under rows of log x̂ (n, V) and their m best tokens."""
     log_probs = at_tokens(log_x, tokens.to(log_x.device)).double().cpu()

@@ -105,6 +105,7 @@ class Trajectory(ABC):
         self.step, self.t = 0, 1.0  # of the next call; a state reports those of its call
         self.slot = -1  # the batcher's
         self.kept = 0  # tokens at the beginning of `canvas` that are unchanged since the last call
+        self.error: UserError | None = None  # why it cannot go on
         self._uniform: Tensor | None = None
 
     @property

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from ..types import UserError
 from .choice import Choice
-from .request import Request, Written, read_off
+from .request import Request, Written, not_a_number, read_off
 from .sampler import Denoiser, Sampler, Trajectory
 from .settings import setting, steps_setting
 
@@ -185,7 +185,13 @@ class SimplexTrajectory(Trajectory):
 
     def move(self, log_x: Tensor) -> Written | None:
         """Take the prediction for z: go to the next time, or finish the block."""
-        ruled = self._ruled(log_x)
+        try:
+            ruled = self._ruled(log_x)
+        except UserError as error:  # the other canvases go on
+            self.error = error
+            return None
+        if (bad := ruled[: len(self.due())].amax(-1).isnan()).any():
+            return not_a_number(self.due(), bad)
         if self.left == 1:  # the most likely tokens of the last step, as published
             positions = self.due()
             return read_off(log_x[: len(positions)], positions, ruled[: len(positions)].argmax(-1), self.request.tops)

@@ -12,10 +12,12 @@ from dataclasses import fields, replace
 import torch
 from torch import Tensor
 
+from ..errors import UserError
 from ..process.chunks import rows_at_once
 from ..process.masking import at_tokens
 from .choice import NEVER, Choice
 from .request import NOTHING, Written, read_off
+from .rules import Rules
 from .sampler import Slot, TokenDenoiser, Trajectory, stack
 
 Segments = list[tuple[int, Tensor]]  # sequences by their number, with positions of each
@@ -63,6 +65,7 @@ class _HeadRows:
         counts += [counts[i] for i in guided]
         slots = [trajectory.in_slot() for trajectory in every] if model.cached else None
         self.hidden = _hidden(model, z, t, present, label, queries, counts, slots)
+        self.pending: dict[int, list[int]] = {}  # by sequence: its canvas with what this step has written so far
         self.at_once = rows_at_once(model.vocab.size, LOGITS_AT_ONCE)
 
     def _chunks(self, wanted: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor, Segments]]:
@@ -109,6 +112,7 @@ class _HeadRows:
             uniform = torch.cat([self.active[i].uniform(positions_of[i]) for i in members])
             rows = shaped if chosen.all() else shaped[chosen.to(shaped.device)]
             tokens[chosen] = choice.tokens(rows, uniform).cpu()
+        self._redraw(tokens, shaped, segments)
         replayed = torch.zeros(len(which), dtype=torch.bool)
         for i, p in segments:
             target = self.active[i].request.target
@@ -122,6 +126,40 @@ class _HeadRows:
         if law is log_x:
             return written
         return replace(written, log_probs=at_tokens(law, tokens.to(law.device)).double().cpu())
+
+    def _redraw(self, tokens: Tensor, shaped: Tensor, segments: Segments) -> None:
+        """Draw again where a token could complete a banned word with tokens that are written in the same step."""
+        start = 0
+        for i, positions in segments:
+            trajectory, rows = self.active[i], slice(start, start + len(positions))
+            start += len(positions)
+            rules = trajectory.request.rules
+            if rules is None or not rules.phrases or trajectory.request.target is not None or trajectory.error:
+                continue
+            if i not in self.pending:
+                whole = trajectory.whole().clone()
+                whole[trajectory.place(trajectory.due())] = self.model.vocab.mask
+                self.pending[i] = whole.tolist()
+            try:
+                self._without_phrases(trajectory, rules, self.pending[i], tokens[rows], shaped[rows], positions)
+            except UserError as error:
+                trajectory.error = error
+
+    def _without_phrases(
+        self, trajectory: Trajectory, rules: Rules, canvas: list[int], tokens: Tensor, shaped: Tensor, positions: Tensor
+    ) -> None:
+        """From left to right, each given those before it, with the uniform number that it had."""
+        places = trajectory.place(positions)
+        for row in places.argsort().tolist():
+            place = int(places[row])
+            banned = rules.forbidden(canvas, place, self.model.vocab).to(shaped.device)
+            if not torch.isneginf(shaped[row, banned]).all():  # also where another token was drawn: one law
+                left = shaped[row : row + 1].clone()
+                left[0, banned] = NEVER
+                rules.some_left(left, places[row : row + 1])
+                choice = trajectory.choice(trajectory.request.choice)
+                tokens[row] = choice.tokens(left, trajectory.uniform(positions[row : row + 1])).cpu()[0]
+            canvas[place] = int(tokens[row])
 
     def _law(self, log_x: Tensor, segments: Segments) -> Tensor:
         """The distribution that tokens are drawn from: a trajectory may change x̂."""
@@ -150,10 +188,8 @@ class _HeadRows:
             return log_x
         plain = self.model.log_x(self.hidden[twin[guided].to(device), columns[guided.to(device)]])
         scale = torch.tensor([self.active[int(i)].request.guidance for i in which[guided]], device=device)[:, None]
-        labelled = log_x[guided.to(device)]
-        mixed = torch.where(torch.isneginf(labelled), labelled, plain + scale * (labelled - plain))
         log_x = log_x.clone()
-        log_x[guided.to(device)] = torch.log_softmax(mixed, -1)
+        log_x[guided.to(device)] = mixture(log_x[guided.to(device)], plain, scale)
         return log_x
 
     def _ruled(self, log_x: Tensor, segments: Segments, scoring: bool = False) -> Tensor:
@@ -166,9 +202,26 @@ class _HeadRows:
             rows = log_x[start : start + len(positions)]
             start += len(positions)
             if rules is not None and (trajectory.ruled or not scoring):
-                rows = rules(rows, trajectory.place(positions), trajectory.whole(), self.model.vocab)
+                try:
+                    rows = rules(rows, trajectory.place(positions), trajectory.whole(), self.model.vocab)
+                except UserError as error:  # it is this sequence that ends, and not the others of the batch
+                    trajectory.error = error
             out.append(rows)
         return torch.cat(out)
+
+
+def mixture(labelled: Tensor, plain: Tensor, scale: Tensor) -> Tensor:
+    """Log x̂ under guidance: plain^(1 - scale) labelled^scale, as large in all as the two are together.
+
+    Both sum to 1 where x̂ is a distribution. Where it is a measure (SEDD), its size says how likely a reveal is, and
+    that changes with the scale as smoothly as all else: 0 is without the label, 1 with it. A token that is impossible
+    with the label stays so, except at 0; one that is impossible without it stays so below 1, and does not gain above 1.
+    """
+    mixed = plain + scale * (labelled - plain)
+    mixed = torch.where(torch.isneginf(plain), torch.where(scale < 1, plain, labelled), mixed)
+    mixed = torch.where(torch.isneginf(labelled), torch.where(scale == 0, plain, labelled), mixed)
+    size = (1 - scale) * plain.logsumexp(-1, keepdim=True) + scale * labelled.logsumexp(-1, keepdim=True)
+    return torch.log_softmax(mixed, -1) + size
 
 
 def _hidden(

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -26,9 +27,9 @@ from ...data.documents import storable
 from ...errors import UserError, at_least, choose
 from ...evaluation import ESTIMATORS, count_weights, default_method, strata_nats, times_nats
 from ...evaluation.exact import time_of
-from ...evaluation.likelihood import eval_keys, evaluating, need_likelihood
-from ...evaluation.predictions import diffusion, free_positions, token_nll
-from ...evaluation.spans import Passage, lay_out
+from ...evaluation.likelihood import eval_keys, evaluating, need_likelihood, refuse_nan
+from ...evaluation.predictions import diffusion, token_nll
+from ...evaluation.spans import Passage, lay_out, with_end
 from ...lm import LM
 from ...models.language_model import LanguageModel
 from ...models.masked import MaskedDiffusion, as_masked
@@ -104,7 +105,8 @@ class LikelihoodRequests:
         ids, prefix = self.lm.prompt_builder.encode(storable(text)), self._prefix() if text else []
         size = self.room - len(prefix)
         blocks = [ids[i : i + size] for i in range(0, len(ids), size)]
-        return [Passage(number, [*prefix, *block], None, len(prefix)) for block in blocks]
+        passages = [Passage(number, [*prefix, *block], None, len(prefix)) for block in blocks]
+        return [*passages[:-1], *(with_end(self.lm.prompt_builder, last) for last in passages[-1:])]
 
     def _given(self) -> int:
         """The number of tokens at the start of a row that the model cannot score, such as BOS."""
@@ -124,6 +126,7 @@ class LikelihoodRequests:
             answer(number, 0.0, True)  # nothing is asked, and nothing is what it writes
         with evaluating(self.lm.model), torch.no_grad():
             for passage, value, right in self._rows([p for passages in requests for p in passages], greedy):
+                refuse_nan(np.array([value]), "log-likelihoods")
                 nats[passage.text] += value
                 same[passage.text] &= right
                 left[passage.text] -= 1
@@ -157,7 +160,7 @@ class LikelihoodRequests:
 
     def _times(self, model: MaskedDiffusion, batch: Batch, free: Tensor, keys: Keys) -> float:
         """The mean over draws, each in a different stratum of time."""
-        hidden = None if torch.equal(free, free_positions(batch)) else free  # None: any method can do it
+        hidden = None if torch.equal(free, batch.free()) else free  # None: any method can do it
         total = 0.0
         for index in torch.arange(self.draws).split(self.rows):
             copies = replace(batch.rows(torch.zeros_like(index)), index=index, total=self.draws).to(model.device)
@@ -265,7 +268,7 @@ def next_tokens(
 ) -> tuple[list[float], list[bool]]:
     """-log p of the scored tokens of each row, and whether each of them is the most likely next one."""
     batch, _ = lay_out(builder, passages, 0, len(passages))
-    x, asked = batch.tokens.to(model.device), batch.weight()
+    x, asked = batch.tokens.to(model.device), batch.counted()
     places = [torch.nonzero(row).squeeze(-1) for row in asked]
     most = max(map(len, places))
     columns = torch.stack([torch.cat([row, row[-1:].expand(most - len(row))]) for row in places]).to(x.device)

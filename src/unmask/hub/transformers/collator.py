@@ -144,6 +144,7 @@ class MDLMCollator:
         ours = isinstance(tokenizer, Tokenizer)
         self.mask: int | None = tokenizer.vocab.mask if ours else tokenizer.mask_token_id
         self.pad: int | None = tokenizer.vocab.pad if ours else tokenizer.pad_token_id
+        self.never_hidden = torch.tensor(tokenizer.never_hidden if ours else (), dtype=torch.int64)
         if self.mask is None:
             raise UserError(
                 "this tokenizer has no mask token; add one: tokenizer.add_special_tokens({'mask_token': '[MASK]'})"
@@ -190,11 +191,12 @@ class MDLMCollator:
         tokens, present = self._tokens(row)
         assert self.mask is not None
         uniform = keys.uniform("mask", [i], len(tokens))[0]
-        z = torch.where(present, corrupt(tokens, keep, uniform, self.mask), tokens)
-        masked = present & (z == self.mask)
+        free = present & ~torch.isin(tokens, self.never_hidden)
+        z = torch.where(free, corrupt(tokens, keep, uniform, self.mask), tokens)
+        masked = free & (z == self.mask)
         out: dict[str, Any] = {"input_ids": z, "attention_mask": present.long()}
         if self.packed:
-            out["labels"] = pack(tokens, torch.where(masked, weight, 0.0), present)
+            out["labels"] = pack(tokens, torch.where(masked, weight, 0.0), free)
         else:
             out |= {"labels": torch.where(masked, tokens, IGNORED), "weights": weight}
         if self.process.timed:
