@@ -51,11 +51,12 @@ class Batch:
     label: Tensor | None = None  # (B,) int64, -1 = no label; of a task (B,) int64 or, of a regression, float32
     types: Tensor | None = None  # (B, L) int64: 0 and 1, first and second text of a pair
     given: Tensor | None = None  # (B, L) bool: is seen, never hidden and never counts, as N of a genome; None = nothing
+    padding: Tensor | None = None  # (B, L) bool: padding that is learned; its nats belong to the end of the text
 
     def to(self, device: torch.device | str) -> Batch:
         """The same batch on a device (the index stays on the CPU, where the random streams are)."""
         moved: dict[str, Any] = {"tokens": self.tokens.to(device, non_blocking=True)}
-        for name in ("scored", "present", "label", "types", "given"):
+        for name in ("scored", "present", "label", "types", "given", "padding"):
             value = getattr(self, name)
             moved[name] = None if value is None else value.to(device, non_blocking=True)
         return replace(self, **moved)
@@ -70,10 +71,14 @@ class Batch:
         exists = torch.ones_like(self.tokens, dtype=torch.bool) if self.present is None else self.present
         return exists if self.given is None else exists & ~self.given
 
+    def counted(self) -> Tensor:
+        """(B, L) bool: the tokens that a figure is divided by: those that count, without learned padding."""
+        return self.weight() if self.padding is None else self.weight() & ~self.padding
+
     def rows(self, which: Tensor) -> Batch:
         """Some of the rows, with their places in the whole."""
         parts: dict[str, Any] = {}
-        for name in ("tokens", "index", "scored", "present", "label", "types", "given"):
+        for name in ("tokens", "index", "scored", "present", "label", "types", "given", "padding"):
             value = getattr(self, name)
             parts[name] = None if value is None else value[which.to(value.device)]
         return replace(self, **parts)

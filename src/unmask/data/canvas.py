@@ -16,8 +16,9 @@ from torch import Tensor
 from ..config import DataConfig
 from ..errors import UserError, at_least
 from .genome.bases import UNK
-from .rows import Ends, capacity, ends_of
+from .rows import Ends, capacity, end_of, ends_of
 from .tokenization import MASK, Tokenizer
+from .unknown import UnknownTokens
 
 MOST_LENGTHS = 256  # combinations of lengths of ranged gaps that are compared
 LONGEST = 2**22  # tokens of a text that is written in windows
@@ -46,6 +47,7 @@ class Canvas:
     nats: dict[str, float] = field(default_factory=dict)  # the bound by which the lengths of ranged gaps were chosen
     errors: dict[str, float] = field(default_factory=dict)  # standard errors of its differences from the chosen one
     undecided: list[str] = field(default_factory=list)  # lengths that may be as good as the chosen ones
+    closed: int = 0  # tokens at its end that only say that the text ends there
 
     @property
     def open_end(self) -> bool:
@@ -117,6 +119,7 @@ class PromptBuilder:
     def __init__(self, tokenizer: Tokenizer, spec: DataConfig, any_length: bool = False) -> None:
         self.tokenizer, self.spec, self.vocab = tokenizer, spec, tokenizer.vocab
         self.any_length = any_length  # whether the model needs no windows for more than it was trained on
+        self.unknown = UnknownTokens(tokenizer)  # of the texts that were encoded
 
     @property
     def block_ends(self) -> Ends | None:
@@ -127,6 +130,18 @@ class PromptBuilder:
     def capacity(self) -> int:
         """How many tokens of text the model sees at once."""
         return capacity(self.spec.length, self.block_ends)
+
+    @property
+    def closing(self) -> list[int]:
+        """The token after a text that is complete, where the model has learned where documents end."""
+        end = end_of(self.spec, self.vocab)
+        return [] if end is None else [end]
+
+    @property
+    def ends(self) -> frozenset[int]:
+        """The tokens that end a text: EOS, and padding where the model has learned it."""
+        tokens = (self.vocab.eos, self.vocab.pad if self.spec.has_ends else None)
+        return frozenset(token for token in tokens if token is not None)
 
     def prompt(self, prompt: str, suffix: str, length: int | None, windowed: bool = False) -> Canvas:
         """The prompt, masks up to `length` tokens in all, and the suffix.
@@ -143,6 +158,8 @@ class PromptBuilder:
             )
         _check_longest(length)
         before, after = self.encode(self.before_gap(prompt)), self.encode(suffix)
+        closing = self.closing if suffix and not windowed else []
+        after += closing
         if self.block_ends is not None and not windowed:
             before = [self.block_ends[0], *before]
         if len(before) + len(after) >= length:
@@ -154,12 +171,13 @@ class PromptBuilder:
         gap = length - len(before) - len(after)
         ids = torch.tensor([*before, *[self.vocab.mask] * gap, *after], dtype=torch.int64)
         parts: list[str | slice] = [prompt, slice(len(before), len(before) + gap)]
-        return Canvas(ids, [*parts, suffix] if suffix else parts, [gap])
+        return Canvas(ids, [*parts, suffix] if suffix else parts, [gap], closed=len(closing))
 
     def prompt_tokens(self, prompt: str, suffix: str = "", windowed: bool = False) -> int:
         """How many tokens of such a canvas are given."""
         bos = 0 if self.block_ends is None or windowed else 1
-        return bos + len(self.encode(self.before_gap(prompt))) + len(self.encode(suffix))
+        closing = len(self.closing) if suffix and not windowed else 0
+        return bos + len(self.encode(self.before_gap(prompt))) + len(self.encode(suffix)) + closing
 
     def gaps(self, parts: list[str | Gap], lengths: list[int] | None = None, windowed: bool = False) -> Canvas:
         """A text with gaps, of the lengths that are given (default: the shortest)."""
@@ -191,7 +209,9 @@ class PromptBuilder:
                 f"the text with its gaps has {len(ids)} tokens, more than the {self.spec.length} the model was trained "
                 "on; shorten it, or give a stride to write in windows"
             )
-        return Canvas(torch.tensor(ids, dtype=torch.int64), shown, list(chosen))
+        complete = parts[-1] != "" and not windowed and len(ids) < self.spec.length  # it ends in given text
+        closing = self.closing if complete else []
+        return Canvas(torch.tensor([*ids, *closing], dtype=torch.int64), shown, list(chosen), closed=len(closing))
 
     def candidates(self, parts: list[str | Gap]) -> list[list[int]]:
         """Every combination of lengths of the ranged gaps that fits into the model's length; at most 256."""
@@ -234,6 +254,7 @@ class PromptBuilder:
         ids = self.tokenizer.encode(text) if text else []
         if self.tokenizer.kind == "dna" and UNK in ids:
             raise UserError(f"{text[ids.index(UNK)]!r} in the given text is not a base; use A, C, G, T and N only")
+        self.unknown.add(ids)
         return ids
 
     @functools.cached_property

@@ -23,6 +23,7 @@ from .online import reason
 MASK = "[MASK]"
 BUILT_IN = ("bytes", "chars", "bpe", "dna")
 FORMAT = 1
+LARGEST = 1 << 29  # bytes of a file of a tokenizer
 CONFIG_FILE, JSON_FILE = "tokenizer_config.json", "tokenizer.json"
 
 
@@ -149,6 +150,17 @@ class Tokenizer:
         unknown = self._backend.token_to_id("N") if self.kind == "dna" else None
         return () if unknown is None else (unknown,)
 
+    @functools.cached_property
+    def unknown(self) -> int | None:
+        """The id for what the tokenizer does not know; None if it knows every text."""
+        if self.kind == "chars":
+            return 0
+        model = json.loads(self._backend.to_str())["model"]
+        if isinstance(model.get("unk_id"), int):  # a Unigram model
+            return int(model["unk_id"])
+        piece = model.get("unk_token")
+        return None if piece is None else self._backend.token_to_id(piece)
+
     def save(self, folder: str | Path) -> None:
         """Write tokenizer.json and tokenizer_config.json (which `transformers` reads too)."""
         folder = Path(folder)
@@ -188,10 +200,17 @@ def _unpickle(content: str, vocab: Vocab, name: str, kind: str) -> Tokenizer:
     return Tokenizer(Backend.from_str(content), vocab, name, kind)
 
 
+def check_size(file: Path) -> None:
+    """One sentence, before it is read, for a file that is no tokenizer."""
+    if file.is_file() and (size := file.stat().st_size) > LARGEST:
+        raise UserError(f"{file} has {size:,} bytes, more than any tokenizer; give a tokenizer.json or a vocab.txt")
+
+
 def read_backend(file: Path) -> Backend:
     """The content of a tokenizer.json."""
     if not file.is_file():
         raise UserError(f"tokenizer file {file} does not exist")
+    check_size(file)
     try:
         return Backend.from_file(str(file))
     except Exception as error:  # all that the library raises

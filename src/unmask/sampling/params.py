@@ -209,9 +209,9 @@ class SamplingParams:
         most=16,
         absent={"harness": "a request says it with until"},
     )
-    stop_at_eos: bool = setting(
-        False,
-        "End the text at an end-of-text token",
+    stop_at_eos: bool | None = setting(  # None: where the model has learned the ends of documents
+        None,
+        "End the text at an end-of-text token (default: if the model has learned where documents end)",
         needs="eos",
         absent={"harness": "every answer ends there", "completions": "ignore_eos is its opposite"},
     )
@@ -276,7 +276,7 @@ class SamplingParams:
         """The rules for a canvas, or None if there are none."""
         only = self.only
         if only is None and builder.tokenizer.kind == "dna":  # neither N nor the special tokens of its vocabulary
-            only = tuple(BASES)
+            only = (*BASES, *builder.closing, *(builder.ends if builder.closing else ()))
         if only is None and not (self.ban or self.allowed or self.min_length or self.constrain):
             return None
         vocab = builder.vocab
@@ -297,9 +297,10 @@ class SamplingParams:
             },
             eos_from=least,
             constrain=self.constrain,
+            ends=builder.ends,
         )
         control.check(canvas.ids[masked], vocab, builder.tokenizer.piece)
-        if least and len(control.banned | {vocab.mask, vocab.eos}) == vocab.size:
+        if least and len(control.banned | {vocab.mask, *builder.ends}) == vocab.size:
             raise UserError("contradiction: ban leaves only the end of text, which min_length forbids at the beginning")
         allowed = {masked[index]: tokens for index, tokens in control.allowed.items()}
         return replace(control, allowed=allowed, eos_from=masked[least - 1] + 1 if least else 0)
@@ -451,25 +452,27 @@ class Stop:
     canvas: Canvas
     options: SamplingParams
     builder: PromptBuilder
+    at_eos: bool
 
     @staticmethod
     def of(canvas: Canvas, options: SamplingParams, builder: PromptBuilder) -> Stop | None:
         """The stop condition of a request; None if nothing stops it."""
-        if not options.stop and not options.stop_at_eos:
+        at_eos = builder.spec.has_ends and canvas.open_end if options.stop_at_eos is None else options.stop_at_eos
+        if not options.stop and not at_eos:
             return None
         if not canvas.open_end:
             raise UserError("stop and stop_at_eos need a text that ends in a gap; this one ends in given text")
-        if options.stop_at_eos and builder.vocab.eos is None:
+        if at_eos and not builder.ends:
             raise UserError("stop_at_eos needs a tokenizer with an end-of-text token, which this model's does not have")
-        return Stop(canvas, options, builder)
+        return Stop(canvas, options, builder, at_eos)
 
     def __call__(self, state: State) -> Ending | None:
         """Where the text of a state ends; None while it goes on."""
         gap = next(part for part in reversed(self.canvas.parts) if isinstance(part, slice))
-        if self.options.stop_at_eos:
+        if self.at_eos:
             written = state.canvas[gap.start : state.fixed].tolist()
-            if self.builder.vocab.eos in written:
-                last = gap.start + written.index(self.builder.vocab.eos)
+            last = next((at for at, token in enumerate(written, gap.start) if token in self.builder.ends), None)
+            if last is not None:
                 return self._cut(state, last, "eos", gap.start)
         if not self.options.stop or state.fixed <= gap.start:
             return None

@@ -29,6 +29,7 @@ class Rules:
     eos_from: int = 0  # no end of text before this position
     constrain: Constrain | None = None
     phrases: tuple[Phrase, ...] = ()  # words that never appear, whichever tokens would spell them
+    ends: frozenset[int] = frozenset()  # the tokens that end a text; none: the end-of-text token
 
     def check(self, canvas: Tensor, vocab: Vocab, name: Callable[[int], str] = str, free: Tensor | None = None) -> None:
         """Raise if the rules contradict each other and leave nothing to write; `name` shows a token.
@@ -57,15 +58,19 @@ class Rules:
     def _check_set(self, position: int, tokens: list[int], vocab: Vocab, name: Callable[[int], str]) -> None:
         if not tokens:
             raise UserError(f"the allowed set of position {position} is empty; give it at least one token")
-        early = vocab.eos if position < self.eos_from else None
-        if any(token not in self.banned and token != early for token in tokens):
+        early = self._early(vocab) if position < self.eos_from else frozenset()
+        if any(token not in self.banned and token not in early for token in tokens):
             return
         reasons = ["banned" for token in tokens if token in self.banned][:1]
-        reasons += [f"an end of text before min_length ends at {self.eos_from}"] if early in tokens else []
+        reasons += [f"an end of text before min_length ends at {self.eos_from}"] if early & set(tokens) else []
         shown = ", ".join(repr(name(token)) for token in tokens[:5])
         raise UserError(
             f"contradiction at position {position}: it allows only {shown}, which is {' or '.join(reasons)}"
         )
+
+    def _early(self, vocab: Vocab) -> frozenset[int]:
+        """What may not stand before `eos_from`."""
+        return self.ends or frozenset(() if vocab.eos is None else (vocab.eos,))
 
     @cached_property
     def _banned(self) -> Tensor:
@@ -76,8 +81,8 @@ class Rules:
         out = log_x.clone()
         if len(self._banned):
             out[:, self._banned.to(out.device)] = NEVER
-        if vocab.eos is not None and self.eos_from > 0:
-            out[positions.to(out.device) < self.eos_from, vocab.eos] = NEVER
+        for token in self._early(vocab) if self.eos_from > 0 else ():
+            out[positions.to(out.device) < self.eos_from, token] = NEVER
         for row, position in enumerate(positions.tolist()) if self.allowed else ():
             if position in self.allowed:
                 keep = torch.tensor(list(self.allowed[position]), device=out.device)

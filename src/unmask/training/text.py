@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..config import Config
+from ..config import Config, load_yaml
 from ..data.labels import load_labels, save_labels
 from ..data.pack import Prepared, prepare
 from ..data.tokenization import Tokenizer
@@ -30,7 +30,7 @@ from ..sampling.params import SamplingParams
 from ..sampling.recommended import of_training
 from ..types import Likelihood, Progress, UserError
 from .budget import describe, fitting, mean_over, measure
-from .loop import MAY_CHANGE, Evaluated, Loop, TrainingJob, folder_of, open_folder, stop_signals
+from .loop import MAY_CHANGE, Evaluated, Loop, TrainingJob, alone_in, folder_of, open_folder, stop_signals
 from .step import Trainer, text_batch
 
 __all__ = ["MAY_CHANGE", "TextJob", "TrainResult", "check", "load_weights", "train"]
@@ -58,8 +58,9 @@ def train(
     run that is continued has its own, and needs no `start`. A new run says `remark` when it begins.
     """
     out = folder_of(out)
-    with join_world(config.train.device) as world:
+    with join_world(config.train.device) as world, alone_in(out, world):
         hidden = quiet or not world.main
+        config = continued(config, out)
         fixed, folder = open_folder(config, out)
         job = TextJob(fixed, world, hidden, folder, start)
         if config.train.minutes is not None and folder is None:
@@ -88,6 +89,14 @@ def in_time(job: TextJob, config: Config, out: Path, world: World, quiet: bool) 
     if not quiet:
         print(f"train.minutes={config.train.minutes:g}: {describe(fixed, cost)}", file=sys.stderr, flush=True)
     return fixed
+
+
+def continued(config: Config, out: Path) -> Config:
+    """The config for a run that an older version began: its documents have no learned ends unless that is asked for."""
+    if config.data.learn_end is not None or not (out / "config.yaml").is_file():
+        return config
+    before = load_yaml(out / "config.yaml").data
+    return config.override(["data.learn_end=false"]) if before.layout == "pad" and not before.has_ends else config
 
 
 class TextJob(TrainingJob):
