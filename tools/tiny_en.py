@@ -15,7 +15,7 @@ import re
 import sys
 from pathlib import Path
 
-from unmask.data.detokenize import wikitext
+from unmask.data.detokenize import mojibake, wikitext
 
 STORIES = 4  # times each
 
@@ -25,8 +25,8 @@ def speeches(folder: Path) -> list[str]:
 
 
 def stories(folder: Path) -> list[str]:
-    """Paragraphs of a story have a blank line between them, stories a line break."""
-    text = (folder / "tinystories/stories.txt").read_text().strip()
+    """Paragraphs of a story have a blank line between them, stories a line break; quotes as they were written."""
+    text = mojibake((folder / "tinystories/stories.txt").read_text().strip())
     return [story.strip() for story in re.split(r"(?<!\n)\n(?!\n)", text) if len(story) > 100]
 
 

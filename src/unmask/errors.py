@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import importlib
+import inspect
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class UserError(ValueError):
@@ -47,6 +52,20 @@ def choose(name: str, options: Iterable[str], what: str, instead: str = "") -> s
     if name not in known:
         raise UserError(f"unknown {what} {name!r}{nearest(name, known)}; choose one of {', '.join(known)}{instead}")
     return name
+
+
+def known_keywords(function: Callable[P, R]) -> Callable[P, R]:
+    """The same function; a keyword that it does not have is a UserError that names the nearest."""
+    names = inspect.signature(function).parameters
+
+    @functools.wraps(function)
+    def wrapper(*args: P.args, **keywords: P.kwargs) -> R:
+        for name in keywords:
+            if name not in names:
+                raise UserError(f"{function.__name__} has no argument {name!r}{nearest(name, names)}")
+        return function(*args, **keywords)
+
+    return wrapper
 
 
 def at_least(name: str, value: float | None, least: float = 1) -> None:

@@ -31,7 +31,7 @@ from unmask.models.masked import MaskedDiffusion
 from unmask.networks.dit import DiT
 from unmask.process.keys import Keys
 from unmask.process.parameterization import Mean
-from unmask.process.schedule import ContinuousTime, DiscreteTime, Draw, Law, Polynomial, Schedule
+from unmask.process.schedule import ContinuousTime, DiscreteTime, Draw, Geometric, Law, LogUniform, Polynomial, Schedule
 from unmask.sampling import Ancestral, Choice, RevealPlan
 from unmask.types import Batch, Vocab
 
@@ -329,3 +329,24 @@ def test_mask_ids_in_the_middle_of_the_vocabulary_are_left_out_of_every_law():
         row = Batch(torch.tensor([x]), torch.tensor([0]), 1)
         total += math.exp(-float(model.nats(row, Keys(0)).nats.detach().sum()))
     assert total == pytest.approx(1, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "cutoff", "rate"),
+    [
+        (Polynomial(), 1e-3, 1e-3),
+        (Polynomial(2.0, 1e-2), 0.07, 0.07),
+        (Geometric(0.05, 20.0), 1e-3, 1 - math.exp(-0.05)),
+        (Geometric(0.2, 20.0), 1e-3, 1 - math.exp(-0.2)),
+        (Geometric(0.05, 20.0), 0.3, 0.3),
+        (LogUniform(0.02), 1e-3, 0.02),
+    ],
+    ids=repr,
+)
+def test_the_protocol_has_the_mask_rate_of_the_last_step_that_is_taken(schedule, cutoff, rate):
+    """Of all positions that are masked in the last step, so many are: the share of masks among many draws."""
+    law = ContinuousTime(cutoff)
+    said = MaskedDiffusion(dit_model(law).backbone, schedule, law).describe()["cutoff_mask_rate"]
+    assert said == pytest.approx(rate, rel=1e-5)
+    last = law.draw(torch.linspace(0, 1, 4001, dtype=torch.float64), schedule)
+    assert float(1 - last.keep[last.finite].mean()) == pytest.approx(said, rel=1e-4)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
+import textwrap
 from collections.abc import Sequence
 from typing import Annotated, Any
 
@@ -28,7 +31,8 @@ def data_list(as_json: Json = False) -> None:
     from ..data.overview import list_sets
 
     sets = list_sets()
-    _print_data(sets, lines_of_list(sets), as_json)
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None  # a pipe gets one line per set
+    _print_data(sets, lines_of_list(sets, width), as_json)
 
 
 @app.command("show", cls=HelpfulCommand)
@@ -73,8 +77,10 @@ def _print_data(overview: Any, lines: list[str], as_json: bool) -> None:
     print_lines(lines)
 
 
-def lines_of_list(sets: Sequence[dict[str, Any]]) -> list[str]:
-    """A table with one line per data set."""
+def lines_of_list(sets: Sequence[dict[str, Any]], width: int | None = None) -> list[str]:
+    """A table of the data sets, one line each; two or more where a table is wider than `width`."""
+    from rich.cells import cell_len
+
     from ..text_tables import terminal_table
 
     head = ("name", "splits", "tokenizer", "length", "layout", "detokenizer", "what")
@@ -90,7 +96,14 @@ def lines_of_list(sets: Sequence[dict[str, Any]]) -> list[str]:
         )
         for one in sets
     ]
-    return terminal_table([head, *body], words=range(len(head)))
+    lines = terminal_table([head, *body], words=range(len(head)))
+    if width is None or max(map(cell_len, lines)) <= width:
+        return lines
+    lines = []
+    for name, *settings, about in body:
+        lines += textwrap.wrap(f"{name}: {', '.join(settings)}", width, subsequent_indent="    ")
+        lines += textwrap.wrap(about, width, initial_indent="    ", subsequent_indent="    ")
+    return lines
 
 
 def _splits(one: dict[str, Any]) -> str:

@@ -6,7 +6,7 @@ A bad line is reported with its number, and all others are still written.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from ..types import Sample, UserError
 
 PLACES = ("text", "prompt", "suffix", "length")  # what to write where
 LINE_KEYS = ("id", "n")  # of the line itself
+Defaults = SamplingParams | Mapping[str, Any]  # complete; or what was set, and the rest as the model recommends
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ def read_lines(path: str | Path) -> list[tuple[int, str]]:
 
 
 def parse_line(
-    lm: LM, number: int, text: str, defaults: SamplingParams, n: int, length: int | None = None, before: int = 0
+    lm: LM, number: int, text: str, defaults: Defaults, n: int, length: int | None = None, before: int = 0
 ) -> Line:
     """One line of a template file; `defaults` are the settings that a line does not set (null means not set).
 
@@ -70,7 +71,11 @@ def parse_line(
     count = row.get("n", n)
     if count < 1:
         raise UserError(f"n={count} must be at least 1")
-    options = replace(defaults, **{key: _setting(key, row[key]) for key in row if key in settings_on("cli")})
+    chosen = {key: _setting(key, row[key]) for key in row if key in settings_on("cli")}
+    if isinstance(defaults, SamplingParams):
+        options = replace(defaults, **chosen)
+    else:
+        options = lm.sampling_params({**defaults, **chosen})
     if "seed" not in row:
         options = replace(options, seed=options.seed + before)
     check_seed(options.seed + count - 1)
@@ -129,7 +134,7 @@ def _canvas(lm: LM, row: dict[str, Any], options: SamplingParams, length: int | 
 def write_template(
     lm: LM,
     lines: Iterable[tuple[int, str]],
-    defaults: SamplingParams,
+    defaults: Defaults,
     *,
     n: int = 1,
     length: int | None = None,

@@ -205,16 +205,7 @@ def _jsonl(path: Path, field: str, label: str | None) -> Iterator[Located]:
 
 
 def _header_csv(path: Path, field: str, label: str | None) -> Iterator[Located]:
-    """A table with the names of its columns in the first line."""
-    header: list[str] | None = None
-    for where, cells in readers.csv_rows(path):
-        if header is None:
-            header = cells
-            documents.check_field(field, header, str(path))
-        elif len(cells) != len(header):
-            raise UserError(f"{where} has {len(cells)} cells for {len(header)} columns; the file is damaged")
-        else:
-            yield where, dict(zip(header, cells, strict=True))
+    return documents.header_rows(path, field)
 
 
 def _arrow_rows(path: Path, field: str, label: str | None) -> Iterator[Located]:

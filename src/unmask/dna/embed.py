@@ -75,6 +75,7 @@ class Embedder:
             "strands": "mean of both" if both else "as written",
             "block_length": self.block_length,
             "dtype": compute_dtype(self.lm.model),
+            **self.lm.prompt_builder.unknown.facts(),
         }
 
     def encode(self, name: str, text: str) -> np.ndarray:

@@ -157,7 +157,7 @@ def _cover(counts: np.ndarray, weights: np.ndarray, total: int) -> np.ndarray:
 
 
 def _token_nats(batch: Batch, nats: Tensor) -> TokenNats:
-    return TokenNats(nats.float().to(batch.tokens.device), batch.weight())
+    return TokenNats(nats.float().to(batch.tokens.device), batch.counted())
 
 
 STRATA = Estimator("one mask count a row and draw, strata over the data set", strata_nats)

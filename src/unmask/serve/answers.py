@@ -100,7 +100,7 @@ async def diffusion_events(name: str, lm: LM, handle: RequestHandle) -> AsyncIte
                 "seed": done.seed,
             }
             if done.gap_nats:
-                data |= {"gaps": done.gaps, "nats": done.gap_nats}
+                data |= {"gaps": done.gaps, "nats": done.gap_nats, "undecided": done.gap_undecided}
             yield event(data, "done")
     calls = sum(sample.network_calls for sample in samples)
     yield event({"usage": usage(handle.requests, samples) | {"network_calls": calls}}, "end")

@@ -17,7 +17,7 @@ from ...config import DataConfig
 from ...types import Progress, UserError
 from .. import dataset_files, records
 from ..cache import cache_folder, content_key, file_hash
-from ..documents import Piece, format_of
+from ..documents import Piece, format_of, table_of
 from ..pack import Prepared
 from ..streams import Corpus, Division
 from ..tokenizer import Tokenizer
@@ -257,7 +257,8 @@ def _check_text(spec: DataConfig) -> None:
 def _check_sequences(spec: DataConfig) -> None:
     """Raise for a model of DNA whose source is a set of texts, or a file of no kind that holds sequences."""
     path, give = Path(spec.source).expanduser(), f"give a FASTA file ({ENDINGS}): data.source=genome.fa.gz"
-    if records.find(spec.source) is not None:
+    record = records.find(spec.source)
+    if record is not None and not record.unread:
         raise UserError(f"data.tokenizer=dna reads bases, and {spec.source!r} is text; {give}")
-    if path.is_file() and format_of(path) is None:
+    if path.is_file() and format_of(path) is None and table_of(path) is None:
         raise UserError(f"the name of {path} does not say what it holds; {give}")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ...config import Config
+from ...config import Config, steps_of
 from ...evaluation.uncertainty import combined, extent, mean
 from ...plot import Curve, Plot
 from ...types import UserError
@@ -128,8 +128,9 @@ def protocol(bench: Bench, starts: Sequence[str]) -> dict[str, str | int]:
     for start in starts:
         first, then = bench.config(start).train, bench.config(fine_tuned(_row(start), bench.scale)[0]).train
         facts[f"training of {start}"] = (
-            f"{first.steps} steps at {first.lr:g} ({first.warmup} of warm-up), then {then.steps} at {then.lr:g} "
-            f"({then.warmup}), down to {first.final_lr:g} and {then.final_lr:g} of these"
+            f"{first.steps} steps at {first.lr:g} ({steps_of(first.warmup, first.steps)} of warm-up), then "
+            f"{then.steps} at {then.lr:g} ({steps_of(then.warmup, then.steps)}), "
+            f"down to {first.final_lr:g} and {then.final_lr:g} of these"
         )
     return facts
 
@@ -261,8 +262,8 @@ def _long_protocol(bench: Bench, configs: dict[str, Config]) -> dict[str, str | 
         train = config.train
         facts[row] = (
             f"{train.steps} steps of {train.batch_size} x {config.data.length} bases, lr {train.lr:g} "
-            f"(cosine to {train.final_lr:g} of it, {train.warmup} steps of warm-up), average of decay "
-            f"{train.ema}; curve: {config.eval.rows} validation rows, {config.eval.draws} draws"
+            f"(cosine to {train.final_lr:g} of it, {steps_of(train.warmup, train.steps)} steps of warm-up), "
+            f"average of decay {train.ema}; curve: {config.eval.rows} validation rows, {config.eval.draws} draws"
         )
     return facts
 
