@@ -135,8 +135,8 @@ class ModelConfig(Section):
     implementation: ClassVar[str] = ""  # module:class of the network, imported when it is built
     method: Annotated[str, AfterValidator(_method)] = "mdlm"
     network: str = "dit"
-    hidden_dim: PositiveInt = 768
-    n_blocks: PositiveInt = 12
+    hidden_dim: int = Field(768, ge=1, le=1 << 20)
+    n_blocks: int = Field(12, ge=1, le=10_000)  # a file that says more would keep a machine busy for days
 
     if TYPE_CHECKING:
 
@@ -531,7 +531,7 @@ def load_yaml(path: str | Path) -> Config:
         raise UserError(f"config file {path} does not exist") from None
     except OSError as error:
         raise UserError(f"config file {path} cannot be read: {(error.strerror or str(error)).lower()}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         raise UserError(f"config file {path} is not YAML: {str(error).splitlines()[0]}") from None
     if not isinstance(tree, dict):
         raise UserError(f"config file {path} must hold a mapping of sections (data, model, train, ...)")
@@ -600,7 +600,7 @@ def _text(text: str) -> str | None:
 def _value(text: str) -> Any:
     try:
         value = yaml.safe_load(text) if text else ""
-    except yaml.YAMLError:
+    except (yaml.YAMLError, RecursionError):
         return text
     if isinstance(value, str):  # YAML reads 3e-4 as a string
         try:

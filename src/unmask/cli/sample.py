@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -17,11 +16,13 @@ from .shared import (
     Exact,
     Json,
     Model,
+    TokenizerOf,
     Weights,
     Which,
     With,
     check_writable,
     err_console,
+    json_text,
     load_lm,
     print_json,
     read_settings,
@@ -60,7 +61,8 @@ def sample(
     ] = False,
     watch: Annotated[bool, typer.Option("--watch", help="Show how masks become words.")] = False,
     html: Annotated[str | None, typer.Option(help="Write a replay to this HTML file.")] = None,
-    fasta: Annotated[str | None, typer.Option(help="DNA: write the samples to this FASTA file.")] = None,
+    fasta: Annotated[str | None, typer.Option(help="DNA and proteins: write the samples to this FASTA file.")] = None,
+    tokenizer: TokenizerOf = None,
     which: Which = "last",
     weights: Weights = "ema",
     device: Device = "auto",
@@ -84,7 +86,7 @@ def sample(
 
     explicit = read_settings(ctx, more)
     SamplingParams(**explicit)  # raises before a large model is loaded
-    lm = load_lm(model, which, weights, device)
+    lm = load_lm(model, which, weights, device, tokenizer)
     if fasta is not None or both_strands:
         lm = _dna(lm, fasta, both_strands)
     options = lm.sampling_params(explicit, exact).settle(lm.model)
@@ -116,7 +118,7 @@ def sample(
         return
     for s in samples if as_lines or fasta is None else ():
         if as_lines:
-            sys.stdout.write(json.dumps(s.as_dict(tokens=True) | {"index": s.index}, allow_nan=False) + "\n")
+            sys.stdout.write(json_text(s.as_dict(tokens=True) | {"index": s.index}) + "\n")
             continue
         if len(samples) > 1:
             err_console.print(f"[dim]-- seed {s.seed}, {s.network_calls} network calls[/dim]")
@@ -127,10 +129,10 @@ def sample(
 
 def _dna(lm: Any, fasta: str | None, both_strands: bool) -> Any:
     """The model averaged over both strands, if this was requested; only models of DNA have two."""
-    from ..dna.strands import conjoined, need_dna
+    from ..dna.strands import conjoined, need_letters
 
     if fasta is not None:
-        need_dna(lm, "--fasta")
+        need_letters(lm, "--fasta")
         check_writable(fasta)
     return conjoined(lm) if both_strands else lm
 
@@ -173,7 +175,7 @@ def _template(
                 document = {"line": document.number, "error": document.reason}
             documents.append(document)
             if not as_json:
-                sys.stdout.write(json.dumps(document, allow_nan=False) + "\n")
+                sys.stdout.write(json_text(document) + "\n")
                 sys.stdout.flush()
     if as_json:
         print_json({"lines": documents, "protocol": protocol})

@@ -31,6 +31,10 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON document to s
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...")]
 Model = Annotated[str, typer.Argument(help="A run, a folder, a built-in model (tiny-en) or a Hub id.")]
 Weights = Annotated[str, typer.Option(help="ema (averaged weights) or raw.")]
+TokenizerOf = Annotated[
+    str | None,
+    typer.Option("--tokenizer", help="Tokenizer of a model that comes without one: a folder, a file or a Hub name."),
+]
 Which = Annotated[str, typer.Option(help="last or best checkpoint of a run.")]
 RunFolder = Annotated[str | None, typer.Option("--out", help="Folder of the run; an existing run is continued.")]
 Minutes = Annotated[
@@ -52,7 +56,17 @@ With = Annotated[
 
 def print_json(value: Any) -> None:
     """One JSON document on standard output."""
-    sys.stdout.write(to_json(value, indent=1) + "\n")
+    sys.stdout.write(json_text(value, indent=1) + "\n")
+
+
+def json_text(value: Any, indent: int | None = None) -> str:
+    """A JSON document for standard output, escaped where its encoding lacks a character."""
+    text = to_json(value, indent)
+    try:
+        text.encode(getattr(sys.stdout, "encoding", None) or "utf-8")
+    except UnicodeEncodeError:
+        return to_json(value, indent, ascii=True)
+    return text
 
 
 def print_lines(lines: Iterable[str]) -> None:
@@ -108,11 +122,11 @@ def run_tree(result: Any, **figures: Any) -> dict[str, Any]:
     }
 
 
-def load_lm(path: str, which: str, weights: str, device: str) -> LM:
+def load_lm(path: str, which: str, weights: str, device: str, tokenizer: str | None = None) -> LM:
     """A saved model."""
     from ..hub.resolve import load
 
-    return load(path, which=which, weights=weights, device=device)
+    return load(path, which=which, weights=weights, device=device, tokenizer=tokenizer)
 
 
 def used_weights(lm: LM, asked: str) -> str:
@@ -242,6 +256,6 @@ def _with(ctx: typer.Context, more: list[str] | None) -> dict[str, Any]:
             raise UserError(f"--with {text}: {name} is set twice; give it once")
         try:
             result[name] = known[name].from_json(yaml.safe_load(value))
-        except yaml.YAMLError:
+        except (yaml.YAMLError, RecursionError):
             result[name] = value
     return result

@@ -47,11 +47,11 @@ def file_hash(path: Path, cache: Path) -> str:
     name = content_key(str(path.resolve()), status.st_size, status.st_mtime_ns)
     note = cache / "hashes" / f"{name}.json"
     known = files.read_json_or_none(note)
-    if known is not None and isinstance(known.get("sha256"), str):
+    if known is not None and files.is_sound(known) and isinstance(known.get("sha256"), str):
         return known["sha256"]
     digest = files.sha256(path)
     if time.time() - status.st_mtime > RACY_SECONDS and path.stat().st_mtime_ns == status.st_mtime_ns:
         with suppress(OSError, UserError):  # a cache that is only read will do
             note.parent.mkdir(exist_ok=True)
-            files.write_json(note, {"sha256": digest, "path": str(path.resolve())})
+            files.write_json(note, files.stamped({"sha256": digest, "path": str(path.resolve())}))
     return digest

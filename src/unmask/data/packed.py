@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 
-from ..files import read_json_or_none, write_json
+from ..files import is_sound, read_json_or_none, stamped, write_json
 from ..types import Progress
 from .documents import Piece
 from .labels import Numbering
@@ -47,7 +47,7 @@ def intact(folder: Path, split: str) -> dict[str, Any] | None:
 def read_record(path: Path, version: int, checksum: Callable[[Path], list[Any]]) -> dict[str, Any] | None:
     """A record that was written last, if it has this format and the files that it lists are what they should be."""
     record = read_json_or_none(path)
-    if record is None:
+    if record is None or not is_sound(record):
         return None
     try:
         sound = record["format"] == version and all(
@@ -187,7 +187,7 @@ class SplitWriter:
         record = {"format": FORMAT, "dtype": self.dtype.str, "files": checksums, **counts}
         if self.labels is not None:
             record["labels"] = list(self.labels.ids)
-        write_json(self.folder / f"{self.split}.json", record)
+        write_json(self.folder / f"{self.split}.json", stamped(record))
 
     def close(self) -> None:
         """Leave no temporary file behind, also where closing one writes to a full disk."""

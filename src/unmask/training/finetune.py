@@ -36,7 +36,7 @@ from ..models import registry
 from ..models.classifier import Classifier
 from ..process.keys import Keys
 from ..types import Batch, UserError
-from .loop import Evaluated, Loop, Outcome, TrainingJob, folder_of, open_folder, stop_signals
+from .loop import Evaluated, Loop, Outcome, TrainingJob, alone_in, folder_of, open_folder, stop_signals
 from .step import Trainer
 from .text import load_weights
 
@@ -71,7 +71,7 @@ def finetune(lm: LM, config: Config, out: str | Path, *, quiet: bool = False, te
     """
     out = folder_of(out)
     _check(lm, config)
-    with join_world(config.train.device) as world:
+    with join_world(config.train.device) as world, alone_in(out, world):
         hidden = quiet or not world.main
         loaded = read_splits(config, world)
         config = with_steps(config, _rows(config, loaded))  # the warm-up may be a share of them

@@ -24,7 +24,7 @@ from torch import nn
 
 from ..config import Config, differences, load_yaml
 from ..distributed import World, launched
-from ..files import temporary_folder, write_text
+from ..files import locked, temporary_folder, write_text
 from ..hub import checkpoint
 from ..progress import Display
 from ..types import UserError
@@ -112,17 +112,33 @@ def folder_of(out: str | Path) -> Path:
     return Path(out)
 
 
-def open_folder(config: Config, out: Path) -> tuple[Config, Path | None]:
-    """The settings of the run in `out`, and the checkpoint from which it continues; None for a new run.
-
-    The checkpoint is intact, and its run has the same settings. What the run chose when it began stays.
-    """
+def make_folder(out: Path) -> None:
+    """Make the folder of a run, or say why it cannot be."""
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"cannot make the folder {out}: {error.strerror}; choose another --out") from None
     if not os.access(out, os.W_OK | os.X_OK):
         raise UserError(f"the folder {out} is not writable; choose another --out")
+
+
+@contextmanager
+def alone_in(out: Path, world: World) -> Iterator[None]:
+    """Keep other trainings out of the folder of a run."""
+    make_folder(out)
+    if not world.main:  # the main process holds it for all of them
+        yield
+        return
+    with locked(out, "is training in"):
+        yield
+
+
+def open_folder(config: Config, out: Path) -> tuple[Config, Path | None]:
+    """The settings of the run in `out`, and the checkpoint from which it continues; None for a new run.
+
+    The checkpoint is intact, and its run has the same settings. What the run chose when it began stays.
+    """
+    make_folder(out)
     steps = checkpoint.steps(out)
     if not steps:
         return config.resolved(), None

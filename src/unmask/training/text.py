@@ -30,7 +30,7 @@ from ..sampling.params import SamplingParams
 from ..sampling.recommended import of_training
 from ..types import Likelihood, Progress, UserError
 from .budget import describe, fitting, mean_over, measure
-from .loop import MAY_CHANGE, Evaluated, Loop, TrainingJob, folder_of, open_folder, stop_signals
+from .loop import MAY_CHANGE, Evaluated, Loop, TrainingJob, alone_in, folder_of, open_folder, stop_signals
 from .step import Trainer, text_batch
 
 __all__ = ["MAY_CHANGE", "TextJob", "TrainResult", "check", "load_weights", "train"]
@@ -58,7 +58,7 @@ def train(
     run that is continued has its own, and needs no `start`. A new run says `remark` when it begins.
     """
     out = folder_of(out)
-    with join_world(config.train.device) as world:
+    with join_world(config.train.device) as world, alone_in(out, world):
         hidden = quiet or not world.main
         config = continued(config, out)
         fixed, folder = open_folder(config, out)

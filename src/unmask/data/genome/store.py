@@ -21,7 +21,7 @@ import numpy as np
 from filelock import FileLock
 
 from ...errors import nearest
-from ...files import replacing, write_json
+from ...files import replacing, stamped, write_json
 from ...types import Progress, UserError
 from ..cache import content_key, file_hash, writing
 from ..packed import map_file, read_record
@@ -302,7 +302,7 @@ def _pack(paths: Sequence[Path], folder: Path, progress: Progress | None) -> dic
         "lengths": list(lengths.values()),
         "files": {name: _checksum(folder / name) for name in (BASES_FILE, UNKNOWN_FILE, SOFT_FILE)},
     }
-    write_json(folder / INDEX_FILE, index)
+    write_json(folder / INDEX_FILE, stamped(index))
     if progress is not None:
         progress(total, total)
     return index

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ...config import Config
 from ...data.tokenization import CONFIG_FILE, JSON_FILE, VOCAB_FILE, Tokenizer, read_backend, read_tokenizer, size_of
-from ...files import read_json, replacing_folder, writing
+from ...files import MANIFEST, read_json, replacing_folder, seal, verify, writing
 from ...sampling.recommended import Recommended
 from ...types import UserError
 from .encoder_folders import fits
@@ -105,7 +105,15 @@ def write_files(
             (new / CARD).write_text(card, encoding="utf-8")
         if recommended:
             recommended.write(new)
+        seal(new, CARD)
     return folder
+
+
+def verify_folder(folder: Path) -> None:
+    """Raise if a folder that we wrote is not as it was written; folders of others have no manifest."""
+    if (folder / MANIFEST).is_file():
+        fix = f"; copy it again, or delete {MANIFEST} if it was changed on purpose"
+        verify(folder, "model", fix)
 
 
 def refuse_existing(folder: Path) -> None:
