@@ -19,6 +19,7 @@ from typing import Any
 from .errors import UserError
 from .jsonable import finite
 
+LARGEST_JSON = 1 << 26  # bytes: an object in memory has many times as many
 MANIFEST = "manifest.json"  # of a sealed folder: the size and SHA-256 of every file
 CHECK = "checksum"  # of a stamped JSON object, in itself
 LOCK = ".lock"  # of a folder that a process works in
@@ -225,6 +226,9 @@ def sha256(path: Path) -> str:
 
 def read_json(path: Path, context: str = "cannot read the file", fix: str = "") -> dict[str, Any]:
     """A JSON object from a file, or one sentence."""
+    size = path.stat().st_size if path.is_file() else 0
+    if size > LARGEST_JSON:
+        raise UserError(f"{context}: {path} is damaged ({size:,} bytes; at most {LARGEST_JSON:,} are read){fix}")
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:

@@ -270,16 +270,10 @@ class LM:
         )
         if compared.undecided:
             rivals = ", ".join(f"{names[i]} ({compared.nats[i]:.3f})" for i in compared.undecided[:8])
+            chosen = f"{names[compared.best]} tokens ({compared.nats[compared.best]:.3f} nats)"
             log.warning(
-                "the length of the gap is undecided after %d draws: %s tokens (%.3f nats) were chosen, and %s may be "
-                "as good; write the length that you want, for example {{%d}}",
-                *(
-                    compared.draws,
-                    names[compared.best],
-                    compared.nats[compared.best],
-                    rivals,
-                    options[compared.best][0],
-                ),
+                f"the length of the gap is undecided after {compared.draws} draws: {chosen} were chosen, and {rivals} "
+                f"may be as good; write the length that you want, for example {{{{{options[compared.best][0]}}}}}"
             )
         return canvas
 
@@ -312,9 +306,10 @@ class LM:
     def score(self, texts: str | Sequence[str], *, label: str | int | None = None, **how: Any) -> Likelihood:
         """The likelihood of texts: together, one by one (`.texts`), and per token (`.token_nats`).
 
-        `how` as in `evaluation.score`: a method ("bound" by default), a span, draws, orders, a sampler (`plan`), a
-        seed. A text longer than the model is scored in blocks of its length, each without the others as context. Rows
-        are laid out as in training (block ends, visible padding), but only the tokens of the text count.
+        `how` as in `evaluation.score`: a method (by default the bound with the least noise), a span, draws, orders, a
+        sampler (`plan`), a seed. A text longer than the model is scored in blocks of its length, each without the
+        others as context. Rows are laid out as in training (block ends, visible padding), but only the tokens of the
+        text count.
         """
         return evaluation.score(
             self.model, self.prompt_builder, texts, label=SamplingParams(label=label).label_id(self.labels), **how

@@ -179,6 +179,9 @@ def mdlm_finetuning(start: Config, loss: str = "bound", method: str = "mdlm") ->
     settings = TrainConfig(
         steps=5000, batch_size=512, lr=5e-5, warmup=0.5, betas=(0.95, 0.999), ema=0.0, checkpoint_every=500
     )
+    if start.model.network == "transformers" and start.train.start is None:  # rows as in the paper, not all positions
+        rows = start.data.model_copy(update={"length": min(128, start.data.length)})
+        start = start.model_copy(update={"data": rows})
     return _going_on(start, method, loss, settings, EvalConfig(every=500, rows=512))
 
 

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from ..errors import UserError
-from .shared import Json, Weights, out_console, print_json
+from .shared import Json, TokenizerOf, Weights, out_console, print_json
 
 
 def convert(
@@ -15,8 +15,10 @@ def convert(
     out: Annotated[
         str, typer.Argument(metavar="DIR", help="The folder to write; an existing one is never overwritten.")
     ],
-    tokenizer: Annotated[
-        str | None, typer.Option(help="Tokenizer of a model that comes without one: a folder, a file or a Hub name.")
+    tokenizer: TokenizerOf = None,
+    length: Annotated[
+        int | None,
+        typer.Option(help="Tokens per row of a masked LM of others (default: its positions, at most 1024).", min=2),
     ] = None,
     weights: Weights = "ema",
     to: Annotated[str, typer.Option(help="unmask (a portable folder) or published (MDLM's layout).")] = "unmask",
@@ -25,6 +27,10 @@ def convert(
     new_head: Annotated[
         bool, typer.Option("--new-head", help="Add a new, untrained masked-LM head to an encoder that has none.")
     ] = False,
+    ignore: Annotated[
+        list[str] | None,
+        typer.Option(help="Lightning: a setting (model.name) that does not change the network (may be repeated)."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Convert a run, a published model or a Lightning checkpoint to a portable folder; no code in it is executed."""
@@ -38,11 +44,13 @@ def convert(
             source,
             out,
             tokenizer=tokenizer,
+            length=length,
             weights=weights,
             to=to,
             dtype=dtype,
             revision=revision,
             new_head=new_head,
+            ignore=ignore or [],
             progress=progress,
         )
     if as_json:

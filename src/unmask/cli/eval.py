@@ -12,6 +12,7 @@ from .shared import (
     Device,
     Json,
     Model,
+    TokenizerOf,
     Weights,
     Which,
     With,
@@ -48,7 +49,7 @@ def _suite(ctx: typer.Context, model: str, name: str, sets: str | None) -> None:
 
     refuse(ctx, _judging(), "needs --generative")
     refuse(ctx, ("data", "split", "bound", "steps", "schedule", "label_column", "field"), "does not go with --suite")
-    wanted = ("local", "draws", "batch_size", "rows", "seed", "which", "weights", "device", "estimator")
+    wanted = ("local", "draws", "batch_size", "rows", "seed", "which", "weights", "device", "estimator", "tokenizer")
     chosen = None if sets is None else [word.strip() for word in sets.split(",") if word.strip()]
     results = evaluate_members(model, name=name, sets=chosen, **{key: ctx.params[key] for key in wanted})
     if not is_main():
@@ -85,6 +86,7 @@ def evaluate(
         str | None, typer.Option(help="Column of the labels, or none (default: as in training).")
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the times and masks, or of the samples.")] = 0,
+    tokenizer: TokenizerOf = None,
     which: Which = "last",
     weights: Weights = "ema",
     device: Device = "auto",
@@ -151,6 +153,7 @@ def evaluate(
             which=which,
             weights=weights,
             device=device,
+            tokenizer=tokenizer,
             batch_size=batch_size,
             **read_settings(ctx, more),
         )
@@ -174,6 +177,7 @@ def evaluate(
         which=which,
         weights=weights,
         device=device,
+        tokenizer=tokenizer,
         estimator=estimator,
         label_column=label_column,
         local=local,
@@ -206,6 +210,7 @@ def evaluate_model(
     estimator: str = "times",
     label_column: str | None = None,
     local: str | None = None,
+    tokenizer: str | None = None,
     field: str | None = None,
 ) -> Likelihood:
     """The bound of a saved model on a data set; without a split, on all of a file or folder that is not the model's."""
@@ -218,7 +223,7 @@ def evaluate_model(
 
     chosen = _estimator(estimator)
     with join_world(device) as world:
-        lm = load(path, which=which, weights=weights, device=str(world.device))
+        lm = load(path, which=which, weights=weights, device=str(world.device), tokenizer=tokenizer)
         config = _with_law(lm.config, bound, steps, schedule)
         split = split or _foreign(config.data, data, field) or "valid"
         spec, part = _data(config.data, data, split, label_column, local, field)
@@ -255,6 +260,7 @@ def evaluate_members(
     weights: str,
     device: str,
     estimator: str = "times",
+    tokenizer: str | None = None,
     **how: Any,
 ) -> list[SuiteResult]:
     """The bound of a saved model on every set of a suite; `how` as in `evaluate_suite`."""
@@ -264,7 +270,7 @@ def evaluate_members(
 
     chosen, members = _estimator(estimator), suite(name, sets)
     with join_world(device) as world:
-        lm = load(path, which=which, weights=weights, device=str(world.device))
+        lm = load(path, which=which, weights=weights, device=str(world.device), tokenizer=tokenizer)
         return evaluate_suite(
             lm,
             members,

@@ -10,7 +10,19 @@ from typing import Annotated, Any
 import typer
 
 from ..errors import UserError
-from .shared import Device, Exact, Model, Weights, Which, With, err_console, json_text, load_lm, read_settings
+from .shared import (
+    Device,
+    Exact,
+    Model,
+    TokenizerOf,
+    Weights,
+    Which,
+    With,
+    err_console,
+    json_text,
+    load_lm,
+    read_settings,
+)
 
 PROMPT = "fill> "
 
@@ -22,6 +34,7 @@ def fill(
     exact: Exact = False,
     more: With = None,
     as_lines: Annotated[bool, typer.Option("--jsonl", help="Print one JSON line per sample.")] = False,
+    tokenizer: TokenizerOf = None,
     which: Which = "last",
     weights: Weights = "ema",
     device: Device = "auto",
@@ -31,7 +44,7 @@ def fill(
     from .fill_loop import FillLoop
 
     how = read_settings(ctx, more)
-    lm = load_lm(model, which, weights, device)
+    lm = load_lm(model, which, weights, device, tokenizer)
     live = err_console if err_console.is_terminal else None
     loop = FillLoop(lm, model, how, n, live, exact=exact)
     loop.check()

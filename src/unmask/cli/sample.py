@@ -16,6 +16,7 @@ from .shared import (
     Exact,
     Json,
     Model,
+    TokenizerOf,
     Weights,
     Which,
     With,
@@ -60,7 +61,8 @@ def sample(
     ] = False,
     watch: Annotated[bool, typer.Option("--watch", help="Show how masks become words.")] = False,
     html: Annotated[str | None, typer.Option(help="Write a replay to this HTML file.")] = None,
-    fasta: Annotated[str | None, typer.Option(help="DNA: write the samples to this FASTA file.")] = None,
+    fasta: Annotated[str | None, typer.Option(help="DNA and proteins: write the samples to this FASTA file.")] = None,
+    tokenizer: TokenizerOf = None,
     which: Which = "last",
     weights: Weights = "ema",
     device: Device = "auto",
@@ -84,7 +86,7 @@ def sample(
 
     explicit = read_settings(ctx, more)
     SamplingParams(**explicit)  # raises before a large model is loaded
-    lm = load_lm(model, which, weights, device)
+    lm = load_lm(model, which, weights, device, tokenizer)
     if fasta is not None or both_strands:
         lm = _dna(lm, fasta, both_strands)
     options = lm.sampling_params(explicit, exact).settle(lm.model)
@@ -127,10 +129,10 @@ def sample(
 
 def _dna(lm: Any, fasta: str | None, both_strands: bool) -> Any:
     """The model averaged over both strands, if this was requested; only models of DNA have two."""
-    from ..dna.strands import conjoined, need_dna
+    from ..dna.strands import conjoined, need_letters
 
     if fasta is not None:
-        need_dna(lm, "--fasta")
+        need_letters(lm, "--fasta")
         check_writable(fasta)
     return conjoined(lm) if both_strands else lm
 

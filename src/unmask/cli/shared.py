@@ -31,6 +31,10 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON document to s
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...")]
 Model = Annotated[str, typer.Argument(help="A run, a folder, a built-in model (tiny-en) or a Hub id.")]
 Weights = Annotated[str, typer.Option(help="ema (averaged weights) or raw.")]
+TokenizerOf = Annotated[
+    str | None,
+    typer.Option("--tokenizer", help="Tokenizer of a model that comes without one: a folder, a file or a Hub name."),
+]
 Which = Annotated[str, typer.Option(help="last or best checkpoint of a run.")]
 RunFolder = Annotated[str | None, typer.Option("--out", help="Folder of the run; an existing run is continued.")]
 Minutes = Annotated[
@@ -118,11 +122,11 @@ def run_tree(result: Any, **figures: Any) -> dict[str, Any]:
     }
 
 
-def load_lm(path: str, which: str, weights: str, device: str) -> LM:
+def load_lm(path: str, which: str, weights: str, device: str, tokenizer: str | None = None) -> LM:
     """A saved model."""
     from ..hub.resolve import load
 
-    return load(path, which=which, weights=weights, device=device)
+    return load(path, which=which, weights=weights, device=device, tokenizer=tokenizer)
 
 
 def used_weights(lm: LM, asked: str) -> str:

@@ -14,6 +14,7 @@ from ..data.genome.store import Genome
 from ..data.readers import csv_rows, jsonl_rows, line_of, number_in, numbered_lines, unpacked_name
 from ..errors import UserError, nearest
 from ..types import Progress
+from .protein_files import read_records
 
 LETTERS = np.frombuffer(b"ACGTN", dtype=np.uint8)
 KINDS = f"{', '.join(EXTENSIONS)}, .txt, .jsonl, .csv, .tsv or .bed, also with .gz or .xz"
@@ -23,9 +24,17 @@ NAMES = ("name", "id")
 
 
 def read_sequences(
-    path: str | Path, *, column: str | None = None, genome: Genome | None = None, progress: Progress | None = None
+    path: str | Path,
+    *,
+    column: str | None = None,
+    genome: Genome | None = None,
+    bases: bool = True,
+    progress: Progress | None = None,
 ) -> Iterator[tuple[str, str]]:
-    """(name, sequence) of a FASTA file, lines, JSON lines, a table or the intervals of a BED file, one at a time."""
+    """(name, sequence) of a FASTA file, lines, JSON lines, a table or the intervals of a BED file, one at a time.
+
+    Without `bases` the letters of a FASTA file are those of proteins.
+    """
     place = Path(path)
     kind = Path(unpacked_name(place)).suffix
     if column is not None and kind not in (".csv", ".tsv", ".jsonl"):
@@ -34,7 +43,9 @@ def read_sequences(
         raise UserError(f"--genome is for the intervals of a .bed file, and {path} is not one; leave it out")
     if not place.exists():
         raise UserError(f"there is no file {path}")
-    if is_fasta(place):
+    if is_fasta(place) and not bases:
+        yield from read_records(place)
+    elif is_fasta(place):
         for name, parts in groupby(read_fasta(place, progress), key=lambda part: part[0]):
             yield name, LETTERS[np.concatenate([codes & 7 for _, codes in parts])].tobytes().decode("ascii")
     elif kind == ".txt":

@@ -61,7 +61,7 @@ class BoundScorer:
         full = [i for i, text in enumerate(texts) if len(self.lm.encode(text)) > unscored]
         judged = [JudgedText(0.0, 0)] * len(texts)
         if full:
-            scored = self.lm.score([texts[i] for i in full], draws=self.draws, seed=self.seed).texts
+            scored = self.lm.score([texts[i] for i in full], method="bound", draws=self.draws, seed=self.seed).texts
             for i, likelihood in zip(full, scored, strict=True):
                 judged[i] = JudgedText(likelihood.nats, likelihood.tokens)
         return judged
@@ -86,6 +86,7 @@ def judge_model(
     which: str = "last",
     weights: str = "ema",
     device: str = "cpu",
+    tokenizer: str | None = None,
     batch_size: int = 32,
     **how: Any,
 ) -> GenerativeReport:
@@ -96,7 +97,7 @@ def judge_model(
     _check(n, rows, reference, scorer, with_mauve, batch_size)
     from .. import load
 
-    lm = load(path, which=which, weights=weights, device=device)
+    lm = load(path, which=which, weights=weights, device=device, tokenizer=tokenizer)
     options = SamplingParams(**how).settle(lm.model)
     steps = getattr(options.plan(lm.prompt_builder), "steps", None)  # as asked for, or the default of the sampler
     length = len(lm.prompt_canvas("", length, windowed=options.stride is not None).ids)

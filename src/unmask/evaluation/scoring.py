@@ -107,8 +107,10 @@ METHODS: dict[str, Method] = {
 }
 
 
-def default_method(model: LanguageModel) -> str:
-    """The bound with the least noise that the model allows."""
+def default_method(model: LanguageModel, plan: Sampler | None = None) -> str:
+    """The likelihood under a plan, if there is one; else the bound with the least noise that the model allows."""
+    if plan is not None:
+        return "plan" if plan.deterministic else "orders"
     net = as_masked(model)
     known = net is not None and net.normalised and not net.time_conditioned
     return "strata" if known else "bound"
@@ -120,7 +122,7 @@ def score(
     builder: PromptBuilder,
     texts: str | Sequence[str],
     *,
-    method: str = "bound",
+    method: str | None = None,
     span: object = None,
     draws: int | None = None,
     calls: int | None = None,
@@ -133,13 +135,14 @@ def score(
 ) -> Likelihood:
     """-log p of texts, or of spans of them given the rest: together, each alone (`.texts`), each token.
 
-    `method` is bound, strata, pll, exact, orders or plan; `span` is (start, end) in characters, or a list of such
-    pairs, for one text, and a list with an entry for each of several texts. `plan` is the order for plan (default:
-    left to right) and for orders (default: one token at a time in random order).
+    `method` is bound, strata, pll, exact, orders or plan (default: `default_method`); `span` is (start, end) in
+    characters, or a list of such pairs, for one text, and a list with an entry for each of several texts. `plan` is
+    the order for plan (default: left to right) and for orders (default: one token at a time in random order).
     """
     if not texts and not isinstance(texts, str):
         raise UserError("there is nothing to score; give at least one text")
     need_likelihood(model)
+    method = method or default_method(model, plan)
     numbers = _numbers(method, batch_size, {"draws": draws, "calls": calls, "orders": orders})
     if model.exact and "draws" in numbers:
         numbers["draws"] = 1  # nothing is drawn

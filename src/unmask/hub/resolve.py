@@ -46,6 +46,7 @@ HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 # Names from before the Hub had organisations, as bert-base-uncased: it still knows them, and no new ones are given.
 OLD_ID = re.compile(r"(bert|roberta|xlm-roberta|distilbert|distilroberta|albert|camembert)-[\w.-]+", re.ASCII)
 WANTED = [*layout.FILES, layout.INDEX, "special_tokens_map.json", VOCAB_FILE]
+GIVE = "--tokenizer PATH (in Python: tokenizer=PATH)"
 M = TypeVar("M", bound=nn.Module)
 PICKLES = (".ckpt", ".bin", ".pt", ".pth")
 
@@ -60,6 +61,7 @@ def load(
     tokenizer: str | Path | Tokenizer | None = None,
     revision: str | None = None,
     new_head: bool = False,
+    length: int | None = None,
 ) -> LM:
     """An `LM` from the folder of a run or checkpoint, a portable folder, the name of a built-in model, or a Hub id.
 
@@ -68,7 +70,8 @@ def load(
 
     `which` is "last" or "best" (for a run), `weights` "ema" (the average, if the run has one) or "raw". `tokenizer` (a
     folder, a tokenizer.json, a vocab.txt or a Hub name) is for models that come without one, `revision` for the Hub.
-    `new_head` adds a new, untrained masked-LM head to an encoder that has none.
+    `new_head` adds a new, untrained masked-LM head to an encoder that has none. `length` is for a masked language
+    model of others: tokens per row, by default as many as it has positions, at most 1024.
     """
     if which not in ("last", "best") or weights not in ("ema", "raw"):
         raise UserError("which must be 'last' or 'best', and weights 'ema' or 'raw'")
@@ -78,13 +81,15 @@ def load(
             raise UserError(f"{path} is a run, which already has a head; leave out --new-head")
         if tokenizer is not None:
             raise UserError(f"{path} is a run, which contains its tokenizer; leave tokenizer out")
+        if length is not None:
+            raise UserError(f"{path} is a run, which has the length it was trained with; leave the length out")
         return _load_run(folder, which, weights, device)
     if which != "last" or weights != "ema":
         raise UserError(f"{path} holds only one set of weights; leave which and weights out")
     layout.verify_folder(folder)
     described = layout.read_folder(folder, None if Path(path).exists() else str(path))
     tokens = the_tokenizer(tokenizer, described, str(path), folder)
-    described = layout.with_tokenizer(described, tokens, tokenizer)
+    described = layout.with_length(layout.with_tokenizer(described, tokens, tokenizer), length, str(path))
     where = str(folder if Path(path).exists() else path)
     described, tensors = layout.named(described, layout.read_tensors(folder), where, new_head)
     return advised(assemble(described, tokens, tensors, str(folder), device), folder)
@@ -135,7 +140,7 @@ def the_tokenizer(
     adds_mask = layout.needs_mask(described)
     if chosen is None and adds_mask and Path(described.config.data.tokenizer).exists():
         raise UserError(
-            f"{name} comes without {JSON_FILE} and {VOCAB_FILE}; give one with tokenizer=PATH, or write one with "
+            f"{name} comes without {JSON_FILE} and {VOCAB_FILE}; give one with {GIVE}, or write one with "
             "transformers: AutoTokenizer.from_pretrained(...).save_pretrained(DIR)"
         )
     tokenizer = (
@@ -165,7 +170,7 @@ def _fetch_tokenizer(wanted: str | Path, model: str, chosen: bool, adds_mask: bo
         if chosen:
             raise
         raise UserError(
-            f"{model} comes without a tokenizer, and {error}; give one with tokenizer=PATH, or set UNMASK_TOKENIZERS "
+            f"{model} comes without a tokenizer, and {error}; give one with {GIVE}, or set UNMASK_TOKENIZERS "
             f"to a folder that holds {wanted}/tokenizer.json"
         ) from None
 

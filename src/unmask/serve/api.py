@@ -18,7 +18,6 @@ from starlette.types import Receive
 
 from ..data.canvas import Canvas
 from ..errors import nearest
-from ..evaluation import default_method
 from ..lm import LM, Job
 from ..sampling import Request as WritingRequest
 from ..sampling.params import SAMPLERS, SamplingParams, default_words, settings_on
@@ -249,7 +248,7 @@ def _score(lm: LM, asked: ScoreBody, texts: list[str], limits: Limits) -> Likeli
     return lm.score(
         texts[0] if asked.text is not None else texts,
         label=asked.label,
-        method=asked.method or default_method(lm.model),
+        method=asked.method,
         span=span,
         seed=asked.seed,
         batch_size=max(1, min(32, 2048 // lm.length)),

@@ -16,7 +16,7 @@ from ...types import Progress, UserError
 from ..readers import COMPRESSED, DamagedFile, is_compressed, line_of, read_bytes, unpacked_name
 from .bases import AMBIGUOUS, BASES
 
-EXTENSIONS = (".fa", ".fasta", ".fna", ".ffn", ".fas")
+EXTENSIONS = (".fa", ".fasta", ".fna", ".faa", ".ffn", ".fas")
 ENDINGS = f"{', '.join(EXTENSIONS[:-1])} or {EXTENSIONS[-1]}, also with .gz or .xz"  # in words
 CHUNK = 2 << 20  # bytes of text that are read at once
 LONGEST_HEADER = 1 << 20  # bytes: beyond it there are no line ends that we know
