@@ -28,7 +28,7 @@ test-all: $(DEV) browser
 # The live page is tested in a real browser where one can be had; without one these tests are skipped, with a reason.
 CHROMIUM := command -v chromium || command -v chromium-browser || command -v google-chrome
 browser: $(DEV)
-	@$(BIN)/python -c 'import playwright' 2> /dev/null || $(INSTALL) playwright || \
+	@$(BIN)/python -c 'import playwright, axe_playwright_python, PIL' 2> /dev/null || $(INSTALL) --editable '.[browser]' || \
 		echo "no playwright: the page is not opened"
 	@{ $(CHROMIUM); } > /dev/null || { test "$$(id -u)" = 0 && command -v apt-get && apt-get update && \
 		timeout 600 apt-get install --yes --no-install-recommends chromium; } > /dev/null 2>&1 || \

@@ -182,7 +182,7 @@ class LM:
             row,
             canvas.ids,
             params.plan(self.prompt_builder),
-            Keys(params.seed).fork("sample"),
+            _sample_keys(params.seed),
             params.choice,
             params.control(canvas, self.prompt_builder),
             params.label_id(self.labels),
@@ -193,6 +193,11 @@ class LM:
             prompt=canvas,
             params=params,
         )
+
+    @staticmethod
+    def reseeded(request: Request, seed: int, row: int) -> Request:
+        """Another sample of a request; what was made from its canvas and settings is shared."""
+        return replace(request, row=row, key=_sample_keys(seed), params=replace(request.params, seed=seed))
 
     def finished(self, request: Request, state: State) -> Sample | None:
         """The sample, if the state is the last of its request; else None."""
@@ -265,16 +270,10 @@ class LM:
         )
         if compared.undecided:
             rivals = ", ".join(f"{names[i]} ({compared.nats[i]:.3f})" for i in compared.undecided[:8])
+            chosen = f"{names[compared.best]} tokens ({compared.nats[compared.best]:.3f} nats)"
             log.warning(
-                "the length of the gap is undecided after %d draws: %s tokens (%.3f nats) were chosen, and %s may be "
-                "as good; write the length that you want, for example {{%d}}",
-                *(
-                    compared.draws,
-                    names[compared.best],
-                    compared.nats[compared.best],
-                    rivals,
-                    options[compared.best][0],
-                ),
+                f"the length of the gap is undecided after {compared.draws} draws: {chosen} were chosen, and {rivals} "
+                f"may be as good; write the length that you want, for example {{{{{options[compared.best][0]}}}}}"
             )
         return canvas
 
@@ -315,6 +314,10 @@ class LM:
         return evaluation.score(
             self.model, self.prompt_builder, texts, label=SamplingParams(label=label).label_id(self.labels), **how
         )
+
+
+def _sample_keys(seed: int) -> Keys:
+    return Keys(seed).fork("sample")
 
 
 def check_keywords(given: Iterable[str], known: Iterable[str]) -> None:

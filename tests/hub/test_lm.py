@@ -482,7 +482,7 @@ def test_nothing_to_score() -> None:
 @pytest.mark.parametrize("attend", [False, True])
 def test_score_lays_rows_out_as_in_training(attend: bool) -> None:
     """A block-ends model is scored on [BOS] text [EOS]: by hand with `nats` on the same row, text tokens only."""
-    extra = ["data.layout=pad", f"data.attend_pads={str(attend).lower()}"]
+    extra = ["data.layout=pad", "data.learn_end=false", f"data.attend_pads={str(attend).lower()}"]
     lm = make("bytes", "data.block_ends=true", "data.length=12", *extra)
     vocab = lm.tokenizer.vocab
     row = [vocab.bos, *b"hello", vocab.eos] + [vocab.pad] * 5

@@ -184,11 +184,14 @@ def test_the_command_line_uses_it_and_says_so(lm, folder):
 
 
 def test_templates_and_the_loop_use_it(lm):
-    lines = [(1, '{"text": "one {{6}} two"}'), (2, '{"text": "one {{6}} two", "temperature": 1}')]
-    texts = [row["text"] for row in write_template(lm, lines, {"seed": 5})]
+    def filled(line: str, defaults) -> str:
+        [row] = write_template(lm, [(1, line)], defaults)
+        return row["text"]
+
+    open_line, exact_line = '{"text": "one {{6}} two"}', '{"text": "one {{6}} two", "temperature": 1}'
+    texts = [filled(line, {"seed": 5}) for line in (open_line, exact_line)]
     assert texts == [lm.infill("one {{6}} two", seed=5)[0], plain(lm, "one {{6}} two")[0]]
-    [first, _] = [row["text"] for row in write_template(lm, lines, SamplingParams(seed=5))]
-    assert first == texts[1]
+    assert filled(open_line, SamplingParams(seed=5)) == texts[1]
     assert FillLoop(lm, "m", {"seed": 5}).fill("one {{6}} two")[0].text == texts[0]
     assert FillLoop(lm, "m", {"seed": 5}, exact=True).fill("one {{6}} two")[0].text == texts[1]
     said: list[str] = []

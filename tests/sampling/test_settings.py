@@ -75,7 +75,7 @@ found = {
     "parsed": ran("sample", *short, "--wobble", "3"),
     "with": ran("sample", *short, "--with", "wobble=3"),
     "outside": ran("sample", *short, "--wobble", "10"),
-    "bodies": [read(kind, json.dumps(body).encode()).options(0).wobble for kind in (DiffusionBody, CompletionBody)],
+    "bodies": [read(kind, json.dumps(body).encode()).explicit()["wobble"] for kind in (DiffusionBody, CompletionBody)],
     "body outside": refused(lambda: read(DiffusionBody, b'{"sampler": "wobbling", "wobble": 10}')),
     "openapi": document["components"]["schemas"]["DiffusionBody"]["properties"],
     "facts": _card("tiny-en", lm, Limits(), 0)["unmask"],

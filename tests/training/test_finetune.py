@@ -519,7 +519,7 @@ def test_a_constant_classifier_has_no_correlation(
 def test_missing_packages_are_noticed_before_anything_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "sklearn.metrics", None)
     monkeypatch.setattr("unmask.training.finetune.read_splits", lambda *given: pytest.fail("read"))
-    with pytest.raises(UserError, match="scikit-learn; pip install"):
+    with pytest.raises(UserError, match="needs the package sklearn; install it with"):
         finetune(model(), task_config(tmp_path), tmp_path / "r", quiet=True)
 
 

@@ -33,9 +33,9 @@ def show_built_in() -> None:
     lm = load(BUILT_IN)
     parameters = sum(p.numel() for p in lm.model.parameters())
     print(f"{BUILT_IN}, a small model of {parameters:,} parameters, comes with the package. It continues a story:\n")
-    print(lm.sample(prompt=STORY, length=96, temperature=0.7, seed=0)[0])
+    print(lm.sample(prompt=STORY, length=96, seed=0)[0])
     print(f"\nIt fills gaps: {STORY_GAP}")
-    for text in lm.infill(STORY_GAP, n=3, seed=0, temperature=0.7):
+    for text in lm.infill(STORY_GAP, n=3, seed=0):
         print(f"  {text}")
     print(flush=True)
 

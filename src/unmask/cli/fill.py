@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import sys
 from collections.abc import Iterator
 from typing import Annotated, Any
@@ -11,7 +10,19 @@ from typing import Annotated, Any
 import typer
 
 from ..errors import UserError
-from .shared import Device, Exact, Model, TokenizerOf, Weights, Which, With, err_console, load_lm, read_settings
+from .shared import (
+    Device,
+    Exact,
+    Model,
+    TokenizerOf,
+    Weights,
+    Which,
+    With,
+    err_console,
+    json_text,
+    load_lm,
+    read_settings,
+)
 
 PROMPT = "fill> "
 
@@ -63,7 +74,7 @@ def fill(
 
 def _print(samples: list[Any], as_lines: bool) -> None:
     for sample in samples:
-        text = json.dumps(sample.as_dict(tokens=True), allow_nan=False) if as_lines else sample.text
+        text = json_text(sample.as_dict(tokens=True)) if as_lines else sample.text
         sys.stdout.write(text + "\n")
     sys.stdout.flush()
 

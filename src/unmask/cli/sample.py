@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -23,6 +22,7 @@ from .shared import (
     With,
     check_writable,
     err_console,
+    json_text,
     load_lm,
     print_json,
     read_settings,
@@ -118,7 +118,7 @@ def sample(
         return
     for s in samples if as_lines or fasta is None else ():
         if as_lines:
-            sys.stdout.write(json.dumps(s.as_dict(tokens=True) | {"index": s.index}, allow_nan=False) + "\n")
+            sys.stdout.write(json_text(s.as_dict(tokens=True) | {"index": s.index}) + "\n")
             continue
         if len(samples) > 1:
             err_console.print(f"[dim]-- seed {s.seed}, {s.network_calls} network calls[/dim]")
@@ -175,7 +175,7 @@ def _template(
                 document = {"line": document.number, "error": document.reason}
             documents.append(document)
             if not as_json:
-                sys.stdout.write(json.dumps(document, allow_nan=False) + "\n")
+                sys.stdout.write(json_text(document) + "\n")
                 sys.stdout.flush()
     if as_json:
         print_json({"lines": documents, "protocol": protocol})

@@ -56,7 +56,17 @@ With = Annotated[
 
 def print_json(value: Any) -> None:
     """One JSON document on standard output."""
-    sys.stdout.write(to_json(value, indent=1) + "\n")
+    sys.stdout.write(json_text(value, indent=1) + "\n")
+
+
+def json_text(value: Any, indent: int | None = None) -> str:
+    """A JSON document for standard output, escaped where its encoding lacks a character."""
+    text = to_json(value, indent)
+    try:
+        text.encode(getattr(sys.stdout, "encoding", None) or "utf-8")
+    except UnicodeEncodeError:
+        return to_json(value, indent, ascii=True)
+    return text
 
 
 def print_lines(lines: Iterable[str]) -> None:

@@ -310,7 +310,7 @@ def csv_rows(path: Path | str, **options: Any) -> Iterator[tuple[str, list[str]]
 def parquet_rows(path: Path | str, columns: Callable[[Sequence[str]], list[str]]) -> Iterator[Located]:
     """Every row of a Parquet file; `columns` chooses among those that it has, and only these are read."""
     pq = optional("pyarrow.parquet", "a Parquet file", "data")
-    with arrow_errors(path, "a Parquet"), pq.ParquetFile(path, memory_map=True) as file:
+    with arrow_errors(path, "a Parquet"), pq.ParquetFile(path, buffer_size=CHUNK) as file:
         number = 0
         for batch in file.iter_batches(batch_size=256, columns=columns(file.schema_arrow.names)):
             for row in batch.to_pylist():

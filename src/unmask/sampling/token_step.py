@@ -17,6 +17,7 @@ from ..process.chunks import rows_at_once
 from ..process.masking import at_tokens
 from .choice import NEVER, Choice
 from .request import NOTHING, Written, read_off
+from .rules import Rules
 from .sampler import Slot, TokenDenoiser, Trajectory, stack
 
 Segments = list[tuple[int, Tensor]]  # sequences by their number, with positions of each
@@ -127,32 +128,38 @@ class _HeadRows:
         return replace(written, log_probs=at_tokens(law, tokens.to(law.device)).double().cpu())
 
     def _redraw(self, tokens: Tensor, shaped: Tensor, segments: Segments) -> None:
-        """Draw again where a token could complete a banned word with tokens that are written in the same step.
-
-        From left to right, each given those before it, with the uniform number that it had: the rest stays as it is.
-        """
+        """Draw again where a token could complete a banned word with tokens that are written in the same step."""
         start = 0
         for i, positions in segments:
-            trajectory, rows = self.active[i], range(start, start + len(positions))
+            trajectory, rows = self.active[i], slice(start, start + len(positions))
             start += len(positions)
-            rules, mask = trajectory.request.rules, self.model.vocab.mask
-            if rules is None or not rules.phrases or trajectory.request.target is not None:
+            rules = trajectory.request.rules
+            if rules is None or not rules.phrases or trajectory.request.target is not None or trajectory.error:
                 continue
             if i not in self.pending:
                 whole = trajectory.whole().clone()
-                whole[trajectory.place(trajectory.due())] = mask
+                whole[trajectory.place(trajectory.due())] = self.model.vocab.mask
                 self.pending[i] = whole.tolist()
-            canvas, places = self.pending[i], trajectory.place(positions).tolist()
-            for place, row in sorted(zip(places, rows, strict=True)):
-                banned = rules.forbidden(canvas, place, self.model.vocab).to(shaped.device)
-                if not torch.isneginf(shaped[row, banned]).all():  # also where another token was drawn: one law
-                    left = shaped[row].clone()
-                    left[banned] = NEVER
-                    rules.some_left(left[None], torch.tensor([place]))
-                    choice = trajectory.choice(trajectory.request.choice)
-                    uniform = trajectory.uniform(positions[row - rows.start : row - rows.start + 1])
-                    tokens[row] = choice.tokens(left[None], uniform).cpu()[0]
-                canvas[place] = int(tokens[row])
+            try:
+                self._without_phrases(trajectory, rules, self.pending[i], tokens[rows], shaped[rows], positions)
+            except UserError as error:
+                trajectory.error = error
+
+    def _without_phrases(
+        self, trajectory: Trajectory, rules: Rules, canvas: list[int], tokens: Tensor, shaped: Tensor, positions: Tensor
+    ) -> None:
+        """From left to right, each given those before it, with the uniform number that it had."""
+        places = trajectory.place(positions)
+        for row in places.argsort().tolist():
+            place = int(places[row])
+            banned = rules.forbidden(canvas, place, self.model.vocab).to(shaped.device)
+            if not torch.isneginf(shaped[row, banned]).all():  # also where another token was drawn: one law
+                left = shaped[row : row + 1].clone()
+                left[0, banned] = NEVER
+                rules.some_left(left, places[row : row + 1])
+                choice = trajectory.choice(trajectory.request.choice)
+                tokens[row] = choice.tokens(left, trajectory.uniform(positions[row : row + 1])).cpu()[0]
+            canvas[place] = int(tokens[row])
 
     def _law(self, log_x: Tensor, segments: Segments) -> Tensor:
         """The distribution that tokens are drawn from: a trajectory may change x̂."""
