@@ -112,6 +112,13 @@ def test_shapes_are_compared_before_memory_is_taken(step: Path) -> None:
     assert "does not fit" in refused("sample", str(step))
 
 
+def test_a_bert_of_a_billion_layers_is_refused(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    tree = {"model_type": "bert", "vocab_size": 300, "hidden_size": 16, "num_attention_heads": 2}
+    (tmp_path / "config.json").write_text(json.dumps({**tree, "num_hidden_layers": 10**9}))
+    assert "1,000,000,000" in refused("sample", str(tmp_path))
+
+
 def test_yaml_that_is_nested_too_deeply_is_a_sentence(tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
     path.write_text("[" * 2_000)

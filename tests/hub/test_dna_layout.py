@@ -329,7 +329,7 @@ def test_complements_are_those_of_dna(tmp_path):
         ({"n_layer": True}, "has n_layer True, which is not a number"),
         ({"rcps": "yes"}, "has rcps 'yes', which is not true or false"),
         ({"vocab_size": 4096}, "has vocab_size 4096; unmask reads a caduceus of 12 tokens of DNA"),
-        ({"n_layer": 10**9}, "does not fit this model of 1000000000 blocks"),
+        ({"n_layer": 10**9}, "n_blocks=1000000000 is not valid"),
         ({"d_model": 10**6}, "does not fit this model: .* has shape"),
         ({"n_layer": LAYERS + 1}, "it lacks 17 tensor"),
         ({"n_layer": LAYERS - 1}, "it has unknown 17 tensor"),

@@ -7,6 +7,7 @@ import os
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -31,7 +32,7 @@ PRETRAINED = Path(os.environ.get("UNMASK_TEST_ENCODERS", Path(__file__).parents[
 
 def network(kind: str = "bert", **more):
     torch.manual_seed(0)
-    model = class_of(spec := settings(tree(kind, vocab_size=SIZE, **more)))(spec).eval()
+    model = class_of(spec := settings(tree(kind, **{"vocab_size": SIZE} | more)))(spec).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "norm" not in name.lower():
@@ -138,6 +139,7 @@ def test_settings_of_ours_come_back(bert, tmp_path):
     assert tree["model_type"] == "bert" and tree["architectures"] == ["BertForMaskedLM"] and tree["dtype"] == "bfloat16"
     assert "architecture" not in tree["unmask"]["config"]["model"]  # said once
     assert not any(name.startswith("backbone") for name in load_file(tmp_path / "ours" / "model.safetensors"))
+    (tmp_path / "ours" / "manifest.json").unlink()
     change(tmp_path / "ours", vocab_size=10)
     with pytest.raises(UserError, match="contradicts itself: vocab_size is 10 at the top level and 16"):
         unmask.load(tmp_path / "ours")
@@ -332,6 +334,46 @@ def test_rows_are_as_long_as_the_positions(kind, positions, length, tmp_path):
         unmask.load(tmp_path / "out", length=16)
     with pytest.raises(UserError, match=r"4096 tokens are more than the .* positions"):
         unmask.load(folder, length=4096).sample(1, steps=1)
+
+
+def test_vectors_need_no_head(bert, tmp_path):
+    """A sentence encoder is embedded as it is: the states of its base, whatever the head would say."""
+    (tmp_path / "x.txt").write_text(TEXT + "\n")
+    out = [str(tmp_path / name) for name in ("with.npy", "without.npy")]
+    assert run("embed", str(bert), str(tmp_path / "x.txt"), "--out", out[0]).code == 0
+    weights(bert, lambda tensors: {n.removeprefix("bert."): t for n, t in tensors.items() if n.startswith("bert.")})
+    assert run("embed", str(bert), str(tmp_path / "x.txt"), "--out", out[1]).code == 0
+    np.testing.assert_array_equal(*map(np.load, out))
+
+
+PROTEIN = ["<cls>", "<pad>", "<eos>", "<unk>", *"LAGVSERTIDPKQNFYMHWC", "<mask>"]
+
+
+def test_proteins_as_fasta(tmp_path):
+    """score, embed and sample of a model of letters read and write FASTA of proteins, not of bases."""
+    folder = write(tmp_path / "esm", network("esm", vocab_size=25, mask_token_id=24, pad_token_id=1), PROTEIN)
+    (tmp_path / "p.faa").write_text(">one first\nMKTAYIAK\nQRQ*\n\n>two\nlagvs\n")
+    scored = run("score", str(folder), "--file", str(tmp_path / "p.faa"), "--draws", "1", "--json").json()
+    assert [text["text"] for text in scored["texts"]] == ["MKTAYIAKQRQ", "LAGVS"]
+    lm = unmask.load(folder)
+    assert scored["nats"] == pytest.approx(lm.score(["MKTAYIAKQRQ", "LAGVS"], draws=1).nats, rel=1e-5)
+    out = str(tmp_path / "out.npy")
+    done = run("embed", str(folder), str(tmp_path / "p.faa"), "--out", out, "--json").json()
+    assert done["sequences"] == 2 and np.load(out).shape == (2, 16)
+    made = tmp_path / "made.fasta"
+    assert run("sample", str(folder), "-n", "2", "--length", "8", "--steps", "2", "--fasta", str(made)).code == 0
+    lines = made.read_text().splitlines()
+    assert [line.startswith(">sample_") for line in lines] == [True, False, True, False]
+    for text, sentence in (
+        ("MKT\n", "is not a FASTA file: line 1 does not begin with '>'"),
+        (">a\nMK1T\n", "line 2 of {} (record 'a') has '1', which is not an amino acid"),
+        (">a\nMK*\nT*\n", "line 3 of {} (record 'a') has '*', which is not an amino acid"),
+        (">a\n\n>b\nMK\n", "record 'a' in line 1 of {} has no sequence; remove it"),
+        (">a\nMK\n>a\nMK\n", "record 'a' is twice in {}, in lines 1 and 3; rename one"),
+    ):
+        (tmp_path / "bad.fasta").write_text(text)
+        said_ = refused("score", str(folder), "--file", str(tmp_path / "bad.fasta"))
+        assert sentence.format(tmp_path / "bad.fasta") in said_, said_
 
 
 # -- what is no encoder, and what must not be run --------------------------------------------------------------------

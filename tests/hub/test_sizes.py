@@ -156,7 +156,7 @@ LIES: dict[str, tuple[str, str, Write, str]] = {
     "blocks of ours": ("load", "", folder(PUBLISHED | {"n_blocks": 10**9}), "a tokenizer|blocks"),
     "long": ("load", "", with_hole("config.json", BERT), "config.json is damaged .4,294,967,296 bytes; at most"),
     "long index": ("load", "", with_hole("model.safetensors.index.json", BERT), "index.json is damaged .4,294,967,"),
-    "long vocabulary": ("load", "", with_hole("vocab.txt", BERT), "vocab.txt has 4,294,967,296 bytes, more than a tok"),
+    "long vocabulary": ("load", "", with_hole("vocab.txt", BERT), "vocab.txt has 4,294,967,296 bytes, more"),
     "long tokenizer": ("load", "", with_hole("tokenizer.json", BERT), "tokenizer.json has 4,294,967,296 bytes, more"),
     "nested": ("load", "", folder(b'{"a":' * 10**5 + b"1" + b"}" * 10**5), "config.json is damaged .it is not JSON"),
     "digits": ("load", "", folder(b'{"hidden_size": ' + b"9" * 10**6 + b"}"), "config.json is damaged .it is not JSON"),

@@ -48,12 +48,16 @@ def embed(
     """Turn sequences into vectors: the mean over positions of the network's last hidden states."""
     from ..dna.embed import Embedder, open_writer
     from ..dna.sequence_files import read_sequences
+    from ..hub.layout import NoHead
     from ..progress import progress_bar
 
     check_writable(out)
     if not out.endswith((".npy", ".parquet")):
         raise UserError(f"--out {out} must end in .npy or .parquet")
-    lm = load_lm(model, which, weights, device, tokenizer)
+    try:
+        lm = load_lm(model, which, weights, device, tokenizer)
+    except NoHead:  # which vectors do not need
+        lm = load_lm(model, which, weights, device, tokenizer, new_head=True)
     bases = lm.tokenizer.kind == "dna"
     embedder = Embedder(lm, pool, length, both_strands, batch_size)
     sequence = None if genome is None else read_genome(genome, lm.config.data)

@@ -122,11 +122,11 @@ def run_tree(result: Any, **figures: Any) -> dict[str, Any]:
     }
 
 
-def load_lm(path: str, which: str, weights: str, device: str, tokenizer: str | None = None) -> LM:
+def load_lm(path: str, which: str, weights: str, device: str, tokenizer: str | None = None, **how: Any) -> LM:
     """A saved model."""
     from ..hub.resolve import load
 
-    return load(path, which=which, weights=weights, device=device, tokenizer=tokenizer)
+    return load(path, which=which, weights=weights, device=device, tokenizer=tokenizer, **how)
 
 
 def used_weights(lm: LM, asked: str) -> str:

@@ -88,5 +88,5 @@ def write_fasta(path: str | Path, samples: Sequence[Sample], model: str) -> None
     with replacing(path) as temporary, temporary.open("w", encoding="utf-8") as file:
         for sample in samples:
             file.write(f">sample_{sample.index} seed={sample.seed} model={model}\n")
-            text = sample.text
+            text = "".join(sample.text.split())  # the end of a text is a line break
             file.writelines(text[i : i + LINE] + "\n" for i in range(0, len(text), LINE))
