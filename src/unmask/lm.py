@@ -264,9 +264,10 @@ class LM:
     def score(self, texts: str | Sequence[str], *, label: str | int | None = None, **how: Any) -> Likelihood:
         """The likelihood of texts: together, one by one (`.texts`), and per token (`.token_nats`).
 
-        `how` as in `evaluation.score`: a method ("bound" by default), a span, draws, orders, a sampler (`plan`), a
-        seed. A text longer than the model is scored in blocks of its length, each without the others as context. Rows
-        are laid out as in training (block ends, visible padding), but only the tokens of the text count.
+        `how` as in `evaluation.score`: a method (by default strata where the model allows it, else bound), a span,
+        draws, orders, a sampler (`plan`), a seed. A text longer than the model is scored in blocks of its length, each
+        without the others as context. Rows are laid out as in training (block ends, visible padding), but only the
+        tokens of the text count.
         """
         return evaluation.score(
             self.model, self.prompt_builder, texts, label=SamplingParams(label=label).label_id(self.labels), **how

@@ -13,14 +13,13 @@ from torch import Tensor
 from ..data.canvas import PromptBuilder
 from ..errors import UserError, at_least, choose
 from ..models.language_model import LanguageModel
-from ..models.masked import as_masked
 from ..process.keys import Keys
 from ..sampling import FirstHitting, LeftToRight, Sampler
 from ..types import Batch, Likelihood, Progress
-from .estimators import strata_nats, times_nats
+from .estimators import STRATA, default_estimator, every_set, strata_nats, times_nats
 from .exact import exact_nats, pseudo_nats
 from .likelihood import compute_dtype, eval_keys, evaluating, need_likelihood, refuse_nan, summarise
-from .predictions import RowNats
+from .predictions import RowNats, diffusion
 from .spans import Passage, ScoredPassage, each_span, lay_out, read_passages
 from .trajectories import plan_nats
 from .uncertainty import combined, standard_errors
@@ -67,7 +66,13 @@ def _bound(ask: ScoreRequest, batch: Batch, free: Tensor) -> RowNats:
 
 def _strata(ask: ScoreRequest, batch: Batch, free: Tensor) -> RowNats:
     how: dict[str, Any] = {"calls": ask.calls, "free": free, "batch_size": ask.batch_size}
-    return _drawn([strata_nats(ask.model, batch, ask.keys.at(d), **how).nats for d in range(ask.draws)])
+    drawn = [strata_nats(ask.model, batch, ask.keys.at(d), **how).nats for d in range(ask.draws)]
+    net = diffusion(ask.model, "strata", timeless=True)
+    for i in torch.nonzero(2 ** free.sum(1).clamp(max=62) <= ask.draws * ask.calls + 1).squeeze(-1).tolist():
+        exact = every_set(net, batch, i, free[i], ask.batch_size)  # costs no more than the draws, and has no error
+        for nats in drawn:
+            nats[i] = exact.to(nats)
+    return _drawn(drawn)
 
 
 def _pll(ask: ScoreRequest, batch: Batch, _free: Tensor) -> RowNats:
@@ -107,10 +112,8 @@ METHODS: dict[str, Method] = {
 
 
 def default_method(model: LanguageModel) -> str:
-    """The bound with the least noise that the model allows."""
-    net = as_masked(model)
-    known = net is not None and net.normalised and not net.time_conditioned
-    return "strata" if known else "bound"
+    """The bound by the default estimator of the model."""
+    return "strata" if default_estimator(model) is STRATA else "bound"
 
 
 def score(
@@ -118,7 +121,7 @@ def score(
     builder: PromptBuilder,
     texts: str | Sequence[str],
     *,
-    method: str = "bound",
+    method: str | None = None,
     span: object = None,
     draws: int | None = None,
     calls: int | None = None,
@@ -131,13 +134,14 @@ def score(
 ) -> Likelihood:
     """-log p of texts, or of spans of them given the rest: together, each alone (`.texts`), each token.
 
-    `method` is bound, strata, pll, exact, orders or plan; `span` is (start, end) in characters, or a list of such
-    pairs, for one text, and a list with an entry for each of several texts. `plan` is the order for plan (default:
-    left to right) and for orders (default: one token at a time in random order).
+    `method` is strata (the default where the model allows it), bound, pll, exact, orders or plan; `span` is (start,
+    end) in characters, or a list of such pairs, for one text, and a list with an entry for each of several texts.
+    `plan` is the order for plan (default: left to right) and for orders (default: one token at a time in random order).
     """
     if not texts and not isinstance(texts, str):
         raise UserError("there is nothing to score; give at least one text")
     need_likelihood(model)
+    method = default_method(model) if method is None else method
     numbers = _numbers(method, batch_size, {"draws": draws, "calls": calls, "orders": orders})
     if model.exact and "draws" in numbers:
         numbers["draws"] = 1  # nothing is drawn
