@@ -7,7 +7,7 @@ DEV := $(VENV)/.dev
 DOCS := $(VENV)/.docs
 INSTALL := $(BIN)/pip install --quiet --constraint constraints.txt
 
-.PHONY: demo check test test-all browser lint docs figures bench clean
+.PHONY: demo check test test-all browser lint docs figures bench soak clean
 
 demo: $(RUNTIME)
 	$(BIN)/unmask demo --out runs/demo
@@ -28,7 +28,7 @@ test-all: $(DEV) browser
 # The live page is tested in a real browser where one can be had; without one these tests are skipped, with a reason.
 CHROMIUM := command -v chromium || command -v chromium-browser || command -v google-chrome
 browser: $(DEV)
-	@$(BIN)/python -c 'import playwright' 2> /dev/null || $(INSTALL) playwright || \
+	@$(BIN)/python -c 'import playwright, axe_playwright_python, PIL' 2> /dev/null || $(INSTALL) --editable '.[browser]' || \
 		echo "no playwright: the page is not opened"
 	@{ $(CHROMIUM); } > /dev/null || { test "$$(id -u)" = 0 && command -v apt-get && apt-get update && \
 		timeout 600 apt-get install --yes --no-install-recommends chromium; } > /dev/null 2>&1 || \
@@ -55,6 +55,14 @@ bench: $(DEV)
 	$(BIN)/python benchmarks/bert.py
 	$(BIN)/python benchmarks/scan.py
 	$(BIN)/python benchmarks/serve.py
+
+# Faults on purpose (kills, full disks, flipped bits, lost processes, floods, traps), counted in docs/reliability.md:
+# an hour at most, five minutes with QUICK=1. As root it can mount a small file system and make network namespaces.
+soak: $(DEV)
+	@command -v ip > /dev/null || { test "$$(id -u)" = 0 && command -v apt-get && apt-get update && \
+		timeout 600 apt-get install --yes --no-install-recommends iproute2; } > /dev/null 2>&1 || \
+		echo "no iproute2: two nodes run on one host"
+	$(BIN)/python tools/soak $(if $(QUICK),--quick) $(if $(ONLY),--only $(ONLY))
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

@@ -1,6 +1,6 @@
 """Which sampler writes the best text for its network calls? Perplexity under a judge and entropy, always together.
 
-python benchmarks/quality.py runs/stories --scorer llama2c:../shared/data/weights/stories260K --out runs/quality.json
+python benchmarks/quality.py runs/stories --scorer llama2c:data/stories260K --out runs/quality.json
 python benchmarks/quality.py --plot docs/images/quality.svg runs/quality.json
 
 Samples of every plan at several budgets of network calls, and real text of the validation split beside them. A run is
@@ -136,7 +136,7 @@ def main() -> None:
     """Parse and go."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", help="folder of a run, or with --plot the file of a finished measurement")
-    parser.add_argument("--scorer", default="llama2c:../shared/data/weights/stories260K")
+    parser.add_argument("--scorer", default="llama2c:data/stories260K")
     parser.add_argument("--out", type=Path, default=Path("runs/quality.json"))
     parser.add_argument("--plot", type=Path)
     parser.add_argument("--only", default="", help="plans to draw, with commas between (default: all)")

@@ -1,9 +1,9 @@
 """From the training run to the model in the package: 16-bit weights, and a card with figures that are measured here.
 
-    python tools/tiny_en.py ../shared/data/text runs/tiny-en/data
+    python tools/tiny_en.py data/text runs/tiny-en/data
     unmask reproduce zero-shot --scale medium --data runs/tiny-en/data --out runs/tiny-en/tables \
-        --local ../shared/data/text --in-domain wikitext2
-    python tools/publish_tiny_en.py runs/tiny-en/tables/medium/data/models/mdlm-longer ../shared/data/text
+        --local data/text --in-domain wikitext2
+    python tools/publish_tiny_en.py runs/tiny-en/tables/medium/data/models/mdlm-longer data/text
 
 The figures are those of the 16-bit weights, as a user loads them.
 """
@@ -22,6 +22,7 @@ from unmask.evaluation.suites import Member, evaluate_suite, suite
 from unmask.hub import model_card
 from unmask.hub.resolve import PRETRAINED, checkpoint, load
 from unmask.lm import LM
+from unmask.sampling.recommended import Recommended
 from unmask.types import Likelihood
 
 NAME = "tiny-en"
@@ -39,6 +40,12 @@ TASKS = (
     ("prompt", "The river is", 64),
 )
 GAP = "Once upon a time, there was a {{1}} named {{1}}. He liked to {{3}} in the park."
+RECOMMENDED = Recommended(  # measured by benchmarks/recommend.py; docs/tiny-en.md has the table
+    {"temperature": 0.7, "top_p": 0.9},
+    "The beginning of a story for small children, of a speech to Congress, or of an encyclopedia article.",
+    ("Once upon a time, there was a little", "The Congress of the United States", "The river is"),
+    GAP,
+)
 
 
 def in_domain(lm: LM) -> dict[str, Likelihood]:
@@ -64,12 +71,12 @@ def zero_shot(lm: LM, local: str) -> dict[str, Likelihood]:
 
 def samples(lm: LM) -> str:
     """What it writes, unchosen: seeds 0 and 1 of each."""
-    lines = ["## Samples", "", "Not chosen: seeds 0 and 1, temperature 0.8, 128 steps.", ""]
+    lines = ["## Samples", "", "Not chosen: seeds 0 and 1, with the settings that the model recommends.", ""]
     for _, prompt, length in TASKS:
-        for sample in lm.write_samples(2, prompt=prompt, length=length, temperature=0.8, steps=128, seed=0):
+        for sample in lm.write_samples(2, prompt=prompt, length=length, seed=0):
             lines += ["> " + " ".join(sample.text.split()), ""]
     lines += [f"`{GAP}`:", ""]
-    lines += [f"> {text}\n" for text in lm.infill(GAP, n=3, temperature=0.8, seed=0)]
+    lines += [f"> {text}\n" for text in lm.infill(GAP, n=3, seed=0)]
     return "\n".join(lines).rstrip()
 
 
@@ -122,7 +129,7 @@ def main() -> None:
     config = trained.config.model_copy(update={"data": data, "train": train})
     folder = PRETRAINED / NAME
     shutil.rmtree(folder, ignore_errors=True)
-    replace(trained, config=config).save_pretrained(folder, dtype="float16")
+    replace(trained, config=config, recommended=RECOMMENDED).save_pretrained(folder, dtype="float16")
     lm = load(folder)
     tokens = steps * config.train.batch_size * config.data.length / 1e6
     figures = {**in_domain(lm), **zero_shot(lm, local)}
@@ -130,7 +137,7 @@ def main() -> None:
     parameters = sum(p.numel() for p in lm.model.parameters())
     card = model_card(
         config, NAME, license="cc-by-sa-3.0", figures=figures, notes=notes, parameters=parameters, language=["en"],
-        datasets=["roneneldan/TinyStories", "Salesforce/wikitext"],
+        datasets=["roneneldan/TinyStories", "Salesforce/wikitext"], recommended=RECOMMENDED,
     )  # fmt: skip
     for old, new in BUILT_IN.items():
         assert old in card

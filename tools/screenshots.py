@@ -13,14 +13,10 @@ from urllib.parse import urlencode
 
 from playwright.sync_api import sync_playwright
 
-STORY = (
-    "One day, a little girl named {{1}} went to the {{1}}. She saw a {{2}} and wanted to {{3}}. "
-    'Her {{1}} said, "{{6}}." The {{1}} was very {{1}}.'
-)
-LIGHT = {"mode": "fill", "text": STORY, "steps": 32, "temperature": 0.6, "seed": 3}
+LIGHT: dict[str, Any] = {}  # the page as it opens
 DARK = {
-    "mode": "write", "text": "Once upon a time, there was", "length": 64, "steps": 16, "temperature": 0.8, "seed": 3,
-    "compare": 1, "b.sampler": "left-to-right",
+    "mode": "write", "text": "Once upon a time, there was", "length": 64, "steps": 16, "seed": 3, "compare": 1,
+    "b.sampler": "left-to-right",
 }  # fmt: skip
 
 
@@ -28,7 +24,7 @@ def stopped_at(browser: Any, address: str, link: dict[str, Any], step: int, heig
     """The page after a run, at one of its steps."""
     context = browser.new_context(viewport={"width": 1040, "height": height}, color_scheme=scheme)
     page = context.new_page()
-    page.goto(f"{address}#{urlencode(link)}")
+    page.goto(f"{address}#{urlencode(link)}" if link else address)
     page.wait_for_selector("body.ready")
     page.click("#run")
     while page.evaluate("document.body.classList.contains('busy')"):
@@ -48,10 +44,10 @@ def main(address: str, folder: str) -> None:
     chromium = shutil.which("chromium") or shutil.which("google-chrome")
     with sync_playwright() as play:
         browser = play.chromium.launch(executable_path=chromium, args=["--headless=new", "--no-sandbox"])
-        page = stopped_at(browser, address, LIGHT, 10, 1010, "light")
-        page.locator("#stage .k", has_text="Yes").first.hover()
+        page = stopped_at(browser, address, LIGHT, 3, 780, "light")
+        page.locator("#stage .k:not(.g, .m)").first.hover()
         page.screenshot(path=Path(folder) / "page-light.png")
-        page = stopped_at(browser, address, DARK, 29, 1060, "dark")
+        page = stopped_at(browser, address, DARK, 29, 860, "dark")
         page.screenshot(path=Path(folder) / "page-dark.png")
         browser.close()
 

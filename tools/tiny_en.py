@@ -1,6 +1,6 @@
-"""The text that `tiny-en` was trained on, from the files of ../shared/data: three kinds of English in one folder.
+"""The text that `tiny-en` was trained on: three kinds of English in one folder. docs/results/README.md names the files.
 
-    python tools/tiny_en.py ../shared/data/text runs/tiny-en/data
+    python tools/tiny_en.py data/text runs/tiny-en/data
 
 Speeches on the State of the Union (public domain), Wikipedia articles of WikiText-2 (CC BY-SA 3.0; sentences with an
 <unk> are left out, so that the model does not learn to write it) and TinyStories (CDLA-Sharing; four times, so that
@@ -15,7 +15,7 @@ import re
 import sys
 from pathlib import Path
 
-from unmask.data.detokenize import wikitext
+from unmask.data.detokenize import mojibake, wikitext
 
 STORIES = 4  # times each
 
@@ -25,8 +25,8 @@ def speeches(folder: Path) -> list[str]:
 
 
 def stories(folder: Path) -> list[str]:
-    """Paragraphs of a story have a blank line between them, stories a line break."""
-    text = (folder / "tinystories/stories.txt").read_text().strip()
+    """Paragraphs of a story have a blank line between them, stories a line break; quotes as they were written."""
+    text = mojibake((folder / "tinystories/stories.txt").read_text().strip())
     return [story.strip() for story in re.split(r"(?<!\n)\n(?!\n)", text) if len(story) > 100]
 
 

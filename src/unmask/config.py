@@ -20,6 +20,7 @@ from pydantic import (
     Field,
     NonNegativeFloat,
     NonNegativeInt,
+    PlainSerializer,
     PositiveFloat,
     PositiveInt,
     SerializeAsAny,
@@ -37,6 +38,16 @@ NETWORK_KEY = "model.network"
 Seed = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 
 
+def _steps_or_share(value: float) -> float:
+    """A whole number of steps, or a number below 1: a share of train.steps."""
+    if value < 0 or (value >= 1 and value != int(value)):
+        raise ValueError(f"{value:g} must be a number of steps, or a share of train.steps below 1")
+    return value if 0 < value < 1 else int(value)
+
+
+Steps = Annotated[float, AfterValidator(_steps_or_share), PlainSerializer(lambda value: value)]  # 0 = none
+
+
 class Section(BaseModel):
     """A part of the config: frozen, and closed to unknown keys."""
 
@@ -49,17 +60,19 @@ class DataConfig(Section):
     source: str = Field("python-docs", min_length=1)  # a name, a file, a folder, or a data set on the Hub
     subset: str | None = None  # configuration of a Hub data set
     local: str | None = Field(None, min_length=1)  # a named data set on disk; else $UNMASK_DATA, else the Hub
-    field: str = "text"  # column of .jsonl, .parquet and Hub data sets
+    files: str | None = Field(None, min_length=1)  # which files of a folder, as '*.py' or '*.py,*.md'
+    field: str = "text"  # column of .jsonl, .json, .csv, .tsv, .parquet and Hub data sets
     detokenizer: str = Field("auto", min_length=1)  # rules that undo word splitting; auto: those of the named data set
     label: str | None = Field(None, min_length=1)  # column with the label of each document; pad only
-    document: Literal["auto", "line", "paragraph", "file"] = "auto"  # what one document of a .txt file is
+    document: Literal["auto", "line", "paragraph", "file"] = "auto"  # what one document of a text file is
     tokenizer: str = Field("bpe", min_length=1)  # bytes, chars, bpe, dna, a tokenizer.json, or a Hub name
     vocab_size: PositiveInt = 4096  # of a bpe that is trained here
     length: int = Field(128, ge=2)
     layout: Literal["wrap", "pad"] = "wrap"  # concatenate and cut, or one document per row
     eos_between: bool = True  # wrap: an end-of-text token after every document
     block_ends: bool = False  # first and last token of every row are BOS and EOS (the paper's OWT and LM1B)
-    attend_pads: bool = False  # pad: let attention see padding, and mask it like text, as the paper does
+    learn_end: bool | None = None  # pad: documents end with an end-of-text token, and padding after it is learned too
+    attend_pads: bool = False  # pad without learn_end: let attention see padding, and mask it like text (the paper)
     valid_fraction: float = Field(0.05, ge=0, lt=1)  # where the source has no such split
     test_fraction: float = Field(0.05, ge=0, lt=1)
     split_seed: Seed = 0
@@ -68,12 +81,19 @@ class DataConfig(Section):
     reverse_complement: bool = False  # dna: each training row is read from the other strand with probability 1/2
     cache: str | None = None  # default: $UNMASK_CACHE, else ~/.cache/unmask
 
+    @property
+    def has_ends(self) -> bool:
+        """Whether a model learns where documents end: by default, where a row is one document."""
+        return self.layout == "pad" and self.learn_end is not False
+
     @model_validator(mode="after")
     def _fits(self) -> DataConfig:
         if self.valid_fraction + self.test_fraction >= 1:
             raise ValueError("valid_fraction + test_fraction leave nothing to train on; make them smaller")
         if self.block_ends and self.length < 3:
             raise ValueError("block_ends uses two tokens of every row; set data.length to at least 3")
+        if self.learn_end and self.layout == "wrap":
+            raise ValueError("learn_end needs rows that are one document each; set data.layout=pad, or leave it out")
         if self.label is not None and self.layout == "wrap":
             raise ValueError("label needs rows that are one document each; set data.layout=pad")
         if self.label is not None and self.label == self.field:
@@ -115,8 +135,8 @@ class ModelConfig(Section):
     implementation: ClassVar[str] = ""  # module:class of the network, imported when it is built
     method: Annotated[str, AfterValidator(_method)] = "mdlm"
     network: str = "dit"
-    hidden_dim: PositiveInt = 768
-    n_blocks: PositiveInt = 12
+    hidden_dim: int = Field(768, ge=1, le=1 << 20)
+    n_blocks: int = Field(12, ge=1, le=10_000)  # a file that says more would keep a machine busy for days
 
     if TYPE_CHECKING:
 
@@ -348,10 +368,11 @@ class TrainConfig(Section):
     """Optimisation, checkpoints and the machine."""
 
     steps: PositiveInt = 1000
+    minutes: PositiveFloat | None = None  # choose the steps of a new run, measured, so that it takes this long
     batch_size: PositiveInt = 64  # global: over all processes and accumulation steps
     micro_batch_size: PositiveInt | None = None  # rows that go through the network of a process at once
     lr: PositiveFloat = 3e-4
-    warmup: NonNegativeInt = 100
+    warmup: Steps = 0.1
     decay: Literal["constant", "cosine", "linear"] = "constant"
     final_lr: float = Field(0.0, ge=0, le=1)  # where the decay ends, as a fraction of lr
     betas: tuple[float, float] = (0.9, 0.999)
@@ -365,7 +386,7 @@ class TrainConfig(Section):
     device: str = "auto"
     strategy: Literal["ddp", "fsdp"] = "ddp"
     log_every: PositiveInt = 10
-    checkpoint_every: PositiveInt = 500
+    checkpoint_every: Annotated[Steps, Field(gt=0)] = 500
     keep_last: PositiveInt = 2
     patience: PositiveInt | None = None  # stop after this many evaluations in a row without improvement
     start: str | None = Field(None, min_length=1)  # a model with the initial weights: a run, a folder or a Hub id
@@ -399,7 +420,7 @@ class TaskConfig(Section):
 class EvalConfig(Section):
     """Evaluation, during training and after it."""
 
-    every: NonNegativeInt = 500  # training steps between evaluations; 0 = only at the end
+    every: Steps = 500  # training steps between evaluations; 0 = only at the end
     split: str = "valid"
     batch_size: PositiveInt = 32
     draws: PositiveInt = 4
@@ -410,10 +431,11 @@ class EvalConfig(Section):
 class SampleConfig(Section):
     """Samples that are written during training."""
 
-    every: NonNegativeInt = 0  # training steps between samples; 0 = none
+    every: Steps = 0  # training steps between samples; 0 = none
     n: PositiveInt = 2
     length: PositiveInt | None = None  # default: data.length
     steps: PositiveInt | None = None  # default: that of the sampler
+    recommended: Literal["auto", "none"] | dict[str, Any] = "auto"  # what the model recommends to those who sample it
 
 
 class Config(Section):
@@ -436,9 +458,41 @@ class Config(Section):
     def _network(cls, tree: Any) -> Any:
         return settings_of(tree).model_validate(tree) if isinstance(tree, Mapping) else tree
 
+    @field_validator("data", mode="before")
+    @classmethod
+    def _saved(cls, tree: Any) -> Any:
+        """Configs that were saved (with every key) before documents had ends keep their meaning."""
+        if not isinstance(tree, Mapping) or "learn_end" in tree or tree.get("layout") != "pad":
+            return tree
+        return {**tree, "learn_end": False} if {"attend_pads", "split_seed", "cache"} <= tree.keys() else tree
+
+    @model_validator(mode="after")
+    def _masked_words(self) -> Config:
+        """BERT's objective never predicts an end of text, so its rows have no learned end unless that is asked for."""
+        if self.objective.loss == "mlm" and self.data.layout == "pad" and self.data.learn_end is None:
+            object.__setattr__(self, "data", self.data.model_copy(update={"learn_end": False}))  # a frozen record
+        return self
+
     def to_yaml(self) -> str:
         """The config as YAML, complete."""
         return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False)
+
+    def resolved(self) -> Config:
+        """A copy in which every share of train.steps is a number of steps."""
+        total = self.train.steps
+        return self.changed(
+            train={
+                "warmup": steps_of(self.train.warmup, total),
+                "checkpoint_every": steps_of(self.train.checkpoint_every, total),
+            },
+            eval={"every": steps_of(self.eval.every, total)},
+            sample={"every": steps_of(self.sample.every, total)},
+        )
+
+    def changed(self, **sections: Mapping[str, Any]) -> Config:
+        """A copy with other values of some settings, by section; they are not checked."""
+        parts = {name: getattr(self, name).model_copy(update=values) for name, values in sections.items()}
+        return self.model_copy(update=parts)
 
     def override(self, assignments: Iterable[str]) -> Config:
         """A copy with `a.b=c` assignments applied; values are read as YAML."""
@@ -454,6 +508,11 @@ class Config(Section):
         if any(assignment.startswith("model.backbone=") for assignment in assignments):
             tree["model"]["backbone"] = tree["model"]["network"]  # the old key allows settings of all networks
         return parse(tree)
+
+
+def steps_of(value: float, total: int) -> int:
+    """A setting of steps as a number: a share of all of them is at least one step."""
+    return max(1, round(value * total)) if 0 < value < 1 else int(value)
 
 
 def parse(tree: Mapping[str, Any]) -> Config:
@@ -472,7 +531,7 @@ def load_yaml(path: str | Path) -> Config:
         raise UserError(f"config file {path} does not exist") from None
     except OSError as error:
         raise UserError(f"config file {path} cannot be read: {(error.strerror or str(error)).lower()}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         raise UserError(f"config file {path} is not YAML: {str(error).splitlines()[0]}") from None
     if not isinstance(tree, dict):
         raise UserError(f"config file {path} must hold a mapping of sections (data, model, train, ...)")
@@ -541,7 +600,7 @@ def _text(text: str) -> str | None:
 def _value(text: str) -> Any:
     try:
         value = yaml.safe_load(text) if text else ""
-    except yaml.YAMLError:
+    except (yaml.YAMLError, RecursionError):
         return text
     if isinstance(value, str):  # YAML reads 3e-4 as a string
         try:

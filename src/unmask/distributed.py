@@ -1,11 +1,15 @@
 """Processes: which one is this, sums over all of them, and the two ways to distribute a model (DDP, FSDP2).
 
-One process without torchrun is the same code with a world of size 1.
+One process without torchrun is the same code with a world of size 1. `python -m unmask.distributed` is torchrun that
+ends with the exit code of its signal, and not with a traceback.
 """
 
 from __future__ import annotations
 
 import os
+import re
+import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -66,6 +70,11 @@ class _First:
             self.world.barrier()
 
 
+def launched() -> bool:
+    """Whether torchrun started this process: it sends signals on, waits, and takes exit codes but 0 for failures."""
+    return "TORCHELASTIC_RUN_ID" in os.environ
+
+
 def pick_device(name: str, local_rank: int = 0) -> torch.device:
     """'auto' is CUDA, then Apple's GPU, then the CPU; anything else is a device name of torch."""
     if name == "auto":
@@ -96,11 +105,84 @@ def world(device: str = "auto") -> Iterator[World]:
         return
     if place.type == "cuda":
         torch.cuda.set_device(place)
-    dist.init_process_group("nccl" if place.type == "cuda" else "gloo")
-    try:
+    with _explained(), _joined("nccl" if place.type == "cuda" else "gloo"):
         yield World(dist.get_rank(), dist.get_world_size(), place)
+
+
+@contextmanager
+def _joined(backend: str) -> Iterator[None]:
+    dist.init_process_group(backend)
+    pulse = Pulse(dist.distributed_c10d._get_default_store(), dist.get_rank(), dist.get_world_size())
+    try:
+        yield
     finally:
+        pulse.stop()
         dist.destroy_process_group()
+
+
+CONTINUE = "run the same command again; a training continues from its last checkpoint"
+
+
+@contextmanager
+def _explained() -> Iterator[None]:
+    """One sentence where another process was killed: what a back end raises then is a RuntimeError, or its words."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not isinstance(error, dist.DistError) and not LOST.search(str(error)):
+            raise
+        reason = re.sub(r"^\[[^]]*\]\s*", "", " ".join(str(error).split())).split(". ")[0][:100]
+        raise UserError(f"the connection to another process was lost ({reason}); {CONTINUE}") from None
+
+
+class Pulse:
+    """Notices that another process does not answer any more, and ends this one: torchrun then ends all of them.
+
+    Collectives would wait for it for half an hour, and a shorter limit for them would end processes that wait for one
+    that is busy. So a thread of every process counts up in the store that torchrun keeps, and watches the count of the
+    process after it. It measures in beats of its own: a machine that sleeps or is overloaded stops both.
+    """
+
+    def __init__(self, store: dist.Store, rank: int, size: int) -> None:
+        self.rank, self.peer, self.size = rank, (rank + 1) % size, size
+        self.limit = int(os.environ.get("UNMASK_STALL_SECONDS", "20"))
+        self._store, self._left = store.clone(), threading.Event()  # type: ignore[attr-defined]
+        self._thread = threading.Thread(target=self._run, name="unmask-pulse", daemon=True)
+        if self.limit:
+            self._thread.start()
+
+    def stop(self) -> None:
+        """Say that this process leaves as it should."""
+        self._left.set()
+        if self.limit:
+            self._thread.join(5.0)
+
+    def _run(self) -> None:
+        last, silent = 0, 0
+        try:
+            while not self._left.wait(BEAT):
+                self._store.add(f"pulse-{self.rank}", 1)
+                count = self._store.add(f"pulse-{self.peer}", 0)
+                silent = silent + 1 if 0 < count == last else 0
+                last = count
+                if silent >= self.limit and count < LEFT:
+                    _end(f"process {self.peer} of {self.size} has not answered for {silent} seconds")
+            self._store.add(f"pulse-{self.rank}", LEFT)
+        except RuntimeError:  # the store went with torchrun, or with its machine
+            if not self._left.is_set():
+                _end("torchrun, or the machine it ran on, does not answer any more")
+
+
+BEAT = 1.0  # seconds
+LEFT = 1 << 40  # in the count of a process that has left
+LOST = re.compile(r"gloo|connection (closed|reset|refused)|broken pipe|nccl|timed out", re.IGNORECASE)
+
+
+def _end(why: str) -> None:
+    """End this process from any thread: the main one may be waiting for an answer that never comes."""
+    sys.stderr.write(f"unmask: {why}; {CONTINUE}\n")
+    sys.stderr.flush()
+    os._exit(2)
 
 
 def wrap(model: nn.Module, strategy: str, world: World) -> nn.Module:
@@ -138,3 +220,22 @@ def reshard(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.reshard()
+
+
+def launch() -> None:
+    """torchrun, which ends with 128 + its signal; the processes have saved and said so before."""
+    from torch.distributed.elastic.multiprocessing import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.run import main
+
+    try:
+        main()
+    except SignalException as signal:
+        sys.exit(128 + int(signal.sigval))
+    except ChildFailedError as error:  # each process has said what was wrong
+        code = next(iter(error.failures.values())).exitcode
+        sys.exit(code if code > 0 else 128 - code)
+
+
+if __name__ == "__main__":
+    launch()

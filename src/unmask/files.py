@@ -19,7 +19,10 @@ from typing import Any
 from .errors import UserError
 from .jsonable import finite
 
+LARGEST_JSON = 1 << 26  # bytes: an object in memory has many times as many
 MANIFEST = "manifest.json"  # of a sealed folder: the size and SHA-256 of every file
+CHECK = "checksum"  # of a stamped JSON object, in itself
+LOCK = ".lock"  # of a folder that a process works in
 
 
 class WriteError(UserError):
@@ -90,8 +93,10 @@ def replacing_folder(folder: str | Path, overwrite: bool = False) -> Iterator[Pa
         for path in (temporary, *temporary.rglob("*")):
             sync(path)
         if overwrite and folder.exists():
-            shutil.rmtree(folder)
-        os.rename(temporary, folder)
+            with removing(folder):  # it goes once the new one has its name
+                os.rename(temporary, folder)
+        else:
+            os.rename(temporary, folder)
         sync(folder.parent)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -100,6 +105,46 @@ def replacing_folder(folder: str | Path, overwrite: bool = False) -> Iterator[Pa
 def temporary_folder(folder: Path) -> Path:
     """Where a folder is written before it gets its name: other processes can write there too."""
     return folder.with_name(f".{folder.name}.writing")
+
+
+@contextmanager
+def removing(folder: Path) -> Iterator[None]:
+    """Take a folder's name away, and delete it after the block: a kill leaves it whole, or under no name of its own."""
+    old = folder.with_name(f".{folder.name}.old.writing")
+    shutil.rmtree(old, ignore_errors=True)
+    os.rename(folder, old)
+    try:
+        yield
+    except BaseException:
+        os.rename(old, folder)
+        raise
+    shutil.rmtree(old, ignore_errors=True)
+
+
+@contextmanager
+def locked(folder: Path, what: str) -> Iterator[None]:
+    """Hold a folder until the block ends, or say that another process does; `what` is what that process is doing.
+
+    The lock ends with its process, however that dies. What killed writers left in the folder is removed.
+    """
+    from filelock import FileLock, Timeout
+
+    lock = FileLock(folder / LOCK, blocking=False)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise UserError(f"another process {what} {folder}; wait until it has ended, or choose another folder") from None
+    except NotImplementedError:  # a file system without locks
+        pass
+    try:
+        for leftover in (*folder.glob(".*.writing"), *folder.glob("*/.*.writing")):
+            if leftover.is_dir():
+                shutil.rmtree(leftover, ignore_errors=True)
+            else:
+                leftover.unlink(missing_ok=True)
+        yield
+    finally:
+        lock.release()
 
 
 def sync(path: Path) -> None:
@@ -122,18 +167,22 @@ def sealed_folder(folder: str | Path) -> Iterator[Path]:
         seal(temporary)
 
 
-def seal(folder: Path) -> None:
-    """Record size and checksum of every file."""
-    paths = [p for p in sorted(folder.rglob("*")) if p.is_file() and p.name != MANIFEST]
+def seal(folder: Path, *spared: str) -> None:
+    """Record size and checksum of every file, except those that may change."""
+    paths = [p for p in sorted(folder.rglob("*")) if p.is_file() and p.name not in (MANIFEST, *spared)]
     files = {p.relative_to(folder).as_posix(): {"size": p.stat().st_size, "sha256": sha256(p)} for p in paths}
-    (folder / MANIFEST).write_text(json.dumps({"format": 1, "files": files}, indent=1), encoding="utf-8")
+    manifest = stamped({"format": 1, "files": files})
+    (folder / MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
     for path in paths:  # safetensors closes its files to all other users
         shutil.copymode(folder / MANIFEST, path)
 
 
 def verify(folder: Path, kind: str, fix: str = "", only: str | None = None) -> None:
     """Raise one sentence that names the file if anything (or one file) is missing, cut short or changed."""
-    files = read_json(folder / MANIFEST, f"{kind} {folder} is incomplete", fix).get("files")
+    manifest = read_json(folder / MANIFEST, f"{kind} {folder} is incomplete", fix)
+    if not is_sound(manifest):
+        raise UserError(f"{kind} file {folder / MANIFEST} is damaged: its checksum does not match{fix}")
+    files = manifest.get("files")
     if not isinstance(files, dict) or not files:
         raise UserError(f"{kind} file {folder / MANIFEST} is damaged: it lists no files{fix}")
     for name, wanted in files.items():
@@ -151,6 +200,21 @@ def verify(folder: Path, kind: str, fix: str = "", only: str | None = None) -> N
             raise UserError(f"{kind} file {path} is damaged: its checksum does not match{fix}")
 
 
+def stamped(content: dict[str, Any]) -> dict[str, Any]:
+    """A JSON object with a checksum of itself, so that a changed bit in it is noticed."""
+    return {**content, CHECK: _digest(content)}
+
+
+def is_sound(content: dict[str, Any]) -> bool:
+    """Whether a stamped object is as it was written; one from before there were stamps counts as sound."""
+    rest = {key: value for key, value in content.items() if key != CHECK}
+    return CHECK not in content or content[CHECK] == _digest(rest)
+
+
+def _digest(content: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(finite(content), sort_keys=True).encode()).hexdigest()
+
+
 def sha256(path: Path) -> str:
     """The checksum of a file's content."""
     with path.open("rb") as file:
@@ -162,6 +226,9 @@ def sha256(path: Path) -> str:
 
 def read_json(path: Path, context: str = "cannot read the file", fix: str = "") -> dict[str, Any]:
     """A JSON object from a file, or one sentence."""
+    size = path.stat().st_size if path.is_file() else 0
+    if size > LARGEST_JSON:
+        raise UserError(f"{context}: {path} is damaged ({size:,} bytes; at most {LARGEST_JSON:,} are read){fix}")
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:

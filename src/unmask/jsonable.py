@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
+
+# Line separators that JSON leaves alone, control characters, and half a surrogate pair, which UTF-8 cannot hold.
+ESCAPED = re.compile("[\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 
 
 def finite(value: Any) -> Any:
@@ -18,10 +22,14 @@ def finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def to_json(value: Any, indent: int | None = None) -> str:
-    """One JSON document in ASCII, with null for every NaN and infinity; compact unless it is indented."""
+def to_json(value: Any, indent: int | None = None, ascii: bool = False) -> str:
+    """One JSON document, with null for every NaN and infinity; compact unless it is indented.
+
+    Text of every script stays readable unless `ascii` is set. A compact document is one line for every reader.
+    """
     separators = (",", ":") if indent is None else None
-    return json.dumps(finite(value), indent=indent, separators=separators, allow_nan=False)
+    text = json.dumps(finite(value), indent=indent, separators=separators, allow_nan=False, ensure_ascii=ascii)
+    return text if ascii else ESCAPED.sub(lambda one: f"\\u{ord(one[0]):04x}", text)
 
 
 def described(value: Any, largest: int | None = None) -> Any:

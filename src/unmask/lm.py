@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from numbers import Integral
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,17 +17,19 @@ from . import evaluation
 from .config import Config
 from .data.canvas import Canvas, Gap, PromptBuilder, parse_gaps
 from .data.tokenization import Tokenizer
-from .errors import UserError, at_least
+from .errors import UserError, at_least, nearest
 from .evaluation.gap_lengths import GapLengths, compare_lengths
 from .evaluation.likelihood import eval_keys, evaluating
 from .evaluation.predictions import diffusion
 from .models.language_model import LanguageModel
 from .process.keys import Keys
 from .sampling import Request
-from .sampling.params import SamplingParams, Stop
+from .sampling.params import SamplingParams, Stop, all_settings
+from .sampling.recommended import Recommended
 from .types import Ending, Likelihood, Sample, State, Token
 
 Watch = Callable[[State], None]
+WRITING = ("n", "text", "prompt", "suffix", "length", "batch_size", "tops", "watch", "exact")  # beside the settings
 log = logging.getLogger("unmask")
 HALF = "\ufffd"  # what an incomplete character (its other bytes are still missing) is decoded to
 
@@ -38,7 +41,7 @@ class Job(NamedTuple):
     options: SamplingParams
 
 
-@dataclass
+@dataclass(repr=False)
 class LM:
     """A language model with its tokenizer and the config it was trained with."""
 
@@ -46,6 +49,15 @@ class LM:
     tokenizer: Tokenizer
     config: Config
     labels: list[str] = field(default_factory=list)
+    recommended: Recommended = field(default_factory=Recommended)  # settings where a user leaves them open; examples
+
+    def __repr__(self) -> str:
+        net, size = self.config.model, sum(weight.numel() for weight in self.model.parameters())
+        advice = ", ".join(f"{name} {value}" for name, value in self.recommended.settings.items())
+        return (
+            f"LM({net.method} on {net.network}, {size:,} parameters, {self.length} tokens, tokenizer "
+            f"{self.tokenizer.name!r} of {self.tokenizer.vocab.size:,}{f', recommends {advice}' if advice else ''})"
+        )
 
     @property
     def length(self) -> int:
@@ -64,9 +76,23 @@ class LM:
         """
         from .hub.layout import write_folder
 
-        return write_folder(folder, self.model, self.tokenizer, self.config, self.labels, dtype, card)
+        return write_folder(folder, self.model, self.tokenizer, self.config, self.labels, dtype, card, self.recommended)
+
+    def push_to_hub(self, repo_id: str, **about: Any) -> str:
+        """Upload the model and its card to the Hugging Face Hub; `about` as in `hub.push_to_hub` (figures, license)."""
+        from .hub.push import push_to_hub
+
+        return push_to_hub(self, repo_id, **about)
 
     # -- writing -----------------------------------------------------------------------------------------------------
+
+    def sampling_params(self, explicit: Mapping[str, Any] | None = None, exact: bool = False) -> SamplingParams:
+        """The settings for what a user asked for: theirs, and the recommended ones where they leave them open.
+
+        `exact` leaves the recommended ones out: the plain law, by which a model is scored. Whoever measures gives
+        `SamplingParams` of their own, which are used as they are.
+        """
+        return self.recommended.params(explicit or {}, exact)
 
     def sample(self, n: int = 1, **how: Any) -> list[str]:
         """N texts; `how` as in `write_samples`."""
@@ -78,14 +104,16 @@ class LM:
         {{3}} is a gap of three tokens, {{2-6}} one of two to six: of these lengths, the one with the lowest bound on
         the given text.
         """
-        at_least("n", n)
+        _check_count(n)
+        check_keywords(how, WRITING)
         canvas = self.gap_canvas(text, windowed=how.get("stride") is not None)
         return [sample.text for sample in self.write([canvas] * n, **how)]
 
-    def stream(self, prompt: str = "", *, length: int | None = None, **how: Any) -> Iterator[str]:
+    def stream(self, prompt: str = "", *, length: int | None = None, exact: bool = False, **how: Any) -> Iterator[str]:
         """One text in pieces, each as soon as it is final; `how` as in `write`."""
+        check_keywords(how, ("prompt", "length", "exact"))
         canvas = self.prompt_canvas(prompt, length, windowed=how.get("stride") is not None)
-        job = Job(canvas, SamplingParams(**how))
+        job = Job(canvas, self.sampling_params(how, exact))
         pieces = TextStream(self.prompt_builder, canvas, job.options.stop)
         for state, sample in self.run([job]):
             if piece := pieces(state, sample):
@@ -101,24 +129,31 @@ class LM:
         **how: Any,
     ) -> list[Sample]:
         """N samples of `length` tokens, prompt and suffix included; `how` as in `write`."""
-        at_least("n", n)
+        _check_count(n)
+        check_keywords(how, WRITING)
         windowed = how.get("stride") is not None
         return self.write([self.prompt_canvas(prompt or "", length, suffix or "", windowed)] * n, **how)
 
     def write(
         self,
         canvases: Sequence[Canvas],
+        options: SamplingParams | None = None,
         *,
         batch_size: int = 16,
         tops: int = 0,
         watch: Watch | None = None,
+        exact: bool = False,
         **how: Any,
     ) -> list[Sample]:
         """Fill every canvas; `how` are the fields of `sampling.params.SamplingParams`.
 
-        Sample i has the seed `seed + i`; sampled alone with that seed, it is the same.
+        What `how` leaves open is as the model recommends (`sampling_params`); `exact=True`, or `options` in place of
+        `how`, leaves that out. Sample i has the seed `seed + i`; sampled alone with that seed, it is the same.
         """
-        options = SamplingParams(**how)
+        if options is not None and (how or exact):
+            raise UserError("give either options, which are complete, or settings by keyword")
+        check_keywords(how, WRITING[-4:])
+        options = self.sampling_params(how, exact) if options is None else options
         jobs = [Job(canvas, replace(options, seed=options.seed + i)) for i, canvas in enumerate(canvases)]
         done: dict[int, Sample] = {}
         for state, sample in self.run(jobs, batch_size=batch_size, tops=tops):
@@ -147,7 +182,7 @@ class LM:
             row,
             canvas.ids,
             params.plan(self.prompt_builder),
-            Keys(params.seed).fork("sample"),
+            _sample_keys(params.seed),
             params.choice,
             params.control(canvas, self.prompt_builder),
             params.label_id(self.labels),
@@ -159,12 +194,19 @@ class LM:
             params=params,
         )
 
+    @staticmethod
+    def reseeded(request: Request, seed: int, row: int) -> Request:
+        """Another sample of a request; what was made from its canvas and settings is shared."""
+        return replace(request, row=row, key=_sample_keys(seed), params=replace(request.params, seed=seed))
+
     def finished(self, request: Request, state: State) -> Sample | None:
         """The sample, if the state is the last of its request; else None."""
         if not state.done:
             return None
         canvas: Canvas = request.prompt
-        text, reason, count = state.ending or Ending(self.text(canvas, state.canvas), "length", len(state.canvas))
+        text, reason, count = state.ending or Ending(
+            self.text(canvas, state.canvas), "length", len(state.canvas) - canvas.closed
+        )
         return Sample(
             state.canvas[:count].tolist(),
             text,
@@ -264,14 +306,32 @@ class LM:
     def score(self, texts: str | Sequence[str], *, label: str | int | None = None, **how: Any) -> Likelihood:
         """The likelihood of texts: together, one by one (`.texts`), and per token (`.token_nats`).
 
-        `how` as in `evaluation.score`: a method (by default strata where the model allows it, else bound), a span,
-        draws, orders, a sampler (`plan`), a seed. A text longer than the model is scored in blocks of its length, each
-        without the others as context. Rows are laid out as in training (block ends, visible padding), but only the
-        tokens of the text count.
+        `how` as in `evaluation.score`: a method (by default the bound with the least noise), a span, draws, orders, a
+        sampler (`plan`), a seed. A text longer than the model is scored in blocks of its length, each without the
+        others as context. Rows are laid out as in training (block ends, visible padding), but only the tokens of the
+        text count.
         """
         return evaluation.score(
             self.model, self.prompt_builder, texts, label=SamplingParams(label=label).label_id(self.labels), **how
         )
+
+
+def _sample_keys(seed: int) -> Keys:
+    return Keys(seed).fork("sample")
+
+
+def check_keywords(given: Iterable[str], known: Iterable[str]) -> None:
+    """Raise for a keyword that is neither known nor a setting; names the nearest."""
+    names = [*known, *all_settings()]
+    for name in given:
+        if name not in names:
+            raise UserError(f"there is no setting {name!r}{nearest(name, names)}")
+
+
+def _check_count(n: Any) -> None:
+    if not isinstance(n, Integral) or isinstance(n, bool):
+        raise UserError(f"n={n!r} must be a whole number, how many texts; a text to begin with is prompt=")
+    at_least("n", int(n))
 
 
 class TextStream:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
-from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
 from .types import Progress
@@ -27,6 +27,7 @@ class Display:
         self.console = Console(stderr=True, highlight=False, emoji=False)
         self.live: Bar | None = None
         self.figures: dict[str, str] = {}
+        self.step = start
         if not quiet and self.console.is_terminal:
             columns = (TextColumn("step {task.completed}/{task.total}"), BarColumn(), TimeRemainingColumn())
             self.live = Bar(*columns, TextColumn("{task.description}"), console=self.console)
@@ -36,7 +37,7 @@ class Display:
     def update(self, step: int, **figures: str) -> None:
         """Show where the run is."""
         self.figures.update(figures)
-        text = "  ".join(f"{name} {value}" for name, value in self.figures.items())
+        self.step, text = step, self._figures()
         if self.live:
             self.live.update(self.task, completed=step, description=text)
         elif not self.quiet:
@@ -44,7 +45,23 @@ class Display:
             if now - self.spoke >= self.every or step == self.total or step == self.start + 1:
                 self.spoke = now
                 left = (now - self.began) / max(step - self.start, 1) * (self.total - step)
-                print(f"step {step}/{self.total}  {text}  left {_clock(left)}", file=sys.stderr, flush=True)
+                print(f"step {step}/{self.total}  {text}  left {clock(left)}", file=sys.stderr, flush=True)
+
+    def inside(self, what: str) -> Progress:
+        """How far something is that happens within a step: a function of how many are done, and of how many."""
+
+        def show(done: int, total: int) -> None:
+            if self.live:
+                text = "" if done == total else f"{what} {done}/{total}  "
+                self.live.update(self.task, description=text + self._figures())
+            elif not self.quiet and time.monotonic() - self.spoke >= self.every:
+                self.spoke = time.monotonic()
+                print(f"step {self.step}/{self.total}  {what} {done}/{total}", file=sys.stderr, flush=True)
+
+        return show
+
+    def _figures(self) -> str:
+        return "  ".join(f"{name} {value}" for name, value in self.figures.items())
 
     def say(self, text: str, always: bool = False) -> None:
         """A separate line; with `always`, also where progress is not wanted."""
@@ -64,7 +81,8 @@ def progress_bar(what: str, quiet: bool = False) -> Iterator[Progress]:
     if quiet:
         yield lambda done, total: None
     elif console.is_terminal:
-        with Bar(TextColumn(what), BarColumn(), TimeRemainingColumn(), console=console, transient=True) as bar:
+        columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        with Bar(*columns, console=console, transient=True) as bar:
             task = bar.add_task(what, total=None)
             yield lambda done, total: bar.update(task, completed=done, total=total or None)  # 0: not known
     else:
@@ -78,6 +96,9 @@ def progress_bar(what: str, quiet: bool = False) -> Iterator[Progress]:
         yield line
 
 
-def _clock(seconds: float) -> str:
+def clock(seconds: float) -> str:
+    """A time span as a person says it."""
     minutes, rest = divmod(int(seconds), 60)
+    if minutes >= 60:
+        return f"{minutes // 60}h{minutes % 60:02d}m"
     return f"{minutes}m{rest:02d}s" if minutes else f"{rest}s"

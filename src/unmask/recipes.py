@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from .config import (
     CaduceusConfig,
@@ -20,16 +21,16 @@ from .config import (
     parse,
 )
 from .data.records import record
-from .errors import choose
+from .errors import UserError, choose
 
 
 def tiny() -> Config:
-    """A model of some 270,000 weights that trains in seconds: for tests and first steps with your own data."""
+    """A model of some 270,000 weights that trains in seconds: it shows that the path works, and learns little."""
     return Config(
         data=DataConfig(length=64, vocab_size=1024),
         model=ModelConfig(hidden_dim=64, n_blocks=2, n_heads=2, cond_dim=32, dropout=0.0),
         objective=ObjectiveConfig(cutoff=0.1),
-        train=TrainConfig(steps=200, batch_size=16, lr=1e-3, warmup=20, ema=0.99, checkpoint_every=100),
+        train=TrainConfig(steps=200, batch_size=16, lr=1e-3, warmup=0.1, ema=0.99, checkpoint_every=100),
         eval=EvalConfig(every=100, rows=64, draws=2),
     )
 
@@ -45,9 +46,45 @@ def demo() -> Config:
         model=ModelConfig(hidden_dim=128, n_blocks=4, n_heads=4, cond_dim=64, dropout=0.0),
         objective=ObjectiveConfig(cutoff=0.1),
         train=TrainConfig(
-            steps=2000, batch_size=16, lr=7e-4, warmup=100, decay="cosine", ema=0.995, checkpoint_every=500
+            steps=2000, batch_size=16, lr=7e-4, warmup=0.05, decay="cosine", ema=0.995, checkpoint_every=500
         ),
         eval=EvalConfig(every=500, rows=256, draws=4),
+    )
+
+
+def small() -> Config:
+    """A model for a text of your own, about a megabyte: half an hour on two CPU cores."""
+    return Config(
+        data=DataConfig(length=128, vocab_size=2048),
+        model=ModelConfig(hidden_dim=192, n_blocks=6, n_heads=6, cond_dim=64, dropout=0.0),
+        objective=ObjectiveConfig(cutoff=0.1),
+        train=_timed(30, batch_size=16, lr=1.5e-3, ema=0.999),
+        eval=EvalConfig(every=0.1, rows=128, draws=2),
+    )
+
+
+def overnight() -> Config:
+    """A larger model for a text of your own, a few megabytes or more: eight hours, on a GPU or a CPU."""
+    return Config(
+        data=DataConfig(length=256, vocab_size=8192),
+        model=ModelConfig(hidden_dim=384, n_blocks=8, n_heads=6, cond_dim=128, dropout=0.1),
+        objective=ObjectiveConfig(cutoff=0.03),
+        train=_timed(480, batch_size=32, lr=1e-3, ema=0.9995),
+        eval=EvalConfig(every=0.05, rows=256, draws=2),
+    )
+
+
+def _timed(minutes: float, **settings: Any) -> TrainConfig:
+    """Steps that are chosen by measuring, with a decay to the end, and a checkpoint every twentieth of them."""
+    return TrainConfig(
+        minutes=minutes,
+        warmup=0.05,
+        decay="cosine",
+        final_lr=0.02,
+        betas=(0.9, 0.98),
+        weight_decay=0.05,
+        checkpoint_every=0.05,
+        **settings,
     )
 
 
@@ -105,17 +142,16 @@ def mosaicbert() -> Config:
     The paper's decoupled decay of 1e-5 is a factor 1 - (lr / highest lr) 1e-5 per step, so AdamW's is 1e-5 / 5e-4. How
     much is masked the paper does not say; 30 % is what the authors of MosaicBERT train with.
     """
-    steps = 70_000
     return Config(
         data=DataConfig(**{**record("c4").conventions, "attend_pads": False}),
         model=ModelConfig(backbone="mosaicbert"),
         objective=ObjectiveConfig(loss="mlm", mask_rate=0.3),
         train=TrainConfig(
-            steps=steps,
+            steps=70_000,
             batch_size=4096,
             micro_batch_size=128,
             lr=5e-4,
-            warmup=round(0.06 * steps),
+            warmup=0.06,
             decay="linear",
             final_lr=0.02,
             betas=(0.9, 0.98),
@@ -141,8 +177,11 @@ def mdlm_finetuning(start: Config, loss: str = "bound", method: str = "mdlm") ->
     With loss="mlm" it stays a BERT.
     """
     settings = TrainConfig(
-        steps=5000, batch_size=512, lr=5e-5, warmup=2500, betas=(0.95, 0.999), ema=0.0, checkpoint_every=500
+        steps=5000, batch_size=512, lr=5e-5, warmup=0.5, betas=(0.95, 0.999), ema=0.0, checkpoint_every=500
     )
+    if start.model.network == "transformers" and start.train.start is None:  # rows as in the paper, not all positions
+        rows = start.data.model_copy(update={"length": min(128, start.data.length)})
+        start = start.model_copy(update={"data": rows})
     return _going_on(start, method, loss, settings, EvalConfig(every=500, rows=512))
 
 
@@ -167,17 +206,16 @@ def _genome(model: ModelConfig, objective: ObjectiveConfig, lr: float, both_stra
     A network that is not equivariant by its weights sees each row on either strand. Norms and convolutions are decayed,
     biases, embeddings, A and D are not. The rate ends at 1e-4.
     """
-    steps = 10_000
     return Config(
         data=DataConfig(source="hg38", tokenizer="dna", length=1024, reverse_complement=not both_strands),
         model=model,
         objective=objective,
         train=TrainConfig(
-            steps=steps,
+            steps=10_000,
             batch_size=1024,
             micro_batch_size=128,
             lr=lr,
-            warmup=steps // 10,
+            warmup=0.1,
             decay="cosine",
             final_lr=1e-4 / lr,
             betas=(0.9, 0.95),
@@ -227,7 +265,7 @@ def dna_tiny() -> Config:
             steps=300,
             batch_size=32,
             lr=4e-3,
-            warmup=30,
+            warmup=0.1,
             decay="cosine",
             final_lr=0.05,
             betas=(0.9, 0.95),
@@ -244,9 +282,8 @@ def dna_finetuning(start: Config, method: str, loss: str = "bound") -> Config:
     The rates are those of the paper: 1e-3 for networks of Mamba, 5e-5 for HyenaDNA.
     """
     lr = 5e-5 if start.model.network == "hyena" else 1e-3
-    steps = 50_000
     settings = dna_mdlm().train.model_copy(
-        update={"steps": steps, "lr": lr, "warmup": steps // 10, "final_lr": min(1.0, 1e-4 / lr)}
+        update={"steps": 50_000, "lr": lr, "warmup": 0.1, "final_lr": min(1.0, 1e-4 / lr)}
     )
     return _going_on(start, method, loss, settings, EvalConfig(every=2500, rows=2048))
 
@@ -292,7 +329,9 @@ def genomics_finetuning(start: Config) -> Config:
     return parse(tree)
 
 
-RECIPES: dict[str, Callable[[], Config]] = {f.__name__: f for f in (demo, tiny, lm1b, owt, text8, mosaicbert)}
+RECIPES: dict[str, Callable[[], Config]] = {
+    f.__name__: f for f in (tiny, small, overnight, demo, lm1b, owt, text8, mosaicbert)
+}
 RECIPES["mosaicbert-causal"] = mosaicbert_causal
 RECIPES |= {f.__name__.replace("_", "-"): f for f in (dna_tiny, dna_caduceus, dna_mdlm, dna_mamba, dna_hyena)}
 
@@ -302,3 +341,33 @@ def recipe(name: str) -> Config:
     if name not in RECIPES and (name.endswith((".yaml", ".yml")) or Path(name).is_file()):
         return load_yaml(name)
     return RECIPES[choose(name, RECIPES, "recipe", ", or give a YAML file")]()
+
+
+SHARE = 0.1  # of the steps: warm-up, and the steps between evaluations and checkpoints, where the recipe's do not fit
+
+
+def with_overrides(name: str, overrides: Sequence[str] = ()) -> Config:
+    """A recipe (or a YAML file) with a user's settings; what a recipe says of steps follows the steps that it gets.
+
+    Steps and minutes of the user replace those of the recipe. For a time a constant learning rate becomes a cosine:
+    nobody goes on from there. Settings of the user and of a file stay as they are.
+    """
+    base = recipe(name)
+    config, named = base.override(overrides), {text.partition("=")[0] for text in overrides}
+    if {"train.steps", "train.minutes"} <= named and config.train.minutes is not None:
+        raise UserError("train.minutes (--minutes) chooses train.steps; give one of them, not both")
+    if "train.steps" in named and config.train.minutes is not None:
+        config = config.changed(train={"minutes": None})
+    if name not in RECIPES or not {"train.steps", "train.minutes"} & named:
+        return config
+    fixed = config.train.minutes is None
+    if "train.warmup" not in named and config.train.warmup > (SHARE * config.train.steps if fixed else 1):
+        config = config.changed(train={"warmup": SHARE})
+    if fixed:
+        return config
+    if "train.decay" not in named and config.train.decay == "constant":
+        config = config.changed(train={"decay": "cosine"})
+    for section, key in (("train", "checkpoint_every"), ("eval", "every")):
+        if f"{section}.{key}" not in named and getattr(getattr(config, section), key) > 1:
+            config = config.changed(**{section: {key: SHARE}})
+    return config

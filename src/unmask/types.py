@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from html import escape
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from .errors import UserError
+from .pieces import surprise, unmasking
 
 __all__ = ["Batch", "Ending", "Likelihood", "Progress", "Sample", "State", "Token", "TokenNats", "UserError", "Vocab"]
 
@@ -49,11 +51,12 @@ class Batch:
     label: Tensor | None = None  # (B,) int64, -1 = no label; of a task (B,) int64 or, of a regression, float32
     types: Tensor | None = None  # (B, L) int64: 0 and 1, first and second text of a pair
     given: Tensor | None = None  # (B, L) bool: is seen, never hidden and never counts, as N of a genome; None = nothing
+    padding: Tensor | None = None  # (B, L) bool: padding that is learned; its nats belong to the end of the text
 
     def to(self, device: torch.device | str) -> Batch:
         """The same batch on a device (the index stays on the CPU, where the random streams are)."""
         moved: dict[str, Any] = {"tokens": self.tokens.to(device, non_blocking=True)}
-        for name in ("scored", "present", "label", "types", "given"):
+        for name in ("scored", "present", "label", "types", "given", "padding"):
             value = getattr(self, name)
             moved[name] = None if value is None else value.to(device, non_blocking=True)
         return replace(self, **moved)
@@ -68,10 +71,14 @@ class Batch:
         exists = torch.ones_like(self.tokens, dtype=torch.bool) if self.present is None else self.present
         return exists if self.given is None else exists & ~self.given
 
+    def counted(self) -> Tensor:
+        """(B, L) bool: the tokens that a figure is divided by: those that count, without learned padding."""
+        return self.weight() if self.padding is None else self.weight() & ~self.padding
+
     def rows(self, which: Tensor) -> Batch:
         """Some of the rows, with their places in the whole."""
         parts: dict[str, Any] = {}
-        for name in ("tokens", "index", "scored", "present", "label", "types", "given"):
+        for name in ("tokens", "index", "scored", "present", "label", "types", "given", "padding"):
             value = getattr(self, name)
             parts[name] = None if value is None else value[which.to(value.device)]
         return replace(self, **parts)
@@ -135,7 +142,7 @@ class Token:
         return {"id": self.id, "piece": self.piece, "given": self.given, "step": self.step, "prob": self.prob}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Sample:
     """A finished sequence."""
 
@@ -165,8 +172,17 @@ class Sample:
             out |= {"gap_errors": self.gap_errors, "gap_undecided": self.gap_undecided}
         return out | ({"tokens": [token.as_dict() for token in self.tokens]} if tokens else {})
 
+    def __repr__(self) -> str:
+        shown = self.text if len(self.text) <= 60 else self.text[:57] + "..."
+        return f"Sample({shown!r}, seed={self.seed}, {len(self.ids)} tokens, {self.network_calls} network calls)"
 
-@dataclass(frozen=True)
+    def _repr_html_(self) -> str:
+        """The text in a notebook, unmasked as it was written."""
+        tokens = self.tokens
+        return unmasking([t.piece for t in tokens], [t.step for t in tokens], [t.prob for t in tokens])
+
+
+@dataclass(frozen=True, repr=False)
 class Likelihood:
     """A likelihood with its law, its two standard errors and its protocol. Nats are totals, errors per token."""
 
@@ -205,6 +221,23 @@ class Likelihood:
     def perplexity(self) -> float:
         """exp(nats per token)."""
         return float(self.as_dict()["perplexity"])
+
+    def __repr__(self) -> str:
+        if not self.tokens:
+            return "Likelihood(no tokens)"
+        error = "" if self.stderr_nats is None else f" ± {self.perplexity * self.stderr_nats:.2g}"
+        texts = f", {len(self.texts)} texts" if len(self.texts) > 1 else ""
+        return (
+            f"Likelihood(perplexity {self.perplexity:.2f}{error}, {self.nats_per_token:.3f} nats/token, "
+            f"{self.tokens:,} tokens{texts})"
+        )
+
+    def _repr_html_(self) -> str:
+        """The figures in a notebook, and the text of one that was scored alone, coloured by surprise."""
+        figures = f"<p>{escape(repr(self))}</p>"
+        if self.pieces is None or self.token_nats is None:
+            return figures + "".join(text._repr_html_() for text in self.texts[:20] if len(self.texts) > 1)
+        return figures + surprise(self.pieces, self.token_nats)
 
 
 Progress = Callable[[int, int], None]  # (done, total)

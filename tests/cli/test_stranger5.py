@@ -99,6 +99,8 @@ def test_the_published_layout_says_what_it_cannot_say(run: Path, tmp_path: Path)
 def test_a_folder_of_16_bits_writes_and_scores_through_transformers(run: Path, tmp_path: Path, dtype: str) -> None:
     from transformers import AutoModelForMaskedLM
 
+    import unmask.transformers  # which registers the class
+
     convert(str(run), tmp_path / "half", dtype=dtype)
     ours = unmask.load(tmp_path / "half")
     model = AutoModelForMaskedLM.from_pretrained(tmp_path / "half")

@@ -33,7 +33,7 @@ def written(lm: LM, *rows: object, usual: SamplingParams | None = None, **how: A
 def reason(row: object, lm: LM | None = None, **usual: Any) -> str:
     """Why a line is wrong: it stands between two others, which are written all the same."""
     lm = lm or make("bytes")
-    good = {"text": "a{{2}}"}
+    good = {"text": "a{{2}}", "seed": 3}
     before, found, after = written(lm, good, row, good, usual=SamplingParams(**usual))
     assert isinstance(before, dict) and isinstance(after, dict) and (before["line"], after["line"]) == (1, 3)
     assert {**before, "line": 0} == {**after, "line": 0}
@@ -113,7 +113,7 @@ def test_a_line_that_fails_on_the_way_takes_nobody_with_it() -> None:
     for row in found:
         if isinstance(row, BadLine):
             assert row.number in (2, 4) and "leave no token to write" in row.reason
-    want = written(lm, *(rows[i] for i in (0, 2, 4)), usual=SamplingParams(sampler="left-to-right"))
+    want = written(lm, *({**rows[i], "seed": 2 * i} for i in (0, 2, 4)), usual=SamplingParams(sampler="left-to-right"))
     assert [row["text"] for row in found if isinstance(row, dict)] == [
         row["text"] for row in want if isinstance(row, dict)
     ]
@@ -155,7 +155,9 @@ def alone(lm: LM, row: dict[str, Any], **usual: Any) -> list[Any]:
 def test_a_line_is_what_it_is_alone(batch_size: int) -> None:
     lm = make("bytes")
     found = written(lm, *LINES, batch_size=batch_size)
-    want = [(i, j, sample) for i, row in enumerate(LINES, 1) for j, sample in enumerate(alone(lm, row))]
+    want: list[Any] = []
+    for i, row in enumerate(LINES, 1):
+        want += [(i, j, sample) for j, sample in enumerate(alone(lm, row, seed=len(want)))]
     assert len(found) == len(want) == len(LINES) + 3
     for row, (line, index, sample) in zip(found, want, strict=True):
         assert isinstance(row, dict) and (row["line"], row["index"]) == (line, index)
@@ -183,6 +185,13 @@ def test_the_settings_of_a_line_are_used() -> None:
     assert isinstance(given, dict) and isinstance(own, dict)
     assert own["text"] == found[1]["text"] and given["seed"] == 9
     assert given["text"] == lm.sample(1, **base, temperature=0, sampler="left-to-right", seed=9)[0]
+
+
+def test_every_sample_of_a_file_has_its_own_seed() -> None:
+    lm, gap = make("bytes"), {"text": "a{{2}}b", "n": 2}
+    rows = [row for row in written(lm, gap, gap, {**gap, "seed": 0}, {"txt": 1}, gap) if isinstance(row, dict)]
+    assert [row["seed"] for row in rows] == [0, 1, 2, 3, 0, 1, 7, 8]
+    assert [row["text"] for row in rows[:2]] == [row["text"] for row in rows[4:6]] == lm.infill(gap["text"], 2)
 
 
 def test_names_numbers_and_order() -> None:
@@ -240,7 +249,7 @@ def test_a_file_of_lines(tmp_path: Path) -> None:
 
 def test_exit_codes_and_one_document(tmp_path: Path) -> None:
     good = template(tmp_path, '"one {{2}}"\n{"prompt": "a", "n": 2, "length": 5}\n', "--seed", "3", "--jsonl")
-    assert good.code == 0 and good.err == "" and [row["seed"] for row in rows_of(good)] == [3, 3, 4]
+    assert good.code == 0 and good.err == "" and [row["seed"] for row in rows_of(good)] == [3, 4, 5]
     found = template(tmp_path, '"one {{2}}"\n{"prompt": "a", "n": 2, "length": 5}\n', "--seed", "3", "--json").json()
     assert found["lines"] == rows_of(good)
     assert (

@@ -249,9 +249,24 @@ def test_gaps_are_parsed() -> None:
         ("{{1-0}}", "is not a gap"),
         ("x", "no gap"),
         ("", "no gap"),
+        ("a {3} b", r"no gap to fill; \{3\} has one brace on either side, write \{\{3\}\}"),
+        ("a {{3} b", r"'\{\{3\}' is half a gap; write \{\{3\}\}"),
+        ("a {{2-6 b", r"is half a gap; write \{\{2-6\}\}"),
+        ("{{1}} and {3}} b", r"'\{3\}\}' is half a gap; write \{\{3\}\}"),
+        ("{{1}} and {{3", r"'\{\{3' is half a gap"),
+        ("{{3} and {{2}}", "is not a gap"),
+        ("snake_case __init__", "no gap"),
     ]:
         with pytest.raises(UserError, match=why):
             parse_gaps(wrong)
+
+
+def test_blanks_and_masks_are_gaps_too() -> None:
+    assert parse_gaps("The ___ sat on __.") == ["The ", Gap(3, 3), " sat on ", Gap(2, 2), "."]
+    assert parse_gaps("[MASK][MASK] sat") == ["", Gap(1, 1), "", Gap(1, 1), " sat"]
+    assert parse_gaps("a {{2}} [MASK] b") == ["a ", Gap(2, 2), " ", Gap(1, 1), " b"]
+    assert parse_gaps("a [MASK] {{2-4}}") == ["a ", Gap(1, 1), " ", Gap(2, 4), ""]
+    assert parse_gaps("____ {{2}} {x} f{3}") == ["____ ", Gap(2, 2), " {x} f{3}"]  # as before: braces say what is one
 
 
 @effort(max_examples=60)

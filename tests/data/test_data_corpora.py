@@ -171,6 +171,7 @@ def test_big_files_are_hashed_once_but_never_wrongly(tmp_path, monkeypatch):
     path = lines(tmp_path / "a.txt", 50)
     cache = tmp_path / "cache"
     cache.mkdir()
+    monkeypatch.setattr("unmask.data.cache.SMALL", 0)
     fresh = file_hash(path, cache)
     assert not list(cache.rglob("*.json")), "a file written a moment ago may still change within its time stamp"
     os.utime(path, ns=(10**18, 10**18))
@@ -205,7 +206,7 @@ def test_files_that_are_no_corpora(tmp_path, spec):
     for name, content, message in [
         ("a.txt", "", "holds no text"),
         ("b.txt", " \n\n", "holds no text"),
-        ("c.pdf", "x", "is not a corpus; give a .txt"),
+        ("c.pdf", "%PDF-1.7", "is not a corpus but a PDF"),
         ("d.jsonl", '{"body": "x"}', "no field 'text'"),
     ]:
         (tmp_path / name).write_text(content)

@@ -14,7 +14,7 @@ from unmask.data.pack import prepare
 
 @pytest.fixture
 def rows(tmp_path):
-    def make(layout="wrap"):
+    def make(layout="wrap", **more):
         path = tmp_path / "a.jsonl"
         path.write_text("".join(json.dumps({"text": f"text {i} " + "x" * (i % 9)}) + "\n" for i in range(40)))
         spec = DataConfig(
@@ -25,6 +25,7 @@ def rows(tmp_path):
             layout=layout,
             valid_fraction=0,
             test_fraction=0,
+            **more,
         )
         return prepare(spec).split("train")
 
@@ -77,7 +78,7 @@ def test_resume_is_arithmetic(rows):
 
 
 def test_padding_counts_nowhere_and_is_seen_only_if_asked(rows):
-    data = rows("pad")
+    data = rows("pad", learn_end=False)
     hidden, seen = (train_batch(data, attend, 0, 0, 4, range(4)) for attend in (False, True))
     assert hidden.present.equal(hidden.scored)
     assert seen.present is None

@@ -108,11 +108,12 @@ def test_pad_is_one_document_a_row(documents, length, block_ends):
         tokens, scored = rows.rows(np.arange(len(rows)))
         assert len(rows) == rows.documents == len(kept)
         for row, mark, text in zip(tokens.tolist(), scored.tolist(), kept, strict=True):
-            expected = [BOS, *text[: length - 2], EOS] if block_ends else [*text[:length]]
+            expected = [BOS, *text[: length - 2], EOS] if block_ends else [*text, EOS][:length]
             assert row == expected + [PAD] * (length - len(expected))
             assert mark == [True] * len(expected) + [False] * (length - len(expected))
         if not block_ends and max(map(len, kept)) <= length:
-            assert rows.bytes_per_token == pytest.approx(1)
+            size, ends = sum(map(len, kept)), sum(len(text) < length for text in kept)
+            assert rows.bytes_per_token == pytest.approx(size / (size + ends))
 
 
 def test_pad_drops_documents_without_tokens_and_pads_without_a_pad_token(tmp_path):

@@ -84,6 +84,6 @@ def test_rules_are_versioned():
 
 
 def test_a_typo_names_the_nearest():
-    assert set(DETOKENIZERS) == {"wikitext", "ptb", "lm1b", "lambada", "scientific"}
+    assert set(DETOKENIZERS) == {"wikitext", "ptb", "lm1b", "lambada", "scientific", "mojibake"}
     with pytest.raises(UserError, match=r"unknown detokenizer 'wikitex' \(did you mean 'wikitext'\?\); set data\.deto"):
         detokenizer("wikitex")

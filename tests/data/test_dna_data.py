@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import lzma
 import re
 from pathlib import Path
 
@@ -208,14 +209,14 @@ def test_bed(tmp_path, name):
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("chr2\t0\t10", r"line 2 of .*x\.bed names 'chr2', which is not a record of the genome \(did you mean 'chr"),
-        ("X\t0\t10", r"names 'X', which is not a record of .* \(did you mean 'chrX'\? the names differ in 'chr'\)"),
+        ("chr2\t0\t10", r"line 2 of .*x\.bed: the genome has no record 'chr2' \(did you mean 'chr"),
         ("chrX\t10\t51", r"line 2 of .* ends at 51, beyond the end of 'chrX', which has 50 bases"),
         ("chrX\t10\t10", r"line 2 of .* starts at 10 and ends at 10; an interval ends after its start"),
         ("chrX\t20\t10", r"line 2 of .* starts at 20 and ends at 10"),
         ("chrX\t-1\t10", r"line 2 of .* starts at -1, before the chromosome"),
         ("chrX\t1.5\t10", r"line 2 of .* has '1.5' and '10' for start and end, which are not whole numbers"),
-        ("chrX\tstart\tend", r"line 2 of .* not whole numbers"),
+        ("chrX\tstart\tend", r"line 2 of .* not whole numbers; begin a line of column names with #"),
+        ("tig7\t0\t10", r"the genome has no record 'tig7' \(it has chr1, chrX\)"),
         ("chrX\t1", r"line 2 of .* has 2 columns; BED needs chromosome, start and end"),
     ],
 )
@@ -444,3 +445,34 @@ def test_data_commands(tmp_path):
 
 def test_the_recipe_is_the_same_without_fasta():
     assert not recipe("tiny").data.reverse_complement and recipe("tiny").data.intervals is None
+
+
+# ---- DNA without DNA
+
+
+@pytest.mark.parametrize("recipe", ["dna-tiny", "dna-mdlm"])
+def test_a_recipe_of_dna_needs_dna(tmp_path, recipe):
+    text = [] if recipe == "dna-tiny" else ["data.source=wikitext2"]  # dna-mdlm names hg38 itself
+    said = refused("train", recipe, *text, f"data.cache={tmp_path}", "--out", str(tmp_path / "run"))
+    assert "data.source=genome.fa.gz" in said and ".fna" in said and "reads bases" in said
+    assert not list((tmp_path / "run").glob("checkpoints/*"))
+
+
+def test_a_file_of_no_known_kind_is_not_dna(tmp_path):
+    (tmp_path / "x.2bit").write_bytes(b"ACGT")
+    with pytest.raises(UserError, match=r"x\.2bit does not say what it holds; give a FASTA file \(\.fa, \.fasta"):
+        prepare(spec(tmp_path / "x.2bit"))
+
+
+def test_xz(tmp_path):
+    text = bases(3000)
+    plain = write(tmp_path / "x.fa", {"chr1": text})
+    packed = tmp_path / "y.fa.xz"
+    packed.write_bytes(lzma.compress(plain.read_bytes()))
+    assert every_row(prepare(spec(packed)).split("train")) == every_row(prepare(spec(plain)).split("train"))
+    packed.write_bytes(packed.read_bytes()[:-20])
+    with pytest.raises(UserError, match="is cut short or damaged"):
+        prepare(spec(packed))
+    write(tmp_path / "z.fa.xz", {"chr2": text})
+    with pytest.raises(UserError, match="is not an xz file, though its name says so"):
+        prepare(spec(tmp_path / "z.fa.xz"))

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from support.paths import DATA
 from unmask.data.genome import fasta, store
-from unmask.data.genome.store import Genome, open_genome
+from unmask.data.genome.store import Genome, open_genome, record_name
 from unmask.types import UserError
 
 DNA = DATA / "dna"
@@ -162,7 +162,6 @@ def test_several_files(tmp_path):
 @pytest.mark.parametrize(
     ("place", "message"),
     [
-        (("1", 0, 3), r"no record '1' \(did you mean 'chr1'\? the names differ in 'chr'\)"),
         (("chr3", 0, 3), r"no record 'chr3' \(did you mean 'chr"),
         (("chr2", 2, 5), r"chr2:2-5 is not inside the record, which has 4 bases"),
         (("chr2", -1, 2), r"chr2:-1-2 is not inside"),
@@ -173,6 +172,29 @@ def test_places_that_are_not_there(tmp_path, place, message):
     _, genome = small(tmp_path)
     with pytest.raises(UserError, match=message):
         genome.fetch(*place)
+
+
+@pytest.mark.parametrize(
+    ("names", "asked", "record"),
+    [
+        (("chr1", "chr10", "chrM"), "1", "chr1"),
+        (("chr1", "chr10", "chrM"), "MT", "chrM"),
+        (("chr1", "chr10", "chrM"), "chrMT", "chrM"),
+        (("1", "10", "MT"), "chr10", "10"),
+        (("1", "10", "MT"), "Chr1", "1"),
+        (("1", "10", "MT"), "chrM", "MT"),
+        (("1", "chr1"), "1", "1"),  # an exact name is always meant
+    ],
+)
+def test_chromosomes_are_named_with_and_without_chr(names, asked, record):
+    assert record_name(asked, names) == record
+
+
+def test_a_name_that_could_be_two_records_is_refused():
+    with pytest.raises(UserError, match=r"'M' could be any of the genome's records chrM, MT; write one of these names"):
+        record_name("M", ("chrM", "MT", "chr1"))
+    with pytest.raises(UserError, match="no record 'chr3'"):
+        record_name("chr3", ("1", "2"))
 
 
 def test_a_file_that_is_not_there(tmp_path):

@@ -76,7 +76,7 @@ def told(prepared: Prepared, split: str) -> list[tuple[str, str]]:
     ids = rows.labels(range(len(rows)))
     assert scored is not None and ids is not None and ids.dtype == np.int64 and len(ids) == len(rows)
     return [
-        (bytes(row[mark].astype(np.uint8)).decode(), prepared.labels[i])
+        (bytes(row[mark & (row < 256)].astype(np.uint8)).decode(), prepared.labels[i])
         for row, mark, i in zip(tokens, scored, ids, strict=True)
     ]
 

@@ -11,6 +11,7 @@ import torch
 
 from support.dna_models import IDS, MASK, complemented, dna_lm, ids, log_softmax, logits, random_bases, turned
 from support.helpers import random_lm, refused, run
+from unmask.cli.templates import write_template
 from unmask.data.genome.bases import COMPLEMENT
 from unmask.data.tokenization import bytes_tokenizer
 from unmask.dna.strands import complement_of, conjoined
@@ -55,6 +56,19 @@ def test_flanks_and_gaps():
         assert set(text[4:14] + text[16:19]) <= set("ACGT")
     (text,) = lm.infill("ACGT{{2-4}}GGGG")
     assert 10 <= len(text) <= 12
+
+
+def test_unrelated_loci_of_one_call_get_independent_insertions():
+    """A network that says almost nothing of the flanks: with shared random numbers all insertions would be alike."""
+    lm = dna_lm(length=16, scale=0.05)
+    loci = [f'"{random_bases(4, seed=i)}{{{{8}}}}{random_bases(4, seed=99 + i)}"' for i in range(60)]
+    rows = list(write_template(lm, list(enumerate(loci, 1)), SamplingParams()))
+    inserted = [row["text"][4:12] for row in rows]
+    assert len(set(inserted)) == 60
+    alike = sum(a == b for first, second in itertools.pairwise(inserted) for a, b in zip(first, second, strict=True))
+    assert alike / (59 * 8) == pytest.approx(1 / 4, abs=4 * np.sqrt(3 / 16 / (59 * 8)))
+    one_seed = {lm.infill(json.loads(locus))[0][4:12] for locus in loci}  # calls of their own share their numbers
+    assert len(one_seed) < 30
 
 
 def test_what_is_no_base_is_named():

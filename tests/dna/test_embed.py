@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import lzma
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -115,6 +116,23 @@ def test_sequences_of_every_kind_of_file(tmp_path):
     genome = genome_of(tmp_path, c="AACGTT", d="CGGNAA")
     bed = write("x.bed", "d\t1\t4\nc\t1\t5\n")
     assert list(read_sequences(bed, genome=genome)) == [("d:1-4", "GGN"), ("c:1-5", "ACGT")]
+    assert list(read_sequences(write("y.fa.xz", lzma.compress(b">a\nACGT\n>b\nGGN\n")))) == both
+
+
+def test_regions_have_the_names_and_strands_of_the_bed_file(tmp_path):
+    genome = genome_of(tmp_path, chrX="AACgtTN", MT="CGGAAA")
+    rows = ["X\t0\t4\tplus\t0\t+", "chrX\t2\t7\tminus\t0\t-", "chrM\t1\t3\t.\t.\t-", "M\t0\t2\tdot", "MT\t0\t2"]
+    (tmp_path / "x.bed.xz").write_bytes(lzma.compress(("\r\n".join(rows) + "\r\n").encode()))
+    assert list(read_sequences(tmp_path / "x.bed.xz", genome=genome)) == [
+        ("plus", "AACg"),
+        ("minus", "NAacG"),
+        ("MT:1-3", "CC"),
+        ("dot", "CG"),
+        ("MT:0-2", "CG"),
+    ]
+    (tmp_path / "y.bed").write_text("X\t0\t4\tplus\t0\tforward\n")
+    with pytest.raises(UserError, match=r"line 1 of .*y\.bed has 'forward' for its strand"):
+        list(read_sequences(tmp_path / "y.bed", genome=genome))
 
 
 @pytest.mark.parametrize(

@@ -158,7 +158,14 @@ def test_the_report(tmp_path):
     assert (out / "kmers.svg").read_text().count("h0") == sum(
         any(word in text for text in texts.values()) for word in words
     )
-    assert "report:" in run("compare", str(tmp_path / "gen.fa"), str(tmp_path / "real.txt"), "--out", str(out)).err
+    ran = run("compare", str(tmp_path / "gen.fa"), str(tmp_path / "real.txt"), "--out", str(out))
+    assert "report:" in ran.err
+    heads = [line.split("  ") for line in ran.out.splitlines() if "generated" in line]
+    assert [[cell.strip() for cell in head if cell.strip()] for head in heads] == [
+        ["generated", "real"],
+        ["distance from real DNA", "generated", "floor"],
+    ]
+    assert "Jensen-Shannon divergence (bits)" in ran.out and "floor: how far real sequences" in ran.out
 
 
 def test_what_is_refused(tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import lzma
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from unmask.dna import variants
 from unmask.dna.alleles import pair_of
 from unmask.dna.paired import summarise
 from unmask.dna.variants import Effect, VariantRequest, score_variants
-from unmask.dna.vcf import VcfRecord
+from unmask.dna.vcf import VcfRecord, survey
 from unmask.evaluation.likelihood import eval_keys
 from unmask.process.keys import Keys
 from unmask.types import Batch, UserError
@@ -218,11 +219,10 @@ def test_lines_that_cannot_be_scored_say_why_and_the_rest_is_scored(genome, tmp_
     found = scored(dna_lm(), genome, tmp_path, rows, draws=2)
     assert [effect.line for effect in found] == [3, 3, 3, *range(4, 17)]
     reasons = [effect.reason for effect in found]
-    assert [i for i, reason in enumerate(reasons) if reason is None] == [0, 2, 13]
+    assert [i for i, reason in enumerate(reasons) if reason is None] == [0, 2, 4, 13]
     for i, says in {
         1: "symbolic",
         3: "REF is A, but the genome has C at chr1:6",
-        4: "'chr1'",
         5: "no record 'chr9'",
         6: "11 bases",
         7: "11 bases",
@@ -237,6 +237,19 @@ def test_lines_that_cannot_be_scored_say_why_and_the_rest_is_scored(genome, tmp_
         assert says in reasons[i], reasons[i]
     assert all((effect.score is None) == (effect.reason is not None) for effect in found)
     assert found[0].score == found[13].score  # lower case is the same variant
+    assert (found[0].score, found[4].chrom) == (found[4].score, "1")  # and so is the other name of the chromosome
+
+
+def test_alleles_that_stand_for_any_other_are_left_out(genome, tmp_path):
+    rows = ["chr1 2 . A <NON_REF>", "chr1 6 . C T,<NON_REF>", "chr1 7 . A <*>", "chr1 8 . G <X>", "chr1 9 . A *,<DEL>"]
+    effects = scored(dna_lm(), genome, tmp_path, rows, draws=2)
+    assert [(effect.line, effect.alt, effect.reason is None) for effect in effects] == [
+        (4, "T", True),
+        (7, "*", False),
+        (7, "<DEL>", False),
+    ]
+    counted = survey(tmp_path / "v.vcf")
+    assert (counted.lines, counted.alleles, counted.any_other) == (5, 3, 4)
 
 
 @pytest.mark.slow
@@ -301,6 +314,29 @@ def test_json_and_a_file(place, monkeypatch):
         [own["score"] for own in document["variants"] if own["score"] is not None], rel=1e-4
     )
     assert json.dumps(document["variants"][1]["reason"])
+
+
+def test_a_gvcf_with_other_names(place, monkeypatch):
+    monkeypatch.setenv("UNMASK_CACHE", str(place / "cache"))
+    rows = ["1\t2\t.\tA\t<NON_REF>", "1\t6\t.\tC\tT,<NON_REF>"]
+    (place / "g.vcf.xz").write_bytes(lzma.compress((HEAD + "\n".join(rows) + "\n").encode()))
+    ran = run(*command(place, "--draws", "2", "--json", vcf="g.vcf.xz"))
+    assert ran.json()["protocol"]["records"] == {"1": "chr1"} and ran.json()["protocol"]["any_other_alleles"] == 2
+    assert [(effect["chrom"], effect["alt"]) for effect in ran.json()["variants"]] == [("1", "T")]
+    assert "with and without chr: 1 is chr1" in ran.err and "scored 1 alleles, skipped 0, left out 2" in ran.err
+    (place / "blocks.vcf").write_text(HEAD + rows[0] + "\n")
+    assert "names no alternative allele" in refused(*command(place, vcf="blocks.vcf"))
+
+
+def test_a_vcf_of_another_assembly_is_suspected(place, monkeypatch):
+    """Bases that happen to agree are scored all the same, so something must be said."""
+    monkeypatch.setenv("UNMASK_CACHE", str(place / "cache"))
+    right, wrong = "chr1\t6\t.\tC\tT\n", "chr1\t6\t.\tA\tT\n"
+    (place / "half.vcf").write_text(HEAD + right + wrong)
+    ran = run(*command(place, "--draws", "2", vcf="half.vcf"))
+    assert ran.code == 0 and "1 of 2 alleles have a REF that the genome does not have there" in ran.err
+    (place / "most.vcf").write_text(HEAD + right * 30 + wrong)
+    assert "assembly" not in run(*command(place, "--draws", "2", vcf="most.vcf")).err
 
 
 def test_what_the_command_refuses(place, monkeypatch, tmp_path):

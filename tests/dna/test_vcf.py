@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import lzma
 
 import pytest
 
@@ -35,6 +36,7 @@ def test_windows_line_ends_gzip_and_bgzip(tmp_path):
     half = len(text) // 2  # bgzip is several gzip members one after the other
     members = gzip.compress(text[:half].encode()) + gzip.compress(text[half:].encode()) + gzip.compress(b"")
     assert list(read_vcf(written(tmp_path, members, "b.vcf.gz"))) == plain
+    assert list(read_vcf(written(tmp_path, lzma.compress(text.encode()), "a.vcf.xz"))) == plain
 
 
 def test_a_file_without_a_header_is_read(tmp_path):
@@ -42,10 +44,10 @@ def test_a_file_without_a_header_is_read(tmp_path):
 
 
 def test_wrong_lines_are_named_and_the_others_stay(tmp_path):
-    rows = ["chr1\tseven\t.\tA\tC", "chr1\t3", "chr1\t4\t.\tAXE\tC", "chr1\t5\t.\tA\tC"]
+    rows = ["chr1\tseven\t.\tA\tC", "chr1\t3", "chr1\t4\t.\tAXE\tC", "chr1\t5\t.\tA\tC", "chr1\t5\t.\t-\tC"]
     found = list(read_vcf(written(tmp_path, HEAD + "\n".join(rows) + "\n")))
-    assert [type(one) for one in found] == [BadVariant, BadVariant, BadVariant, VcfRecord]
-    assert [one.line for one in found] == [4, 5, 6, 7]
+    assert [type(one) for one in found] == [BadVariant, BadVariant, BadVariant, VcfRecord, BadVariant]
+    assert [one.line for one in found] == [4, 5, 6, 7, 8] and "REF is empty" in found[4].reason
     assert "POS 'seven'" in found[0].reason and "2 columns" in found[1].reason and "'AXE'" in found[2].reason
 
 
@@ -54,11 +56,14 @@ def test_wrong_lines_are_named_and_the_others_stay(tmp_path):
     [
         (".", "no alternative"),
         ("*", "deletion"),
+        ("<*>", "any other allele"),
+        ("<NON_REF>", "any other allele"),
         ("<DEL>", "symbolic"),
         ("<INS:ME:ALU>", "symbolic"),
         ("G]17:198982]", "breakend"),
         ("[13:123457[C", "breakend"),
         (".A", "breakend"),
+        ("-", "with the base before it"),
         ("ANC", "N"),
         ("AR", "letters"),
     ],
@@ -75,6 +80,7 @@ def test_sequences_are_sequences():
     ("content", "says"),
     [
         (gzip.compress(HEAD.encode() * 500, mtime=0)[:-9], "cut short"),
+        (lzma.compress(HEAD.encode() * 500)[:-9], "cut short"),
         (b"", "not a VCF"),
         (b"just some words\n", "not a VCF"),
         (b">chr1\nACGT\n", "not a VCF"),

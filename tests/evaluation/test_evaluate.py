@@ -302,10 +302,8 @@ def test_padding_is_not_scored() -> None:
     """Rows of a padded split count their own tokens, and end marks where there are any."""
     path = folder() / "lines.txt"
     path.write_text("".join("ab" * (1 + i % 3) + "\n" for i in range(300)))
-    spec = DataConfig(
-        source=str(path), tokenizer="bytes", layout="pad", length=8, cache=str(folder() / "cache"), block_ends=True
-    )
-    prepared = prepare(spec)
+    how = {"tokenizer": "bytes", "layout": "pad", "length": 8, "block_ends": True, "learn_end": False}
+    prepared = prepare(DataConfig(source=str(path), cache=str(folder() / "cache"), **how))
     rows = prepared.split("train")
     network = random_model(tiny_config("data.length=8"), prepared.tokenizer.vocab)
     found = evaluate(network, rows, draws=1)

@@ -342,7 +342,7 @@ def test_mistakes_are_one_sentence(mistake, tmp_path):
 
 def test_transformers_is_optional(monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers", None)
-    with pytest.raises(UserError, match="needs the package transformers; pip install"):
+    with pytest.raises(UserError, match="needs the package transformers; install it with: "):
         open_scorer("hf:x")
 
 

@@ -11,7 +11,7 @@ import unmask
 ROOT = Path(unmask.__file__).parent
 # Each may import what stands before it. `unmask` is the package's own __init__ and __main__.
 ORDER = """
-    errors jsonable version types files config distributed progress text_tables plot process data
+    errors jsonable version pieces types files config distributed progress text_tables plot process data
     networks recipes sampling models evaluation lm hub training dna reproduce serve cli transformers unmask
 """.split()  # noqa: SIM905
 EXCEPTIONS = {

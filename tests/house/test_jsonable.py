@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,9 +31,26 @@ def test_what_json_cannot_express_is_null():
         assert strict(to_json(value, indent)) == expected
 
 
-def test_a_document_is_ascii_and_a_compact_one_has_no_line_breaks():
-    text = to_json({"text": "é\u2028\n\r☃"})
-    assert text.isascii() and text.isprintable() and json.loads(text)["text"] == "é\u2028\n\r☃"
+def test_text_stays_readable_and_a_compact_document_is_one_line():
+    value = {"text": "привет 世界 é\u2028\n\r\x85\x9b \ud83d ☃"}
+    text = to_json(value)
+    assert "привет 世界 é" in text and text.isprintable() and text.encode() and len(text.splitlines()) == 1
+    assert json.loads(text) == value
+    plain = to_json(value, ascii=True)
+    assert plain.isascii() and json.loads(plain) == value
+
+
+def test_a_terminal_without_the_character_gets_it_escaped(monkeypatch):
+    from unmask.cli.shared import print_json
+
+    for encoding in ("utf-8", "ascii", "cp1252"):
+        raw = io.BytesIO()
+        with io.TextIOWrapper(raw, encoding) as out:
+            monkeypatch.setattr(sys, "stdout", out)
+            print_json({"text": "привет é"})
+            out.flush()
+            assert ("привет" in raw.getvalue().decode(encoding)) == (encoding == "utf-8")
+            assert json.loads(raw.getvalue().decode(encoding)) == {"text": "привет é"}
 
 
 def test_an_unknown_type_is_an_error_in_an_answer_and_text_in_a_report():

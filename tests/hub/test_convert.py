@@ -183,6 +183,56 @@ def test_lm1b_d3pm_and_the_noise_from_lightning(tokens, tmp_path):
     assert config.data.layout == "pad" and config.data.attend_pads and config.data.tokenizer == "bert-base-uncased"
 
 
+def reference_loss(logits: Tensor, clean: Tensor, noisy: Tensor, step: int, steps: int, mask: int) -> Tensor:
+    """The T-step loss of the ablation in the paper's words: q and p as distributions over all tokens, and their KL."""
+    logits = logits.double()
+    logits[..., mask] -= 1e6
+    x = logits.softmax(-1)
+    at_t, at_s = 1 - step / steps, 1 - (step - 1) / steps  # alpha
+    masked = torch.nn.functional.one_hot(torch.tensor(mask), logits.shape[-1]).double()
+    stays, moves = (1 - at_s) / (1 - at_t), (at_s - at_t) / (1 - at_t)
+    truth = moves * torch.nn.functional.one_hot(clean, logits.shape[-1]).double() + stays * masked
+    ours = moves * x + stays * masked
+    kl = (truth * (truth.clamp(min=1e-300) / ours.clamp(min=1e-300)).log()).sum(-1)
+    return steps * torch.where(noisy == mask, kl, 0.0)
+
+
+def test_subs_masking_is_d3pm_without_mass_on_the_mask(tokens, tmp_path):
+    """The third row of the ablation: x̂ is never [MASK], but unmasked tokens are not copied."""
+    state, steps = published_tensors(blocks=2), 8
+    settings = changed(parameterization="d3pm", T=steps, time_conditioning=True, subs_masking=True)
+    file = lightning(tmp_path / "x.ckpt", state, settings)
+    report, lm = converted(file, tmp_path / "out", "--tokenizer", tokens)
+    assert report["method"] == lm.config.model.method == "no-carry-over"
+    net, mask = lm.model, lm.tokenizer.vocab.mask
+    clean = tokens_of(mask)
+    noisy = clean.clone()
+    noisy[:, ::2] = mask
+    sigma = 0.7
+    truth = gpt_neox(state, sigma)(noisy)
+    x = net.parameterization.log_x(our_logits(net, noisy, sigma), mask).exp()
+    assert x[..., mask].max() == 0
+    torch.testing.assert_close(x[..., :mask], truth[..., :mask].softmax(-1), atol=1e-5, rtol=0)
+    wanted = reference_loss(truth, clean, noisy, 4, steps, mask)
+    nll, mass = net.parameterization.target(truth, clean, torch.tensor(0.5), mask)
+    weight = torch.where(noisy == mask, steps * (1 / steps) / 0.5, 0.0)
+    torch.testing.assert_close(weight * nll.double(), wanted, atol=1e-5, rtol=1e-5)
+    assert torch.equal(mass, torch.ones_like(mass))
+
+
+def test_a_setting_that_the_user_knows(tokens, tmp_path):
+    file = lightning(tmp_path / "x.ckpt", published_tensors(blocks=2), changed(model__window=7, note="x"))
+    said = refused("convert", str(file), str(tmp_path / "out"), "--tokenizer", tokens)
+    assert 'has note "x", which unmask does not know and which may change' in said and "add --ignore" in said
+    args = ["--tokenizer", tokens, "--ignore", "note", "--ignore", "model.window"]
+    assert converted(file, tmp_path / "out", *args)[0]["method"] == "mdlm"
+    said = refused("convert", str(file), str(tmp_path / "b"), *args, "--ignore", "model.x")
+    assert "has no setting 'model.x'" in said
+    assert "--ignore is for Lightning" in refused(
+        "convert", str(tmp_path / "out"), str(tmp_path / "b"), "--ignore", "x"
+    )
+
+
 def test_a_checkpoint_without_averages_gives_its_weights(tokens, tmp_path):
     state = published_tensors(blocks=2)
     report, lm = converted(lightning(tmp_path / "x.ckpt", state, SETTINGS), tmp_path / "out", "--tokenizer", tokens)
@@ -195,6 +245,29 @@ QKV = "backbone.blocks.1.attn_qkv.weight"
 BAD = {
     "a backbone we lack": (STATE, changed(backbone="dimamba"), {}, "backbone 'dimamba' and parameterization 'subs'"),
     "a noise we lack": (STATE, changed(noise__type="loggy"), {}, "has noise type 'loggy'"),
+    "a field we lack": (STATE, changed(model__window=7), {}, "has model.window 7, which unmask does not know"),
+    "a section we lack": (STATE, changed(algo={"name": "bd3lm"}), {}, "has algo .*, which unmask does not know"),
+    "a training we lack": (STATE, changed(training__resample=True), {}, "has training.resample true, which unmask"),
+    "rows we lack": (STATE, changed(data__insert_eos=False), {}, "has data.insert_eos false, which unmask does not"),
+    "a noise's field we lack": (STATE, changed(noise__power=2), {}, "has noise.power 2, which unmask does not know"),
+    "uniform noise": (STATE, changed(diffusion="uniform"), {}, 'has diffusion "uniform", .* only with "absorbing_st'),
+    "tied weights": (STATE, changed(model__tie_word_embeddings=True), {}, "has model.tie_word_embeddings true"),
+    "another network": (STATE, changed(model__type="dimamba"), {}, 'has model.type "dimamba"'),
+    "causal": (STATE, changed(model__causal=True), {}, "has model.causal true, .* only with false"),
+    "masking of subs": (STATE, changed(subs_masking=True), {}, "has subs_masking true, which belongs to .*'d3pm'"),
+    "masking in doubt": (STATE, changed(subs_masking="${x}"), {}, "has subs_masking '.{x}', which is not true or"),
+    "another time": (
+        STATE,
+        changed(time_conditioning=True, training__change_of_variables=True),
+        {},
+        "has training.change_of_variables, with which its network sees another time",
+    ),
+    "sedd without its scale": (
+        STATE,
+        changed(parameterization="sedd", time_conditioning=True, model__scale_by_sigma=False),
+        {},
+        "a SEDD without scale_by_sigma",
+    ),
     "no width": (STATE, changed(model__hidden_size="${oc.env:W}"), {}, "hidden_size '.{oc.env:W}', which is not"),
     "no settings": (STATE, SETTINGS, {"hyper_parameters": {}}, "does not contain the settings of its run"),
     "no network": ({"model.weight": torch.ones(2)}, SETTINGS, {}, "state_dict has no backbone.vocab_embed.embedding"),

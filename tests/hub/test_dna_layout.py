@@ -333,6 +333,8 @@ def test_complements_are_those_of_dna(tmp_path):
         ({"d_model": 10**6}, "does not fit this model: .* has shape"),
         ({"n_layer": LAYERS + 1}, "it lacks 17 tensor"),
         ({"n_layer": LAYERS - 1}, "it has unknown 17 tensor"),
+        ({"attn_cfg": {"heads": 2}}, "has attn_cfg .*, but unmask reads such networks only with"),
+        ({"dilation": 2}, "has dilation 2, which unmask does not know and which may change what the network computes"),
     ],
 )
 def test_other_settings_are_one_sentence(change, sentence, tmp_path):
@@ -522,6 +524,7 @@ def test_mamba_of_dna_has_the_size_of_the_paper(tmp_path, monkeypatch):
         ({"time_step_rank": 3}, "time_step_rank 3"),
         ({"intermediate_size": 96}, "intermediate_size 96, .* only with 64"),
         ({"layer_norm_epsilon": 1e-6}, "layer_norm_epsilon 1e-06"),
+        ({"mixer_rms_eps": 1e-6}, "has mixer_rms_eps 1e-06, which unmask does not know"),
         ({"vocab_size": 200}, "has 24 tokens with .* and the model 200"),
         ({"vocab_size": 30}, r"embeddings.weight has shape \(26, 32\)"),
     ],
@@ -688,6 +691,7 @@ def test_hyena_of_the_hub(there: FakeHub):
         ({"num_inner_mlps": 1}, "num_inner_mlps 1"),
         ({"short_filter_order": 5}, "short_filter_order 5"),
         ({"use_bias": False}, "use_bias false"),
+        ({"gated": True}, "has gated true, which unmask does not know"),
         ({"d_inner": 20}, "d_inner 20, which is not a multiple of its d_model"),
         ({"max_seq_len": None}, "does not have max_seq_len"),
         ({"max_seq_len": 30}, "pos_emb.* is not that of filters for 30 columns"),

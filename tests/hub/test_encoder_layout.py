@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 
 import unmask
 from support.encoders import KINDS, tree
+from support.helpers import refused, run
 from unmask.data.tokenization import read_tokenizer
 from unmask.hub.convert import convert
 from unmask.hub.resolve import checkpoint, layout
@@ -223,6 +224,35 @@ def test_an_encoder_without_a_head(bert, tmp_path):
         unmask.load(tmp_path / "new", new_head=True)
 
 
+UNKNOWN = {
+    "alibi": ({"position_embedding_type": "alibi"}, 'has position_embedding_type "alibi", .* only with "absolute"'),
+    "relative": ({"position_embedding_type": "relative_key"}, 'has position_embedding_type "relative_key"'),
+    "gated": ({"feed_forward_type": "geglu"}, 'has feed_forward_type "geglu", which unmask does not know'),
+    "scaled rotations": ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "has rope_scaling .*, which unmask does"),
+    "a window": ({"sliding_window": 4}, "has sliding_window 4, which unmask does not know"),
+    "other norms": ({"norm_type": "rms"}, 'has norm_type "rms", which unmask does not know and which may change what'),
+    "pruned": ({"pruned_heads": {"0": [1]}}, r"has pruned_heads .*, but unmask reads such networks only with \{\}"),
+}
+
+
+@pytest.mark.parametrize("what", UNKNOWN)
+def test_a_field_that_the_library_ignores_is_named(what, bert):
+    """Without parameters of their own these would load, and compute something else than they were trained to."""
+    more, sentence = UNKNOWN[what]
+    change(bert, **more)
+    with pytest.raises(UserError, match=sentence) as caught:
+        unmask.load(bert)
+    assert str(bert / "config.json") in str(caught.value)
+
+
+def test_fields_that_change_nothing(bert):
+    """As the configs of BERT's first versions, of the multilingual one, and of fine-tuned ones have them."""
+    old = {"position_embedding_type": "absolute", "pruned_heads": {}, "gradient_checkpointing": False, "top_k": 50}
+    more = {"pooler_fc_size": 768, "output_past": True, "finetuning_task": "mnli", "directionality": "bidi"}
+    change(bert, **old, **more, use_bfloat16=False, num_beams=1, classifier_dropout=0.1, quantization=None)
+    assert unmask.load(bert).length == 34
+
+
 # -- tokenizers ------------------------------------------------------------------------------------------------------
 
 
@@ -265,8 +295,43 @@ def test_the_wrong_tokenizer_and_none(bert):
     with pytest.raises(UserError, match=r"9 tokens with .MASK., and the model 24"):
         unmask.load(bert)
     (bert / "vocab.txt").unlink()
-    with pytest.raises(UserError, match=r"comes without tokenizer.json and vocab.txt; give one with tokenizer=PATH"):
+    with pytest.raises(UserError, match=r"comes without tokenizer.json and vocab.txt; give one with --tokenizer PATH"):
         unmask.load(bert)
+
+
+def test_commands_take_a_tokenizer(bert, tmp_path):
+    """What `unmask.load` says where a folder has none is an option of the commands that read a model."""
+    (bert / "vocab.txt").rename(tmp_path / "vocab.txt")
+    assert "give one with --tokenizer PATH" in refused("score", str(bert), TEXT)
+    given = ["--tokenizer", str(tmp_path / "vocab.txt")]
+    (tmp_path / "lines.txt").write_text((TEXT + "\n") * 80)
+    for command in (
+        ["score", str(bert), TEXT, "--draws", "1", "--json"],
+        ["sample", str(bert), "--length", "8", "--steps", "2", "--json"],
+        ["eval", str(bert), "--data", str(tmp_path / "lines.txt"), "--draws", "1", "--json"],
+        ["embed", str(bert), str(tmp_path / "lines.txt"), "--out", str(tmp_path / "out.npy"), "--json"],
+    ):
+        assert run(*command, *given).json()
+    assert "--tokenizer is for a single model" in refused("serve", str(bert), "tiny-en", *given)
+
+
+@pytest.mark.parametrize(
+    ("kind", "positions", "length"), [("bert", 512, 512), ("roberta", 514, 512), ("esm", 2050, 1024)]
+)
+def test_rows_are_as_long_as_the_positions(kind, positions, length, tmp_path):
+    """Not shorter, as a text would be cut into pieces for nothing; up to a size that a machine can hold."""
+    folder = write(tmp_path / "m", network(kind, max_position_embeddings=positions))
+    lm = unmask.load(folder)
+    assert lm.length == length and lm.model.backbone.longest >= length
+    words = ["the cat sat on the mat."] * 40
+    assert len(lm.score(" ".join(words), draws=1).texts) == 1
+    assert unmask.load(folder, length=16).length == 16
+    assert convert(str(folder), tmp_path / "out", length=24)["length"] == 24
+    assert unmask.load(tmp_path / "out").length == 24
+    with pytest.raises(UserError, match="was trained on rows of 24 tokens; leave out the length"):
+        unmask.load(tmp_path / "out", length=16)
+    with pytest.raises(UserError, match=r"4096 tokens are more than the .* positions"):
+        unmask.load(folder, length=4096).sample(1, steps=1)
 
 
 # -- what is no encoder, and what must not be run --------------------------------------------------------------------
@@ -276,6 +341,20 @@ def test_causal_models_are_one_sentence(bert):
     change(bert, model_type="gpt2")
     with pytest.raises(UserError, match=r"its model_type is 'gpt2', and unmask reads .* which look both ways"):
         unmask.load(bert)
+
+
+def test_a_config_without_model_type(bert):
+    """As the first versions of transformers wrote it: by its class, else a sentence with the cure."""
+    truth = said(unmask.load(bert), ids := torch.tensor([[5, 6, 4]]))
+    path = bert / "config.json"
+    config = {key: value for key, value in json.loads(path.read_text()).items() if key != "model_type"}
+    for classes in (["BertForMaskedLM"], ["BertForPreTraining"], ["BertModel"]):
+        path.write_text(json.dumps(config | {"architectures": classes}))
+        assert torch.equal(said(unmask.load(bert), ids), truth)
+    for more in ({"architectures": None}, {"architectures": ["Berta"]}, {"architectures": ["GPT2LMHeadModel"]}):
+        path.write_text(json.dumps(config | more))
+        with pytest.raises(UserError, match=r'has no model_type, so .* write it into the file, .*"model_type": "bert"'):
+            unmask.load(bert)
 
 
 def test_nothing_of_a_folder_is_run(bert, tmp_path):
@@ -289,7 +368,7 @@ def test_nothing_of_a_folder_is_run(bert, tmp_path):
 
 def test_transformers_is_optional(bert, monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers", None)
-    with pytest.raises(UserError, match=r"needs the package transformers; pip install 'unmask\[transformers\]'"):
+    with pytest.raises(UserError, match=r"needs the package transformers; .*pip install .*\[transformers\]"):
         unmask.load(bert)
 
 
@@ -317,6 +396,17 @@ def test_mosaicbert_as_published(tmp_path):
     with torch.no_grad():
         assert torch.equal(said(lm, ids), net.head(net(ids)[0]))
     assert lm.config.model.mlp_ratio == 2 and lm.config.model.backbone == "mosaicbert"
+    for more, sentence in (
+        ({"use_glu_mlp": False}, "has use_glu_mlp false"),
+        ({"normalization": "rmsnorm"}, 'has normalization "rmsnorm"'),
+        ({"hidden_act": "relu"}, 'has hidden_act "relu"'),
+        ({"layer_norm_eps": 1e-5}, "has layer_norm_eps 1e-05"),
+        ({"monarch_mixer_sequence_mixing": True}, "has monarch_mixer_sequence_mixing true, which unmask does not know"),
+    ):
+        (tmp_path / "m" / "config.json").write_text(json.dumps(config | more))
+        with pytest.raises(UserError, match=sentence):
+            unmask.load(tmp_path / "m")
+    (tmp_path / "m" / "config.json").write_text(json.dumps(config))
     lm.save_pretrained(tmp_path / "ours")
     again = unmask.load(tmp_path / "ours")
     assert torch.equal(said(again, ids), said(lm, ids)) and again.config == lm.config

@@ -166,6 +166,31 @@ def test_the_card_names_what_it_has_no_column_for(lm):
     assert card.rstrip().endswith("Different too: k7, k8, k9.")
 
 
+def test_push_needs_nothing_that_others_import(hub, lm, monkeypatch):
+    """`huggingface_hub.utils` is an attribute only once somebody has imported it, as transformers does."""
+    monkeypatch.delattr(huggingface_hub, "utils")
+    assert push_to_hub(lm, "me/m").endswith("me/m/commit/1")
+    with pytest.raises(UserError, match="is not the name of a repository"):
+        push_to_hub(lm, "a/b/c")
+
+
+def test_figures_in_every_form_that_we_print(hub, lm, tmp_path):
+    score = lm.score(TEXTS, draws=4)
+    one = f"| {score.perplexity:.2f} |"
+    (tmp_path / "eval.json").write_text(json.dumps(score.as_dict()))
+    (tmp_path / "suite.json").write_text(
+        json.dumps({"suite": "zero-shot", "sets": [{"set": "PTB", **score.as_dict()}]})
+    )
+    for figures in (score, score.as_dict(), {"mine": score}, tmp_path / "eval.json", str(tmp_path / "suite.json")):
+        assert one in model_card(lm.config, "me/m", figures=figures)
+    assert "| PTB | " in model_card(lm.config, "me/m", figures=tmp_path / "suite.json")
+    lm.push_to_hub("me/m", figures=score)
+    assert one in (hub.folder / "README.md").read_text(encoding="utf-8")
+    for wrong in (12.3, {"test": 12.3}, [score]):
+        with pytest.raises(UserError, match="figures must be what"):
+            model_card(lm.config, "me/m", figures=wrong)
+
+
 def test_the_card_of_another_method_promises_no_transformers():
     lm = random_lm(bytes_tokenizer(), "model.method=sedd")
     card = model_card(lm.config, "me/m")

@@ -195,7 +195,7 @@ def test_the_tokenizer_comes_from_the_shelf(offline, monkeypatch, tmp_path):
 
 def test_no_tokenizer_anywhere(offline, tmp_path):
     with pytest.raises(
-        UserError, match=r"comes without a tokenizer.*Hub cannot be reached; give one with tokenizer=PATH"
+        UserError, match=r"comes without a tokenizer.*Hub cannot be reached; give one with --tokenizer PATH"
     ):
         unmask.load(small_owt(tmp_path / "m"))
 
@@ -301,6 +301,9 @@ def test_the_published_sizes_of_sedd():
 WRONG = {
     "uniform": ({"graph__type": "uniform"}, "SEDD of graph 'uniform'; unmask reads only the absorbing one"),
     "unscaled": ({"model__scale_by_sigma": False}, "SEDD without scale_by_sigma"),
+    "a field": ({"model__window": 4}, "has model.window 4, which unmask does not know"),
+    "a section": ({"algo": {"name": "x"}}, "has algo .*, which unmask does not know"),
+    "tied": ({"model__tie_word_embeddings": True}, "has model.tie_word_embeddings true"),
     "noise": ({"noise__type": "linear"}, "has noise type 'linear'"),
     "no noise": ({"noise": None}, "it has no section 'noise'"),
     "no width": ({"model__hidden_size": "768"}, "has hidden_size '768', which is not a number"),

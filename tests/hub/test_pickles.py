@@ -99,6 +99,26 @@ def same(a: Any, b: Any) -> bool:
     return type(a) is type(b) and a == b
 
 
+def old_file(path: Path, value: Any, spoil: Callable[[bytes], bytes] = bytes) -> Path:
+    """A file as torch wrote it before 1.6."""
+    torch.save(value, path, _use_new_zipfile_serialization=False)
+    content = path.read_bytes()
+    path.write_bytes(spoil(content))
+    assert spoil is bytes or path.read_bytes() != content
+    return path
+
+
+def test_old_files_are_the_same_as_torch(tmp_path: Path) -> None:
+    """Without a zip: the same tensors, and what they would call stays a record."""
+    path = old_file(tmp_path / "x.bin", contents())
+    assert same(read(pickled.load(path)), torch.load(path, weights_only=False))
+    marker = tmp_path / "RAN"
+    trap = old_file(tmp_path / "trap.bin", {"w": torch.ones(2), "trap": Call(open, str(marker), "w")})
+    assert isinstance(pickled.load(trap)["trap"], Inert) and not marker.exists()
+    with pytest.raises(UserError, match=r"trap.bin does not hold a dictionary of tensors: 'trap' is a"):
+        pickled.tensors(pickled.load(trap), trap)
+
+
 def contents() -> dict[str, Any]:
     generator = torch.Generator().manual_seed(0)
     base = torch.randn(6, 8, generator=generator)
@@ -401,9 +421,18 @@ def _zipped(path: Path, kind: int = zipfile.ZIP_STORED, **entries: bytes) -> Non
 
 SPOILT: dict[str, tuple[Callable[[Path], Any], str]] = {
     "not a zip": (lambda p: p.write_text("hello"), "it is not a torch file"),
-    "legacy": (
-        lambda p: torch.save({"a": torch.ones(2)}, p, _use_new_zipfile_serialization=False),
-        "of torch's old format without a zip",
+    "a plain pickle": (lambda p: p.write_bytes(pickle.dumps({"a": 1})), "it is a pickle, but not one of torch's"),
+    "old, cut short": (
+        lambda p: old_file(p, {"a": torch.ones(200)}, lambda content: content[:-3]),
+        "is cut short in storage",
+    ),
+    "old, without numbers": (
+        lambda p: old_file(p, {"a": torch.ones(200)}, lambda content: content[:-808]),
+        "the numbers of storage .* are missing",
+    ),
+    "old, of another machine": (
+        lambda p: old_file(p, {}, lambda content: content.replace(b"endianq\x02\x88", b"endianq\x02\x89")),
+        "written by a big-endian machine",
     ),
     "another zip": (lambda p: _zipped(p, readme=b"hello"), "not one of torch's"),
     "two of them": (lambda p: _zipped(p, a__data_pkl=b"N.", b__data_pkl=b"N."), "not one of torch's"),

@@ -34,7 +34,8 @@ def lm() -> LM:
 def test_it_is_in_the_package_small_and_complete():
     assert pretrained() == [NAME]
     files = {path.name: path.stat().st_size for path in FOLDER.iterdir()}
-    assert set(files) == {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "README.md"}
+    tokenizer = {"tokenizer.json", "tokenizer_config.json"}
+    assert set(files) == {"config.json", "model.safetensors", "sampling.json", "README.md"} | tokenizer
     assert sum(files.values()) < 20e6
     assert {
         tensor.dtype for name, tensor in load_file(FOLDER / "model.safetensors").items() if "inv_freq" not in name
@@ -71,6 +72,8 @@ def test_the_command_line_takes_its_name():
 
 def test_transformers_reads_it(lm):
     from transformers import AutoModelForMaskedLM, AutoTokenizer
+
+    import unmask.transformers  # noqa: F401  # which registers the class
 
     model, tokenizer = AutoModelForMaskedLM.from_pretrained(FOLDER), AutoTokenizer.from_pretrained(FOLDER)
     ids = tokenizer(STORY, return_tensors="pt")["input_ids"]

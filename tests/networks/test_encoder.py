@@ -269,16 +269,31 @@ def test_a_network_that_cannot_be_cut_is_found_out():
         net.probe("it")
 
 
+SEEING = {"fnet": {}, "convbert": {"conv_kernel_size": 3, "embedding_size": 16},
+          "mobilebert": {"embedding_size": 8, "intra_bottleneck_size": 16, "true_hidden_size": 16}}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", SEEING)
 @torch.no_grad()
-def test_networks_that_see_padding():
-    bare = TINY | {"model_type": "fnet"}
-    net = Encoder.from_architecture(bare, VOCAB).eval()
-    ids, valid = tokens(2, 6), torch.ones(2, 6, dtype=torch.bool)
+def test_networks_that_see_padding(kind):
+    """Rows of one length at a time, without their padding: as each alone."""
+    net = Encoder.from_architecture(TINY | {"model_type": kind} | SEEING[kind], VOCAB).eval()
+    net.probe("it")
+    ids, valid = tokens(3, 6), torch.ones(3, 6, dtype=torch.bool)
     assert torch.equal(logits(net, ids, valid=valid), net.model(input_ids=ids).logits[..., :SIZE])
-    valid[1, 5] = False
-    with pytest.raises(UserError, match="FNetForMaskedLM cannot ignore padding"):
+    valid[1, 5] = valid[2, 2:] = False
+    found = logits(net, ids, valid=valid)
+    for row, length in enumerate((6, 5, 2)):
+        alone = net.model(input_ids=ids[row : row + 1, :length]).logits[0, :, :SIZE]
+        torch.testing.assert_close(found[row, :length], alone, rtol=1e-5, atol=1e-5)
+    valid[1, 2] = False
+    with pytest.raises(UserError, match=r"cannot ignore padding, and here it is not at the end of rows"):
         net(ids, valid=valid)
+
+
+@torch.no_grad()
+def test_networks_in_which_padding_counts_are_refused():
     deaf = encoder("bert")
-    deaf._mask = lambda valid: None
+    deaf._mask = lambda *args: None
     with pytest.raises(UserError, match="in which padding changes the predictions for other tokens"):
         deaf.probe("it")

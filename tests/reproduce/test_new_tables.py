@@ -104,3 +104,12 @@ def test_reports_of_earlier_versions_are_read(path):
     assert markdown(report).startswith(f"# {report.name}")
     for stem, plot in zip(plot_stems(report.plots), report.plots, strict=True):
         assert svg(plot) == (path.parent / f"{stem}.svg").read_text(), "equal input gives equal bytes"
+
+
+@pytest.mark.parametrize("path", sorted(RESULTS.rglob("*.md")), ids=lambda path: "/".join(path.parts[-3:]))
+def test_pages_of_results_are_as_their_figures_and_name_no_folder_of_ours(path):
+    text = path.read_text()
+    assert not [word for word in ("/work/", "../shared", "runs/data", "runs/pretrained") if word in text]
+    if path.name == "report.md":
+        assert text == markdown(load_results(path.parent))
+        assert load_results(path.parent).data in text.splitlines()[0].replace("\\", "")

@@ -40,6 +40,7 @@ from unmask.types import UserError
 
 TINY = Scale(
     "smoke",
+    unjudged=SCALES["smoke"].unjudged,
     steps=10,
     longer=2,
     rows=16,
@@ -168,7 +169,10 @@ def test_a_table_is_a_page_a_document_and_plots(tables, bench, name):
     figures = [cell for table in said["tables"] for own in cells(table).values() for cell in own.values()]
     numbers = [part for cell in figures if isinstance(cell, dict) for part in (cell["value"], cell["error"] or 0.0)]
     assert len(numbers) >= 6 and all(isinstance(number, int | float) and math.isfinite(number) for number in numbers)
-    assert said["checks"] and all(check["holds"] in (True, False, None) for check in said["checks"])
+    assert said["checks"] and said["unjudged"].startswith("No verdict: at the scale smoke")
+    assert all(check["holds"] is None and "not judged" in check["detail"] for check in said["checks"])
+    assert said["unjudged"].split(":")[0] in page and not set("✓✗") & set(page)
+    assert page.splitlines()[0].endswith(f"at scale smoke, on {bench.source}".replace("_", "\\_"))
     plots = list(folder.glob("*.svg"))
     assert len(plots) == len(said["plots"]) == (name in ("steps", "caching", "variance-curve"))
     assert all(ET.parse(plot).getroot().tag.endswith("svg") for plot in plots)

@@ -375,6 +375,10 @@ def test_page_has_everything() -> None:
         "~ open: 1 ~ 1",
         "a note",
     ]
+    named = markdown(example(data="my.txt", unjudged="No verdict: it is a toy."))
+    assert named.startswith("# lm1b-ablation: tab:lm1b-ablation of the paper, at scale smoke, on my.txt\n")
+    assert "trained on my.txt" in named and "No verdict: it is a toy.\n\n- lower is better\n- no\n- open\n" in named
+    assert not set("✓✗") & set(named)
     text = markdown(example())
     assert text.startswith("# lm1b-ablation: tab:lm1b-ablation of the paper, at scale smoke\n")
     assert "```sh\nunmask reproduce lm1b-ablation --scale smoke\n```" in text
@@ -553,6 +557,23 @@ def test_points_lie_where_they_should(log_x: bool, log_y: bool) -> None:
     assert len(list(groups(root)["c"])) == 2 + 20  # title, line and a mark a point
 
 
+@pytest.mark.parametrize("points", [3, 500])
+def test_every_curve_has_a_mark_of_its_own_which_the_legend_shows(points: int) -> None:
+    x = [float(i) for i in range(points)]
+    text = svg(Plot("p", "", "", "", [Curve(f"curve {i}", x, [i + 1.0] * points) for i in range(12)]))
+
+    def kinds(part: str) -> list[str]:
+        """Every mark without its colour and its place."""
+        marks = re.findall(r"<(?:circle|rect|path)[^>]*(?:r=|width=.7|z\")[^>]*/>", part)
+        return [re.sub(r' (c?[xy])="[^"]*"|(?<=d="M)[^m]*', "", mark) for mark in marks]
+
+    curves = [kinds(part.split("</g>")[0]) for part in text.split('<g class="curve"')[1:]]
+    legend = [kinds(part.split("</g>")[0]) for part in text.split('<g class="curve"')[0].split("<g ")[1:]]
+    assert len(curves) == len(legend) == 12 and {len(marks) for marks in legend} == {1}
+    assert [set(marks) for marks in curves] == [set(marks) for marks in legend]
+    assert len({marks[0] for marks in legend}) == 12 and {len(marks) for marks in curves} == {min(points, 12)}
+
+
 def test_ticks_of_the_picture_agree_with_its_points() -> None:
     root = parse(Plot("p", "", "", "", [Curve("c", [10.0, 50.0, 1000.0], [1.0, 2.0, 4.0])], log_x=True))
     at = {
@@ -687,7 +708,7 @@ def test_every_printed_table_is_whole() -> None:
         "fig:nll_owt",
         "zeroshot-ppl",
         "tbl:glue",
-        "section 5.2, text",
+        "section 5.1, text",
     }
     for table in paper.TABLES.values():
         assert all(list(row) == table.columns for row in table.rows.values())

@@ -75,7 +75,7 @@ found = {
     "parsed": ran("sample", *short, "--wobble", "3"),
     "with": ran("sample", *short, "--with", "wobble=3"),
     "outside": ran("sample", *short, "--wobble", "10"),
-    "bodies": [read(kind, json.dumps(body).encode()).options(0).wobble for kind in (DiffusionBody, CompletionBody)],
+    "bodies": [read(kind, json.dumps(body).encode()).explicit()["wobble"] for kind in (DiffusionBody, CompletionBody)],
     "body outside": refused(lambda: read(DiffusionBody, b'{"sampler": "wobbling", "wobble": 10}')),
     "openapi": document["components"]["schemas"]["DiffusionBody"]["properties"],
     "facts": _card("tiny-en", lm, Limits(), 0)["unmask"],
@@ -199,7 +199,7 @@ def test_settings_are_attributes_and_survive_replace() -> None:
     params = SamplingParams(sampler="gibbs", steps=30, burn=3, temperature=1.0)
     assert (params.steps, params.burn, params.scan, params.temperature) == (30, 3, None, 1.0)
     assert params == SamplingParams(sampler="gibbs", steps=30, burn=3) and params.choice.temperature == 1.0
-    with pytest.raises(TypeError, match="did you mean 'temperature'"):
+    with pytest.raises(UserError, match="did you mean 'temperature'"):
         SamplingParams(temprature=1.0)
     with pytest.raises(AttributeError):
         params.nothing  # noqa: B018

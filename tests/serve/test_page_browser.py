@@ -23,6 +23,7 @@ import torch
 import unmask
 from support.dna_models import dna_lm
 from support.helpers import random_lm, tiny_config
+from unmask.data.tokenization import bytes_tokenizer
 from unmask.lm import LM
 from unmask.models import registry
 from unmask.sampling.trace import Trace
@@ -54,7 +55,13 @@ def lms() -> dict[str, Any]:
     labelled = LM(registry.model(config, tiny.tokenizer.vocab, 2).eval(), tiny.tokenizer, config, labels=["a", "b"])
     for weight in labelled.model.parameters():
         torch.nn.init.normal_(weight, std=0.2, generator=generator)
-    return {"tiny-en": tiny, "left": ar, "bases": dna_lm(length=120), "labelled": labelled}
+    return {
+        "tiny-en": tiny,
+        "left": ar,
+        "bases": dna_lm(length=120),
+        "labelled": labelled,
+        "bytes": random_lm(bytes_tokenizer(), "data.length=48"),
+    }
 
 
 @contextmanager
@@ -137,7 +144,7 @@ def open_page(browser, tabs, address):
     used, contexts = [], []
     tabs.wrong.clear()
 
-    def open_(hash: str = "", **how: Any) -> Any:
+    def open_(hash: str = "#mode=write", unfold: bool = True, **how: Any) -> Any:
         if how:
             contexts.append(browser.new_context(**how))
             page = tabs.make(contexts[-1])
@@ -146,6 +153,8 @@ def open_page(browser, tabs, address):
             used.append(page)
         page.goto(address + hash)
         page.wait_for_selector("body.ready")
+        if unfold:
+            page.evaluate("document.getElementById('settings').open = true")
         return page
 
     open_.wrong = tabs.wrong
@@ -324,7 +333,7 @@ def test_more_settings(open_page, lms, address, artefacts):
     page.fill("#a-seed", "5")
     page.click("#run")
     finish(page)
-    how = {"sampler": "confidence", "k": 3, "top_k": 7, "min_p": 0.01}
+    how = {"sampler": "confidence", "k": 3, "top_k": 7, "min_p": 0.01, **lms["tiny-en"].recommended.settings}
     (sample,) = lms["tiny-en"].write_samples(1, length=21, seed=5, **how)
     assert shown(page) == sample.text and "7 calls" in page.locator("#status").inner_text()
     assert "top-k 7" in page.locator(".run .summary").inner_text()
@@ -356,7 +365,7 @@ def test_labels_and_windows(open_page, lms):
     finish(page)
     assert page.locator("#stage .k").count() == 160
     (sample,) = lms["tiny-en"].write_samples(1, length=160, steps=8, seed=1, stride=64)
-    assert shown(page) == sample.text
+    assert shown(page).replace("[EOS]", "\n") == sample.text
 
 
 def test_rewrite_what_the_mouse_selects(open_page):
@@ -410,14 +419,14 @@ def test_score_is_the_bound_of_the_library(open_page, lms, artefacts):
 
 def test_two_settings_side_by_side_and_the_link(open_page, browser, lms, artefacts):
     page = open_page("#length=20&steps=4&seed=3&n=2")
-    page.click("text=Compare two settings")
+    page.click("#compareBox")
     page.fill("#b-steps", "10")
     page.select_option("#b-sampler", "confidence")
     page.click("#run")
     finish(page)
     assert page.locator(".run").count() == 2 and page.locator("#stage .canvas").count() == 4
     a = lms["tiny-en"].write_samples(2, length=20, steps=4, seed=3)
-    b = lms["tiny-en"].write_samples(2, length=20, steps=10, seed=3, sampler="confidence")
+    b = lms["tiny-en"].write_samples(2, length=20, steps=10, seed=3, sampler="confidence", exact=True)
     assert [shown(page, i) for i in range(4)] == [sample.text for sample in [*a, *b]]
     page.screenshot(path=artefacts / "compare.png")
     link = page.evaluate("location.hash")
@@ -492,6 +501,176 @@ def test_html_stays_text(open_page, tmp_path, browser):
     open_page.wrong[:] = [said for said in open_page.wrong if "400" not in said]  # the gap of no tokens was refused
 
 
+def test_it_opens_with_gaps_that_the_model_fills_well(open_page, lms):
+    page = open_page("", unfold=False, viewport={"width": 1366, "height": 768})
+    lm = lms["tiny-en"]
+    assert page.is_checked("[name=mode][value=fill]") and page.input_value("#gaps") == lm.recommended.infill
+    assert not page.locator("#a-steps").is_visible()  # the settings are folded, and said in a line
+    assert "recommended by the model" in page.locator("#settingsLine").inner_text()
+    assert {link.get_attribute("href") for link in page.locator(".what a").all()} == {
+        "/docs",
+        "https://arxiv.org/abs/2406.07524",
+    }
+    page.click("#run")
+    finish(page)
+    assert shown(page) == lm.infill(lm.recommended.infill, steps=32, seed=0)[0]
+    page.evaluate("scrollTo(0, 0)")
+    lines = page.evaluate("""(() => {
+        const box = document.querySelector('#stage .canvas'), style = getComputedStyle(box);
+        const top = box.getBoundingClientRect().top + parseFloat(style.paddingTop);
+        return (document.getElementById('player').getBoundingClientRect().top - top) / parseFloat(style.lineHeight);
+    })()""")
+    assert lines >= 9
+
+
+def test_the_recommended_settings_and_the_exact_law_are_one_click_apart(open_page, lms):
+    page, lm = open_page("#mode=write&length=24&steps=6&seed=2"), lms["tiny-en"]
+    assert page.is_checked("[name=law][value=recommended]")
+    assert page.input_value("#a-temperature") == str(lm.recommended.settings["temperature"])
+    assert "temperature 0.7" in page.locator(".side .advice").first.inner_text()
+    page.click("#run")
+    finish(page)
+    recommended = shown(page)
+    assert recommended == lm.write_samples(1, length=24, steps=6, seed=2)[0].text
+    choose(page, "law", "exact")
+    assert page.input_value("#a-temperature") == "1"
+    page.click("#run")
+    finish(page)
+    assert shown(page) == lm.write_samples(1, length=24, steps=6, seed=2, exact=True)[0].text != recommended
+    page.fill("#a-temperature", "0.3")
+    assert page.is_checked("[name=law][value=custom]") and page.locator("#customBox").is_visible()
+    choose(page, "law", "recommended")
+    assert page.input_value("#a-temperature") == "0.7" and not page.locator("#customBox").is_visible()
+    page.select_option("#a-model", "bases")  # which recommends nothing
+    assert not page.locator("#lawBox").is_visible() and page.input_value("#a-temperature") == "1"
+    page.select_option("#a-model", "tiny-en")
+    assert page.is_checked("[name=law][value=recommended]")
+
+
+@pytest.mark.parametrize("model", ["tiny-en", "bases", "left"])
+def test_compare_begins_with_two_different_settings(open_page, model):
+    page = open_page(f"#mode=write&model={model}", unfold=False)
+    page.click("#compareBox")
+    values = "all => all.filter((one) => !one.id.endsWith('-n')).map((one) => one.value)"
+    a, b = (page.locator(f"[id^={side}-]").evaluate_all(values) for side in "ab")
+    assert len(a) == len(b) > 5 and a != b and page.locator("#b-steps").is_visible()  # and both are seen
+    line = page.locator("#settingsLine").text_content()
+    assert "A: " in line and "B: " in line
+
+
+def test_at_the_length_limit_the_page_says_how_to_write_more(open_page, lms):
+    page = open_page("#mode=write&length=64&steps=4&seed=1")
+    hint = page.locator(".side .longer").first
+    assert not hint.is_visible()
+    page.fill("#a-length", "128")
+    page.press("#a-length", "Tab")
+    assert hint.is_visible() and "stride" in hint.inner_text() and "64" in hint.inner_text()
+    hint.locator("button").click()
+    assert page.input_value("#a-stride") == "64" and page.input_value("#a-length") == "256" and not hint.is_visible()
+    page.click("#run")
+    finish(page)
+    assert page.locator("#stage .k").count() == 256
+    choose(page, "mode", "fill")
+    page.fill("#a-stride", "")
+    assert not hint.is_visible()  # the text and its gaps say how long it is
+
+
+def test_a_film(open_page, tmp_path, artefacts):
+    image = pytest.importorskip("PIL.Image", reason="Pillow is not installed: the film is not read")
+    page = open_page("#length=24&steps=12&seed=4")
+    page.click("#run")
+    finish(page)
+    page.click("#first")
+    with page.expect_download() as taken:
+        page.click("#saveGif")
+    taken.value.save_as(tmp_path / "film.gif")
+    shutil.copy(tmp_path / "film.gif", artefacts / "film.gif")
+    assert (tmp_path / "film.gif").stat().st_size > 5000
+    with image.open(tmp_path / "film.gif") as film:
+        box = page.locator("#stage").bounding_box()
+        assert film.format == "GIF" and abs(film.width - box["width"] - 32) <= 1 and film.n_frames >= 6
+        frames = []
+        for i in range(film.n_frames):
+            film.seek(i)
+            frames.append(film.convert("RGB").tobytes())
+    assert len(set(frames)) == len(frames)  # something happens in every one
+    assert masks(page) == 24 and not page.locator("#saveGif").is_disabled()  # and the page is where it was
+    until(page, "!document.body.classList.contains('recording')")
+
+
+def test_streams_that_end_are_not_aborted(open_page):
+    page, ends = open_page("#length=24&steps=12"), []
+    page.on("requestfailed", lambda asked: ends.append(f"failed: {asked.url}"))
+    page.on("requestfinished", lambda asked: ends.append("finished") if "diffusion" in asked.url else None)
+    for seed in range(6):  # with Cache-Control: no-store, chromium cancelled most of them
+        page.fill("#a-seed", str(seed))
+        page.click("#run")
+        finish(page)
+    page.wait_for_timeout(100)
+    assert ends == ["finished"] * 6
+
+
+OTHER = "Привет, 世界! 🙂"
+
+
+def test_characters_of_any_script(open_page, lms, tmp_path, browser):
+    """Bytes are shown until all bytes of a character are there, then the character, on the page and in the replay."""
+    page = open_page(f"#model=bytes&mode=fill&steps=64&seed=3&text={OTHER}%20{{{{4}}}}")
+    page.click("#run")
+    finish(page)
+    text = lms["bytes"].infill(OTHER + " {{4}}", steps=64, seed=3)[0]
+    assert shown(page).replace("\u200a", "").startswith(OTHER) and text.startswith(OTHER)
+    with page.expect_download() as taken:
+        page.click("#saveHtml")
+    taken.value.save_as(tmp_path / "replay.html")
+    choose(page, "mode", "score")
+    page.fill("#scored", OTHER)
+    page.press("#scored", "Enter")
+    page.wait_for_selector("#scores .k")
+    assert page.locator("#scores .canvas").inner_text().replace("\u200a", "") == OTHER
+    assert page.locator("#scores .canvas .k").count() == len(OTHER.encode())
+    context = browser.new_context(offline=True)
+    replay = context.new_page()
+    replay.goto((tmp_path / "replay.html").as_uri() + "#event=1000")
+    replay.wait_for_selector("#canvas .k")
+    assert replay.locator("#canvas").inner_text().replace("\u200a", "").startswith(OTHER)
+    context.close()
+
+
+def test_a_character_appears_with_its_last_byte(browser, tmp_path):
+    """A replay that writes п (two bytes), 世 (three) and a byte that is none, in an order with all kinds of halves."""
+    from unmask.sampling.trace import Change, TraceEvent
+    from unmask.serve.replay import write_html
+
+    tokenizer, text = bytes_tokenizer(), "aп世".encode() + b"\xff"
+    mask = tokenizer.vocab.mask
+    trace = Trace(tokenizer, [torch.tensor([97] + [mask] * 6)], {})
+    order, recording = [2, 4, 6, 1, 3, 5], trace.recordings[0]
+    trace._meet(set(text))
+    for i, p in enumerate(order):
+        recording.events.append(TraceEvent(i, None, i + 1, (Change(p, text[p], 0.5),)))
+    recording.text, recording.done = "aп世", True
+    write_html(trace, tmp_path / "bytes.html")
+    context = browser.new_context(reduced_motion="reduce")
+    page = context.new_page()
+    seen = []
+    for k in range(7):
+        page.goto("about:blank")
+        page.goto((tmp_path / "bytes.html").as_uri() + f"#event={k}")
+        page.wait_for_selector("#canvas .k")
+        seen.append(
+            page.locator("#canvas .k").evaluate_all("""all => all.map((k) => k.classList.contains('m') ? '░'
+                : k.classList.contains('half') ? '▒' : k.textContent.replace('\u200a', '_'))""")
+        )
+    assert seen[0] == ["a", *"░░░░░░"] and seen[1] == ["a", *"░▒░░░░"]
+    assert seen[3][6] == "⟨ff⟩"  # which no neighbour can complete
+    assert seen[4][:5] == ["a", "п", "_", "░", "▒"] and seen[5][3:6] == ["▒", "▒", "░"]
+    assert seen[6] == ["a", "п", "_", "世", "_", "_", "⟨ff⟩"]
+    page.locator("#canvas .k").nth(4).click()
+    assert "part of 世" in page.locator("#card").inner_text()
+    context.close()
+
+
 def test_phone_width_and_dark_mode(open_page, artefacts):
     page = open_page(
         "#length=48&steps=16&seed=6",
@@ -563,6 +742,90 @@ def test_it_can_be_read(open_page, scheme):
         ".field span",
     ):
         assert contrast(page, selector) >= 4.5, selector
+
+
+TOKENS = """() => {
+    const paint = document.createElement('canvas').getContext('2d', { willReadFrequently: true });
+    const light = (...layers) => {  // painted over one another, from the back to the front
+        paint.clearRect(0, 0, 1, 1);
+        for (const colour of layers) { paint.fillStyle = colour; paint.fillRect(0, 0, 1, 1); }
+        const linear = (v) => (v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
+        const [r, g, b] = [...paint.getImageData(0, 0, 1, 1).data].map((v) => linear(v / 255));
+        return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+    };
+    const box = document.querySelector('#stage .canvas'), found = [], seen = document.body.dataset.view;
+    const [span, inner, code] = ['span', 'span', 'i'].map((tag) => document.createElement(tag));
+    inner.textContent = 'word'; code.className = 'u'; code.textContent = '[EOS]';
+    inner.append(code); span.append(inner); box.append(span);
+    document.body.classList.add('recording');
+    const names = ['k g', 'k g f', 'k', 'k f'];
+    for (const i of [0, 1, 2, 3, 4, 5]) names.push(`k o${i} c${i}`, `k o${i} c${i} f`, `k o${i} c${i} f a`, `k h${i}`);
+    for (const base of 'ACGTN') names.push(`k o0 c0 b${base}`, `k o0 c0 b${base} f`);
+    for (const view of ['order', 'confidence', 'bases', 'plain']) {
+        document.body.dataset.view = view;
+        for (const name of names) {
+            span.className = name;
+            const layers = [document.body, box, span].map((one) => getComputedStyle(one).backgroundColor);
+            const back = light(...layers);
+            for (const [what, element] of [['text', inner], ['code', code]]) {
+                const front = light(...layers, getComputedStyle(element).color);
+                const [a, b] = [back, front].sort((x, y) => y - x);
+                found.push([`${view} .${name} ${what}`, (a + 0.05) / (b + 0.05)]);
+            }
+        }
+    }
+    span.remove();
+    document.body.dataset.view = seen;
+    document.body.classList.remove('recording');
+    return found;
+}"""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_every_token_can_be_read(open_page, scheme):
+    """WCAG's contrast of every kind of token, in every view, new ones and special ones too."""
+    page = open_page("#length=16&steps=4", color_scheme=scheme)
+    page.click("#run")
+    finish(page)
+    found = page.evaluate(TOKENS)
+    assert len(found) > 250
+    assert not [(name, ratio) for name, ratio in found if ratio < 4.5]
+
+
+def axe_findings(page: Any) -> list[str]:
+    """What axe-core finds wrong, once nothing moves any more."""
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-core is not installed")
+    page.wait_for_timeout(500)
+    found = axe.Axe().run(page).response["violations"]
+    return [f"{one['id']}: {node['html'][:120]}" for one in found for node in one["nodes"]]
+
+
+@pytest.mark.parametrize("scheme", ["light", pytest.param("dark", marks=pytest.mark.slow)])
+def test_axe_finds_nothing(open_page, address, tmp_path, scheme):
+    page = open_page("", unfold=False, color_scheme=scheme, viewport={"width": 1366, "height": 768})
+    assert not axe_findings(page)
+    page.evaluate("document.querySelectorAll('details').forEach((one) => { one.open = true; })")
+    page.click("#compareBox")
+    page.click("#run")
+    finish(page)
+    page.click("#first")
+    page.click("#next")
+    page.locator("#stage .k").nth(3).hover()
+    assert not axe_findings(page)
+    choose(page, "view", "confidence")
+    assert not axe_findings(page)
+    with page.expect_download() as taken:
+        page.click("#saveHtml")
+    taken.value.save_as(tmp_path / "replay.html")
+    page.click(".chip >> text=Score")
+    page.wait_for_selector("#scores .k")
+    assert not axe_findings(page)
+    page.goto(address + "docs")
+    assert not axe_findings(page)
+    page.goto((tmp_path / "replay.html").as_uri() + "#event=3")
+    page.wait_for_selector("#canvas .k")
+    assert not axe_findings(page)
+    open_page.wrong[:] = [said for said in open_page.wrong if "replay.html" not in said]
 
 
 def test_keyboard_only_and_what_a_screen_reader_hears(open_page):
@@ -772,7 +1035,6 @@ def test_with_a_key(browser, lms):
         page.fill("#key", "open sesame")
         page.press("#key", "Enter")
         page.wait_for_selector("body.ready")
-        page.fill("#a-length", "8")
         page.click("#run")
         finish(page)
         assert masks(page) == 0 and "sesame" not in page.url

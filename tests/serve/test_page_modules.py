@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import json
+import re
 import shutil
 import subprocess
+from importlib.resources import files
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -175,3 +180,110 @@ def test_the_file_to_keep_is_the_one_that_python_writes(folder):
     assert parts(found)[0] == data == parts(python)[0]
     assert parts(found)[1] == parts(python)[1]  # policy, style and script, and what follows the data
     assert found.count("<script") == python.count("<script") and "<b>&amp;" not in found
+
+
+def test_a_gif_has_the_frames_it_was_made_from(folder):
+    """Pillow reads the pixels back: noise, which fills the table of codes again and again, still frames, one pixel."""
+    image = pytest.importorskip("PIL.Image", reason="Pillow is not installed: the film is not read")
+    generator = torch.Generator().manual_seed(0)
+    width, height = 97, 61
+    noise = [torch.randint(0, 200, (height, width), generator=generator) for _ in range(2)]
+    dot = noise[1].clone()
+    dot[7, 90] = 201
+    frames = [torch.zeros(height, width, dtype=torch.int64), *noise, noise[1], dot, torch.full_like(dot, 3)]
+    code = """
+    const colours = Array.from({ length: 255 }, (_, i) => [i, 255 - i, (7 * i) % 256]);
+    const gif = own.makeGif(given.width, given.height, colours);
+    for (const frame of given.frames) gif.add(Uint8Array.from(frame), 12);
+    console.log(JSON.stringify(Buffer.from(gif.finish()).toString("base64")));
+    """
+    given = {"width": width, "height": height, "frames": [frame.flatten().tolist() for frame in frames]}
+    data = base64.b64decode(in_node(folder, "gif.js", code, given))
+    with image.open(io.BytesIO(data)) as film:
+        assert film.size == (width, height) and film.info["loop"] == 0
+        read = []
+        for i in range(film.n_frames):
+            film.seek(i)
+            pixels = torch.tensor(list(film.convert("RGB").tobytes())).reshape(height, width, 3)
+            read.append((pixels[..., 0], film.info["duration"]))
+    # A still frame may be shown as one with the frame before it, for twice as long.
+    shown, times = [frames[0], *noise, dot, frames[-1]], [120, 120, 240, 120, 120]
+    if len(read) == len(frames):
+        shown, times = frames, [120] * len(frames)
+    assert len(read) == len(shown)
+    for (pixels, time), frame, expected in zip(read, shown, times, strict=True):
+        assert torch.equal(pixels, frame) and time == expected
+
+
+def test_a_palette_keeps_the_colours_that_there_are(folder):
+    code = """
+    const frame = new Uint8ClampedArray(given.flatMap((rgb) => [...rgb, 255]));
+    const { colours, indices } = own.makePalette([frame]);
+    console.log(JSON.stringify([...indices(frame)].map((i) => colours[i])));
+    """
+    colours = [[0, 0, 0], [255, 255, 255], [216, 210, 198], [59, 76, 192], [255, 255, 255]]
+    assert in_node(folder, "gif.js", code, colours) == colours
+    rare = [[r, g, 128] for r in range(0, 256, 8) for g in range(0, 256, 8)]  # more than there is room for
+    assert in_node(folder, "gif.js", code, [*rare, *colours * 3])[len(rare) :] == colours * 3
+
+
+def joined_by_python(pieces: list[bytes | None]) -> list[str | None]:
+    """Slow and obvious: a character belongs to the token that holds its first byte, if all its bytes are there."""
+    owner = [(p, byte) for p, piece in enumerate(pieces) if piece is not None for byte in piece]
+    shown: list[list[str]] = [[] for _ in pieces]
+    i = 0
+    while i < len(owner):
+        p, byte = owner[i]
+        for size in (4, 3, 2, 1):
+            part = owner[i : i + size]
+            between = any(pieces[q] is None for q in range(part[0][0], part[-1][0]))  # a mask
+            try:
+                text = bytes(one for _, one in part).decode()
+            except UnicodeDecodeError:
+                continue
+            if len(text) == 1 and len(part) == size and not between:
+                shown[p].append(text)
+                i += size
+                break
+        else:
+            shown[p].append(f"⟨{byte:02x}⟩")
+            i += 1
+    texts = ["".join(parts).replace("⟩⟨", " ") for parts in shown]
+    return [None if piece is None else text for piece, text in zip(pieces, texts, strict=True)]
+
+
+def test_characters_are_put_together_from_their_bytes(folder):
+    """Random texts, cut into tokens at random bytes and masked at random, against a slow truth."""
+    random = Random(0)
+    cases = []
+    for _ in range(300):
+        letters = [random.choice("aпи世界🙂é é\n") for _ in range(random.randrange(1, 9))]
+        data = "".join(letters).encode() + random.choice([b"", b"\xff", b"\xe4\xb8", b"\xc0\xaf", b"\xed\xa0\x80"])
+        cuts = sorted(random.sample(range(1, len(data)), random.randrange(0, len(data)))) if len(data) > 1 else []
+        pieces = [data[a:b] for a, b in zip([0, *cuts], [*cuts, len(data)], strict=True)]
+        cases.append([None if random.random() < 0.15 else piece for piece in pieces])
+
+    def shown(piece: bytes | None) -> str | None:  # as a tokenizer shows a token alone
+        if piece is None:
+            return None
+        text = piece.decode("utf-8", "surrogateescape")
+        return re.sub("[\udc80-\udcff]+", lambda bad: f"⟨{bad[0].encode('utf-8', 'surrogateescape').hex(' ')}⟩", text)
+
+    ran = subprocess.run(
+        [
+            "node",
+            "-e",
+            "const { joined } = require(process.argv[1]);"
+            "const given = JSON.parse(require('fs').readFileSync(0, 'utf8'));"
+            "console.log(JSON.stringify(given.map(joined)));",
+            str(files("unmask.serve.replay") / "player.js"),
+        ],
+        input=json.dumps([[shown(piece) for piece in case] for case in cases]),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+    for case, found in zip(cases, json.loads(ran.stdout), strict=True):
+        assert found == joined_by_python(case), case

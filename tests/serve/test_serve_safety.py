@@ -455,13 +455,3 @@ def test_wrong_settings_of_the_command_are_sentences(tmp_path):
 def test_limits_are_checked():
     with pytest.raises(UserError, match="body=0"):
         Limits(body=0)
-
-
-def test_without_the_extra_it_says_what_to_install(monkeypatch):
-    import sys
-
-    for name in [name for name in sys.modules if name.startswith(("unmask.serve", "starlette"))]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "starlette", None)
-    ran = run("serve", "tiny-en", "--port", "0")
-    assert ran.code == 2 and "pip install 'unmask[serve]'" in ran.err

@@ -17,6 +17,7 @@ from unmask.config import load_yaml
 from unmask.data.tasks import task
 from unmask.data.tokenization import bytes_tokenizer
 from unmask.models import registry
+from unmask.training import adapt, fit
 from unmask.training.finetune import load_classifier
 from unmask.types import UserError, Vocab
 
@@ -112,8 +113,7 @@ def test_a_run_goes_on_without_the_model_it_began_with(masked_lm, other, tmp_pat
 
 
 def test_settings_are_the_papers_unless_said_otherwise(masked_lm, other):
-    ran = run("finetune", str(masked_lm), "mdlm", "--data", str(other), "--print-config")
-    config = unmask.config.parse(yaml.safe_load(ran.out))
+    config = adapt.language_config(unmask.load(masked_lm), "m", "mdlm", str(other)).resolved()
     own = config.train
     assert (own.lr, own.warmup, own.betas) == (5e-5, 2500, (0.95, 0.999))
     assert (own.batch_size, own.steps, own.ema) == (512, 5000, 0)
@@ -124,6 +124,64 @@ def test_settings_are_the_papers_unless_said_otherwise(masked_lm, other):
     own = unmask.config.parse(yaml.safe_load(glue.out))
     assert (own.train.lr, own.train.batch_size, own.task.epochs, own.task.length) == (2e-5, 16, 3, 128)
     assert (own.train.decay, own.train.warmup, own.train.weight_decay) == ("linear", 0, 0)
+
+
+SLOW, FAST = (fit.RowCost(seconds, saved=10, weights=100) for seconds in (0.12, 1e-5))
+
+
+@pytest.mark.parametrize(
+    ("cost", "changes", "expected"),
+    [
+        (SLOW, [], {"batch_size": 8, "micro_batch_size": None, "minutes": 30, "warmup": 0.1, "checkpoint_every": 0.1}),
+        (SLOW, ["train.minutes=120"], {"batch_size": 32, "micro_batch_size": 16, "minutes": 120}),
+        (SLOW, ["train.steps=200"], {"batch_size": 8, "steps": 200, "minutes": None, "checkpoint_every": 500}),
+        (SLOW, ["train.batch_size=512"], {"batch_size": 512, "micro_batch_size": 16, "minutes": 30}),
+        (SLOW, ["train.batch_size=512", "train.micro_batch_size=3"], {"micro_batch_size": 3}),
+        (SLOW, ["train.batch_size=2", "train.steps=3"], {"batch_size": 2, "steps": 3, "micro_batch_size": None}),
+        (FAST, [], {"batch_size": 512, "steps": 5000, "minutes": None, "micro_batch_size": None, "warmup": 0.5}),
+    ],
+)
+def test_settings_fit_the_machine(masked_lm, other, tmp_path, monkeypatch, capsys, cost, changes, expected):
+    """The paper's 512 rows of 0.12 s are a minute a step: fewer rows, and a time."""
+    monkeypatch.setattr(fit, "row_cost", lambda lm, length: cost)
+    lm = unmask.load(masked_lm)
+    config = adapt.language_config(lm, "m", "mdlm", str(other), None, changes)
+    fitted = fit.fit_machine(lm, config, tmp_path, changes)
+    assert {key: getattr(fitted.train, key) for key in expected} == expected
+    said = capsys.readouterr().err
+    assert said.startswith("cost: ") and "s" in said and "GB of memory" in said and said.count("\n") == 1
+    if not changes and cost is SLOW:
+        assert "0.96 s, instead of 61.4 s with the recipe's rows; 30 minutes, until about" in said
+        assert fitted.eval.rows == 128, "an evaluation takes a fiftieth of the time"
+
+
+def test_a_row_is_measured(masked_lm):
+    lm = unmask.load(masked_lm)
+    cost = fit.row_cost(lm, 16)
+    weights = sum(4 * p.numel() for p in lm.model.parameters())
+    assert cost.seconds > 0 and cost.weights == weights and cost.saved > 4 * 16
+    assert cost.memory(8, ema=True) - cost.memory(4, ema=False) == weights + 4 * cost.saved
+    assert not lm.model.training and all(p.grad is None for p in lm.model.parameters())
+
+
+def test_a_fitted_run_is_continued_with_what_it_chose(masked_lm, other, tmp_path, monkeypatch):
+    monkeypatch.setattr(fit, "row_cost", lambda lm, length: fit.RowCost(12.0, 10, 100))
+    words = ["--data", str(other), "--quiet", "--json", "--out", str(tmp_path / "r")]
+    quick = [word for word in tune(masked_lm, *words) if not word.startswith("train.batch_size")]
+    first = run(*quick).json()
+    chosen = load_yaml(tmp_path / "r" / "config.yaml").train
+    assert (chosen.batch_size, first["finished"]) == (8, True)
+    monkeypatch.setattr(fit, "row_cost", lambda lm, length: pytest.fail("measured again"))
+    again = run(*quick).json()
+    assert again["before"] == first["before"] and again["after"] == first["after"], "a finished run shows its figures"
+    assert run(*quick, "train.steps=7").json()["step"] == 7
+
+
+@pytest.mark.parametrize("kind", ["nope", "mdml"])
+def test_an_unknown_kind_lists_all_of_them(masked_lm, kind):
+    said = refused("finetune", str(masked_lm), kind, "--data", "x.txt")
+    for name in (*adapt.KINDS, "glue/sst2", "genomics/demo_human_or_worm", "gue/prom_core_all"):
+        assert name in said
 
 
 def test_a_diffusion_model_goes_on_too(other, tmp_path):

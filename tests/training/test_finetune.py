@@ -8,6 +8,7 @@ import math
 import os
 import signal
 import socket
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -269,7 +270,7 @@ def test_a_signal_saves_and_loses_nothing(
     with monkeypatch.context() as patch:
         patch.setattr(Trainer, "step", at_step(14, signal.SIGTERM))
         cut = finetune(model(), task_config(root, *OFTEN), out, quiet=True)
-    assert not cut.finished and cut.step in (15, 16) and checkpoint.steps(out)[-1] == cut.step
+    assert not cut.finished and cut.step == 14 and checkpoint.steps(out)[-1] == cut.step
     assert "run the same command again" in capsys.readouterr().err
     assert not (out / "results.json").exists()
     assert finetune(model(), task_config(root, *OFTEN), out, quiet=True).finished
@@ -491,3 +492,37 @@ def test_the_last_line_of_progress_is_one_and_has_its_own_figure(tmp_path: Path,
     lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("step 4/4")]
     assert result.valid is not None
     assert len(lines) == 1 and f"valid ppl {result.valid.perplexity:.2f}" in lines[0] and "loss" in lines[0]
+
+
+# -- figures that are none -------------------------------------------------------------------------------------------
+
+
+def strict(text: str) -> Any:
+    """JSON without Python's NaN."""
+    return json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+
+
+def test_a_constant_classifier_has_no_correlation(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    same = lambda model, data, *more: np.ones((len(data), model.n_outputs))  # noqa: E731
+    monkeypatch.setattr("unmask.training.finetune.outputs", same)
+    out, config = tmp_path / "r", task_config(root, "task.max_steps=1", task="stsb")
+    for _ in range(2):  # trained, and read again
+        done = finetune(model(), config, out)
+        assert math.isnan(done.last["dev"]["spearman"]) and done.best_step is None and done.finished
+    assert "dev spearman undefined (all predictions are the same)" in capsys.readouterr().err
+    assert strict((out / "results.json").read_text())["last"]["metrics"]["dev"]["spearman"] is None
+    assert [strict(line) for line in (out / "log.jsonl").read_text().splitlines()]
+
+
+def test_missing_packages_are_noticed_before_anything_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "sklearn.metrics", None)
+    monkeypatch.setattr("unmask.training.finetune.read_splits", lambda *given: pytest.fail("read"))
+    with pytest.raises(UserError, match="needs the package sklearn; install it with"):
+        finetune(model(), task_config(tmp_path), tmp_path / "r", quiet=True)
+
+
+def test_a_task_has_epochs_and_no_minutes(root: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"task\.epochs or task\.max_steps, not minutes"):
+        finetune(model(), task_config(root, "train.minutes=2"), tmp_path / "m", quiet=True)

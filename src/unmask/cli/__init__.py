@@ -6,12 +6,12 @@ Every command is a module: its options, its body, its output. They are listed he
 from __future__ import annotations
 
 import io
+import itertools
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
 
 from ..errors import UserError
 from . import (
@@ -31,6 +31,7 @@ from . import (
     variants,
 )
 from . import eval as evaluation
+from .help import HelpfulCommand, HelpfulGroup
 from .shared import err_console, figures_line, out_console, with_settings, writing_settings
 
 __all__ = ["app", "err_console", "figures_line", "main", "out_console"]
@@ -41,20 +42,43 @@ SETTINGS: dict[str, tuple[Callable[..., None], Callable[[], Iterable[str]]]] = {
     "fill": (fill.fill, writing_settings),
     "score": (score.score, score.plan_settings),
 }
+OUTPUTS = ("--out", "--html", "--fasta")  # options that name what is written
+
+
+OUT_OF_MEMORY = (
+    "out of memory; take fewer rows at once (train.micro_batch_size leaves the result as it is; train.batch_size, "
+    "eval.batch_size, --batch-size), a shorter length or a smaller model"
+)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that there is no memory left; torch has a class for that on GPUs, and a text elsewhere."""
+    names = {kind.__name__ for kind in type(error).__mro__}
+    words = ("out of memory", "not enough memory", "can't allocate memory", "cannot allocate memory")
+    return bool(names & {"MemoryError", "OutOfMemoryError"}) or any(word in str(error).lower() for word in words)
 
 
 def full_command(name: str) -> Any:
     """A command of `SETTINGS` with the options of its settings; their schema needs torch."""
     single = typer.Typer(add_completion=False)
-    single.command(name)(with_settings(*SETTINGS[name]))
+    single.command(name, cls=HelpfulCommand)(with_settings(*SETTINGS[name]))
     return typer.main.get_command(single)
 
 
-class CommandGroup(TyperGroup):
+def refuse_empty_paths(words: Sequence[str]) -> None:
+    """Raise for an output without a name: it would be the default, or the current folder."""
+    for word, value in itertools.pairwise([*words, "."]):
+        option, sep, text = word.partition("=")
+        if option in OUTPUTS and not (text if sep else value).strip():
+            raise UserError(f"{option} is empty; give the path to write to, or leave {option} out")
+
+
+class CommandGroup(HelpfulGroup):
     """Adds the options of the settings only to the command that is called, so that `unmask --help` stays fast."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
         name, command, rest = super().resolve_command(ctx, args)
+        refuse_empty_paths(rest)
         return name, full_command(name) if name in SETTINGS else command, rest
 
 
@@ -67,20 +91,20 @@ app = typer.Typer(
     add_completion=False,
 )
 
-app.command()(train.train)
-app.command()(finetune.finetune)
+app.command(cls=HelpfulCommand)(train.train)
+app.command(cls=HelpfulCommand)(finetune.finetune)
 for name, (command, _) in SETTINGS.items():
-    app.command(name)(with_settings(command, None))
-app.command()(serve.serve)
-app.command()(variants.variants)
-app.command()(embed.embed)
-app.command()(compare.compare)
-app.command()(reproduce.reproduce)
+    app.command(name, cls=HelpfulCommand)(with_settings(command, None))
+app.command(cls=HelpfulCommand)(serve.serve)
+app.command(cls=HelpfulCommand)(variants.variants)
+app.command(cls=HelpfulCommand)(embed.embed)
+app.command(cls=HelpfulCommand)(compare.compare)
+app.command(cls=HelpfulCommand)(reproduce.reproduce)
 app.command(
     "lm-eval", add_help_option=False, context_settings={"allow_extra_args": True, "ignore_unknown_options": True}
 )(lm_eval.lm_eval)
-app.command()(demo.demo)
-app.command()(convert.convert)
+app.command(cls=HelpfulCommand)(demo.demo)
+app.command(cls=HelpfulCommand)(convert.convert)
 app.add_typer(data.app, name="data")
 
 
@@ -102,6 +126,11 @@ def main() -> None:
         app()
     except UserError as error:
         err_console.print("unmask:", *str(error).splitlines(), markup=False)
+        sys.exit(2)
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        err_console.print(f"unmask: {OUT_OF_MEMORY}", markup=False)
         sys.exit(2)
     except OSError as error:  # a full disk, an unreadable file: in the words of the system
         err_console.print(f"unmask: {error.filename or 'input/output'}: {error.strerror or error}", markup=False)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from ..errors import UserError
 from .shared import Json, err_console, is_main, print_json, print_lines
+
+SHOWN = ("sequences", "gc", "cpg_observed_expected", "mean_run")  # the report has them all
 
 
 def compare(
@@ -31,12 +33,29 @@ def compare(
     if as_json:
         print_json(results)
         return
-    for name in ("gc", "cpg_observed_expected", "mean_run"):
-        ours, theirs = results["generated"][name], results["real"][name]
-        shown = " ".join("none" if value is None else f"{value:.4f}" for value in (ours, theirs))
-        print_lines([f"{name}: generated and real {shown}"])
-    for name, row in results["distances"].items():
-        floor = "none" if row["floor"] is None else f"{row['floor']:.5f}"
-        print_lines([f"{name}: {row['generated']:.5f}, floor {floor}"])
+    print_lines(comparison_lines(results))
     if is_main():
         err_console.print(f"report: {page}", markup=False)
+
+
+def comparison_lines(results: dict[str, Any]) -> list[str]:
+    """What the report says first, as two tables, each with its legend."""
+    from ..dna.compare import FACTS, distance_words, floor_words, shown
+    from ..text_tables import terminal_table
+
+    facts = [
+        [words, shown(results["generated"][name]), shown(results["real"][name])]
+        for name, words in FACTS.items()
+        if name in SHOWN
+    ]
+    far = [
+        [distance_words(name), shown(row["generated"]), floor_words(row)] for name, row in results["distances"].items()
+    ]
+    return [
+        *terminal_table([["", "generated", "real"], *facts]),
+        "",
+        *terminal_table([["distance from real DNA", "generated", "floor"], *far]),
+        "",
+        "floor: how far real sequences are from other real sequences, mean ± standard deviation; a perfect generator",
+        "has about as much. 0 is equal; a Jensen-Shannon divergence is at most 1 bit.",
+    ]

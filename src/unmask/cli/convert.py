@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from .shared import Json, Weights, out_console, print_json
+from ..errors import UserError
+from .shared import Json, TokenizerOf, Weights, out_console, print_json
 
 
 def convert(
@@ -14,8 +15,10 @@ def convert(
     out: Annotated[
         str, typer.Argument(metavar="DIR", help="The folder to write; an existing one is never overwritten.")
     ],
-    tokenizer: Annotated[
-        str | None, typer.Option(help="Tokenizer of a model that comes without one: a folder, a file or a Hub name.")
+    tokenizer: TokenizerOf = None,
+    length: Annotated[
+        int | None,
+        typer.Option(help="Tokens per row of a masked LM of others (default: its positions, at most 1024).", min=2),
     ] = None,
     weights: Weights = "ema",
     to: Annotated[str, typer.Option(help="unmask (a portable folder) or published (MDLM's layout).")] = "unmask",
@@ -24,14 +27,32 @@ def convert(
     new_head: Annotated[
         bool, typer.Option("--new-head", help="Add a new, untrained masked-LM head to an encoder that has none.")
     ] = False,
+    ignore: Annotated[
+        list[str] | None,
+        typer.Option(help="Lightning: a setting (model.name) that does not change the network (may be repeated)."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Convert a run, a published model or a Lightning checkpoint to a portable folder; no code in it is executed."""
     from ..hub.convert import convert as run
+    from ..progress import progress_bar
 
-    done = run(
-        source, out, tokenizer=tokenizer, weights=weights, to=to, dtype=dtype, revision=revision, new_head=new_head
-    )
+    if not out.strip():
+        raise UserError("DIR is empty; give the folder to write")
+    with progress_bar("converting (read, then written)") as progress:
+        done = run(
+            source,
+            out,
+            tokenizer=tokenizer,
+            length=length,
+            weights=weights,
+            to=to,
+            dtype=dtype,
+            revision=revision,
+            new_head=new_head,
+            ignore=ignore or [],
+            progress=progress,
+        )
     if as_json:
         print_json(done)
         return

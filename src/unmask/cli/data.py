@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
+import textwrap
 from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
 
+from .help import HelpfulCommand, HelpfulGroup
 from .shared import Json, print_json, print_lines
 
 SHOWN = 400  # characters of a text that a terminal shows
 
-app = typer.Typer(help="Data sets: list, show, prepare.", no_args_is_help=True)
+app = typer.Typer(cls=HelpfulGroup, help="Data sets: list, show, prepare.", no_args_is_help=True)
 DataOverrides = Annotated[
     list[str] | None, typer.Argument(help="Settings as data.key=value, for example data.length=64.")
 ]
@@ -21,16 +25,17 @@ ZeroShot = Annotated[
 ]
 
 
-@app.command("list")
+@app.command("list", cls=HelpfulCommand)
 def data_list(as_json: Json = False) -> None:
     """List the named data sets, with the paper's conventions for each."""
     from ..data.overview import list_sets
 
     sets = list_sets()
-    _print_data(sets, lines_of_list(sets), as_json)
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None  # a pipe gets one line per set
+    _print_data(sets, lines_of_list(sets, width), as_json)
 
 
-@app.command("show")
+@app.command("show", cls=HelpfulCommand)
 def data_show(
     source: Source,
     overrides: DataOverrides = None,
@@ -48,7 +53,7 @@ def data_show(
     _print_data(overview, lines_of_show(overview), as_json)
 
 
-@app.command("prepare")
+@app.command("prepare", cls=HelpfulCommand)
 def data_prepare(
     source: Source,
     overrides: DataOverrides = None,
@@ -72,8 +77,10 @@ def _print_data(overview: Any, lines: list[str], as_json: bool) -> None:
     print_lines(lines)
 
 
-def lines_of_list(sets: Sequence[dict[str, Any]]) -> list[str]:
-    """A table with one line per data set."""
+def lines_of_list(sets: Sequence[dict[str, Any]], width: int | None = None) -> list[str]:
+    """A table of the data sets, one line each; two or more where a table is wider than `width`."""
+    from rich.cells import cell_len
+
     from ..text_tables import terminal_table
 
     head = ("name", "splits", "tokenizer", "length", "layout", "detokenizer", "what")
@@ -89,7 +96,14 @@ def lines_of_list(sets: Sequence[dict[str, Any]]) -> list[str]:
         )
         for one in sets
     ]
-    return terminal_table([head, *body], words=range(len(head)))
+    lines = terminal_table([head, *body], words=range(len(head)))
+    if width is None or max(map(cell_len, lines)) <= width:
+        return lines
+    lines = []
+    for name, *settings, about in body:
+        lines += textwrap.wrap(f"{name}: {', '.join(settings)}", width, subsequent_indent="    ")
+        lines += textwrap.wrap(about, width, initial_indent="    ", subsequent_indent="    ")
+    return lines
 
 
 def _splits(one: dict[str, Any]) -> str:

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from ..errors import UserError
-from .shared import Overrides
+from .shared import Overrides, exit_code
 
 BUILT_IN = "tiny-en"
 STORY = "Once upon a time, there was a little"
@@ -33,9 +33,9 @@ def show_built_in() -> None:
     lm = load(BUILT_IN)
     parameters = sum(p.numel() for p in lm.model.parameters())
     print(f"{BUILT_IN}, a small model of {parameters:,} parameters, comes with the package. It continues a story:\n")
-    print(lm.sample(prompt=STORY, length=96, temperature=0.7, seed=0)[0])
+    print(lm.sample(prompt=STORY, length=96, seed=0)[0])
     print(f"\nIt fills gaps: {STORY_GAP}")
-    for text in lm.infill(STORY_GAP, n=3, seed=0, temperature=0.7):
+    for text in lm.infill(STORY_GAP, n=3, seed=0):
         print(f"  {text}")
     print(flush=True)
 
@@ -57,7 +57,7 @@ def run(out: str, overrides: list[str]) -> None:
     print("A masked diffusion language model learns Python's own documentation.", file=sys.stderr)
     result = train(config, out)
     if not result.finished:
-        sys.exit(130)
+        sys.exit(exit_code())
     lm = load(out)
     data = prepare(lm.config.data, lm.tokenizer, splits=("train", "valid"))
     valid = data.split("valid")
@@ -85,4 +85,4 @@ def run(out: str, overrides: list[str]) -> None:
     print(f"  unmask sample {out} --watch                      see the masks become words")
     print(f"  unmask sample {out} --prompt 'The object' -n 2   continue a text")
     print(f"  unmask eval {out} --split test --draws 8         the held-out test set")
-    print("  unmask train tiny data.source=YOUR.txt --out runs/mine")
+    print("  unmask train small data.source=YOUR.txt --out runs/mine")

@@ -12,6 +12,7 @@ from .shared import (
     Device,
     Json,
     Model,
+    TokenizerOf,
     Weights,
     Which,
     check_writable,
@@ -27,7 +28,7 @@ def embed(
     model: Model,
     source: Annotated[
         str,
-        typer.Argument(metavar="INPUT", help="Sequences or texts: FASTA, .txt, .jsonl, .csv, .tsv, .bed (.gz too)."),
+        typer.Argument(metavar="INPUT", help="FASTA, .txt, .jsonl, .csv, .tsv or .bed (.gz or .xz too)."),
     ],
     out: Annotated[str, typer.Option(help="X.npy (with the names in X.json) or X.parquet.")],
     pool: Annotated[str, typer.Option(help="mean (over the positions of a sequence) or none.")] = "mean",
@@ -38,6 +39,7 @@ def embed(
     ] = None,
     both_strands: BothStrands = False,
     batch_size: Annotated[int, typer.Option(help="Sequences per network call.")] = 32,
+    tokenizer: TokenizerOf = None,
     which: Which = "last",
     weights: Weights = "ema",
     device: Device = "auto",
@@ -51,13 +53,14 @@ def embed(
     check_writable(out)
     if not out.endswith((".npy", ".parquet")):
         raise UserError(f"--out {out} must end in .npy or .parquet")
-    lm = load_lm(model, which, weights, device)
+    lm = load_lm(model, which, weights, device, tokenizer)
+    bases = lm.tokenizer.kind == "dna"
     embedder = Embedder(lm, pool, length, both_strands, batch_size)
     sequence = None if genome is None else read_genome(genome, lm.config.data)
     facts = {"model": model, "weights": used_weights(lm, weights), "source": source, **embedder.protocol()}
     count = 0
     with progress_bar("embedding") as progress, open_writer(out, embedder, facts) as writer:
-        for embedded in embedder(read_sequences(source, column=column, genome=sequence)):
+        for embedded in embedder(read_sequences(source, column=column, genome=sequence, bases=bases)):
             writer.add(*embedded)
             count += 1
             progress(count, 0)

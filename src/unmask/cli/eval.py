@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -11,6 +12,7 @@ from .shared import (
     Device,
     Json,
     Model,
+    TokenizerOf,
     Weights,
     Which,
     With,
@@ -46,8 +48,8 @@ def _suite(ctx: typer.Context, model: str, name: str, sets: str | None) -> None:
     from ..evaluation.suites import table_lines
 
     refuse(ctx, _judging(), "needs --generative")
-    refuse(ctx, ("data", "split", "bound", "steps", "schedule", "label_column"), "does not go with --suite")
-    wanted = ("local", "draws", "batch_size", "rows", "seed", "which", "weights", "device", "estimator")
+    refuse(ctx, ("data", "split", "bound", "steps", "schedule", "label_column", "field"), "does not go with --suite")
+    wanted = ("local", "draws", "batch_size", "rows", "seed", "which", "weights", "device", "estimator", "tokenizer")
     chosen = None if sets is None else [word.strip() for word in sets.split(",") if word.strip()]
     results = evaluate_members(model, name=name, sets=chosen, **{key: ctx.params[key] for key in wanted})
     if not is_main():
@@ -64,7 +66,13 @@ def evaluate(
     data: Annotated[
         str | None, typer.Option(help="Data set: a name, a file or a folder (default: the model's).")
     ] = None,
-    split: Annotated[str, typer.Option(help="train, valid, test, or all (the whole of a file).")] = "valid",
+    split: Annotated[
+        str | None,
+        typer.Option(
+            help="train, valid, test, or all (default: valid; all of a file or folder that is not the model's)."
+        ),
+    ] = None,
+    field: Annotated[str | None, typer.Option(help="Column of the text of a table (default: as in training).")] = None,
     bound: Annotated[str | None, typer.Option(help="continuous or discrete (default: the model's).")] = None,
     steps: Annotated[
         int | None, typer.Option(help="Number of steps T of the discrete bound, or of the sampler.")
@@ -80,6 +88,7 @@ def evaluate(
         str | None, typer.Option(help="Column of the labels, or none (default: as in training).")
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the times and masks, or of the samples.")] = 0,
+    tokenizer: TokenizerOf = None,
     which: Which = "last",
     weights: Weights = "ema",
     device: Device = "auto",
@@ -115,7 +124,18 @@ def evaluate(
         return
     refuse(ctx, ("sets",), "needs --suite")
     if generative:
-        likelihoods = ("data", "split", "bound", "draws", "estimator", "schedule", "label_column", "suite", "local")
+        likelihoods = (
+            "data",
+            "split",
+            "bound",
+            "draws",
+            "estimator",
+            "schedule",
+            "label_column",
+            "suite",
+            "local",
+            "field",
+        )
         refuse(ctx, likelihoods, "does not go with --generative")
     else:
         refuse(ctx, _judging(), "needs --generative")
@@ -135,6 +155,7 @@ def evaluate(
             which=which,
             weights=weights,
             device=device,
+            tokenizer=tokenizer,
             batch_size=batch_size,
             **read_settings(ctx, more),
         )
@@ -158,9 +179,11 @@ def evaluate(
         which=which,
         weights=weights,
         device=device,
+        tokenizer=tokenizer,
         estimator=estimator,
         label_column=label_column,
         local=local,
+        field=field,
     )
     if not is_main():
         return
@@ -175,7 +198,7 @@ def evaluate_model(
     path: str,
     *,
     data: str | None,
-    split: str,
+    split: str | None,
     bound: str | None,
     steps: int | None,
     draws: int,
@@ -189,8 +212,10 @@ def evaluate_model(
     estimator: str | None = None,
     label_column: str | None = None,
     local: str | None = None,
+    tokenizer: str | None = None,
+    field: str | None = None,
 ) -> Likelihood:
-    """The bound of a saved model on a data set."""
+    """The bound of a saved model on a data set; without a split, on all of a file or folder that is not the model's."""
     from ..data.pack import prepare
     from ..distributed import world as join_world
     from ..evaluation import default_estimator
@@ -201,9 +226,10 @@ def evaluate_model(
 
     chosen = _estimator(estimator)
     with join_world(device) as world:
-        lm = load(path, which=which, weights=weights, device=str(world.device))
+        lm = load(path, which=which, weights=weights, device=str(world.device), tokenizer=tokenizer)
         config = _with_law(lm.config, bound, steps, schedule)
-        spec, part = _data(config.data, data, split, label_column, local)
+        split = split or _foreign(config.data, data, field) or "valid"
+        spec, part = _data(config.data, data, split, label_column, local, field)
         model = lm.model
         if (bound, steps, schedule) != (None, None, None):  # a model that has none of these says so
             model = model.under(registry.schedule(config.schedule), registry.law(config.objective, config.schedule))
@@ -237,6 +263,7 @@ def evaluate_members(
     weights: str,
     device: str,
     estimator: str | None = None,
+    tokenizer: str | None = None,
     **how: Any,
 ) -> list[SuiteResult]:
     """The bound of a saved model on every set of a suite; `how` as in `evaluate_suite`."""
@@ -247,7 +274,7 @@ def evaluate_members(
 
     chosen, members = _estimator(estimator), suite(name, sets)
     with join_world(device) as world:
-        lm = load(path, which=which, weights=weights, device=str(world.device))
+        lm = load(path, which=which, weights=weights, device=str(world.device), tokenizer=tokenizer)
         return evaluate_suite(
             lm,
             members,
@@ -264,8 +291,27 @@ def _estimator(name: str | None) -> Estimator | None:
     return None if name is None else ESTIMATORS[choose(name, ESTIMATORS, "estimator")]
 
 
+def _foreign(spec: DataConfig, source: str | None, field: str | None) -> str | None:
+    """'all' for a file or folder that is not the text of the training and has no splits."""
+    from ..data.corpora import open_corpus
+    from ..data.records import find
+
+    path = Path(source or "").expanduser()
+    if not source or find(source) is not None or not path.exists():
+        return None
+    if path.resolve() == Path(spec.source).expanduser().resolve():
+        return None
+    whole, _ = _data(spec, source, "all", "none" if spec.label else None, field=field)
+    return "all" if open_corpus(whole).division is not None else None
+
+
 def _data(
-    spec: DataConfig, source: str | None, split: str, label: str | None = None, local: str | None = None
+    spec: DataConfig,
+    source: str | None,
+    split: str,
+    label: str | None = None,
+    local: str | None = None,
+    field: str | None = None,
 ) -> tuple[DataConfig, str]:
     """The requested data and the name of the split; `all` is a file or folder that is not split at all."""
     if label is not None and label != "none" and spec.label is None:
@@ -275,7 +321,9 @@ def _data(
     changes: dict[str, Any] = {}
     if source is not None:
         changes = {"source": source, "subset": None, "detokenizer": "auto", "local": None}
-        changes |= {} if source == spec.source else {"intervals": None}
+        changes |= {} if source == spec.source else {"intervals": None, "files": None}
+    if field is not None:
+        changes["field"] = field
     if local is not None:
         if not local.strip():
             raise UserError("--local is empty; give the folder of the data set, or leave it out")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import sys
 from collections.abc import Iterator
 from typing import Annotated, Any
@@ -11,7 +10,19 @@ from typing import Annotated, Any
 import typer
 
 from ..errors import UserError
-from .shared import Device, Model, Weights, Which, With, err_console, load_lm, read_settings
+from .shared import (
+    Device,
+    Exact,
+    Model,
+    TokenizerOf,
+    Weights,
+    Which,
+    With,
+    err_console,
+    json_text,
+    load_lm,
+    read_settings,
+)
 
 PROMPT = "fill> "
 
@@ -20,8 +31,10 @@ def fill(
     ctx: typer.Context,
     model: Model,
     n: Annotated[int, typer.Option("-n", help="Samples per text.", min=1, max=64)] = 1,
+    exact: Exact = False,
     more: With = None,
     as_lines: Annotated[bool, typer.Option("--jsonl", help="Print one JSON line per sample.")] = False,
+    tokenizer: TokenizerOf = None,
     which: Which = "last",
     weights: Weights = "ema",
     device: Device = "auto",
@@ -31,10 +44,12 @@ def fill(
     from .fill_loop import FillLoop
 
     how = read_settings(ctx, more)
-    lm = load_lm(model, which, weights, device)
+    lm = load_lm(model, which, weights, device, tokenizer)
     live = err_console if err_console.is_terminal else None
-    loop = FillLoop(lm, model, how, n, live)
+    loop = FillLoop(lm, model, how, n, live, exact=exact)
     loop.check()
+    if loop.options.advice:
+        err_console.print(loop.options.advice, markup=False)
     typed = sys.stdin.isatty()
     if typed:
         err_console.print(f"{model} fills gaps: {{{{3}}}} or ___ is one of 3 tokens. :help, :quit", markup=False)
@@ -59,7 +74,7 @@ def fill(
 
 def _print(samples: list[Any], as_lines: bool) -> None:
     for sample in samples:
-        text = json.dumps(sample.as_dict(tokens=True), allow_nan=False) if as_lines else sample.text
+        text = json_text(sample.as_dict(tokens=True)) if as_lines else sample.text
         sys.stdout.write(text + "\n")
     sys.stdout.flush()
 

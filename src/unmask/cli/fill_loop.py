@@ -6,7 +6,6 @@ last text as the page would.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -15,7 +14,7 @@ from typing import Any
 from rich.console import Console
 
 from ..config import nearest
-from ..data.canvas import split_gaps
+from ..data.canvas import blanks, split_gaps
 from ..lm import LM, Job
 from ..sampling.params import SamplingParams, settings_on
 from ..sampling.trace import Trace
@@ -23,9 +22,8 @@ from ..serve.replay import write_html
 from ..types import Sample, State, UserError
 from .terminal import Watcher
 
-BLANKS = re.compile(r"(?<![\w{])_+(?!\w)")  # ___ is a gap of three tokens
 HELP = """\
-A text with gaps is filled: {{3}} or ___ is a gap of 3 tokens, {{2-6}} one of 2 to 6.
+A text with gaps is filled: {{3}} or ___ is a gap of 3 tokens, {{2-6}} one of 2 to 6, [MASK] one of 1.
 An empty line fills the last text again, with the next seed.
   :SETTING VALUE  set one of SETTINGS (- resets it to its default)
   :n 3            three samples of each text
@@ -46,6 +44,12 @@ class FillLoop:
     console: Console | None = None  # where to show how masks become words; None: nowhere
     text: str = ""
     trace: Trace | None = None
+    exact: bool = False  # whether to leave out what the model recommends
+
+    @property
+    def options(self) -> SamplingParams:
+        """The settings: those that were set, and what the model recommends for the others."""
+        return self.lm.sampling_params(self.how, self.exact).settle(self.lm.model)
 
     def line(self, line: str, say: Callable[[str], object]) -> list[Sample] | None:
         """Execute a line; returns its samples (none if all it did was `say` something), or None to quit."""
@@ -63,11 +67,11 @@ class FillLoop:
 
     def check(self) -> None:
         """Check that the settings are compatible, before anything is typed."""
-        self.lm.check(Job(self.lm.gap_canvas("{{1}}"), SamplingParams(**self.how)))
+        self.lm.check(Job(self.lm.gap_canvas("{{1}}"), self.options))
 
     def fill(self, text: str) -> list[Sample]:
         """The text with its gaps filled, n times."""
-        lm, options = self.lm, SamplingParams(**self.how).settle(self.lm.model)
+        lm, options = self.lm, self.options
         canvas = lm.gap_canvas(text, windowed=options.stride is not None)
         canvases = [canvas] * self.n
         protocol = {"model": self.name, "length": len(canvas.ids), **options.describe(), "seed": options.seed}
@@ -76,7 +80,7 @@ class FillLoop:
             takes: list[Callable[[State], None]] = [trace]
             if self.console is not None:
                 takes.append(stack.enter_context(Watcher(lm.tokenizer, [one.ids for one in canvases], self.console)))
-            samples = lm.write(canvases, tops=5, watch=lambda state: _each(takes, state), **self.how)
+            samples = lm.write(canvases, options, tops=5, watch=lambda state: _each(takes, state))
         trace.finish(samples)
         self.trace = trace
         return samples
@@ -102,7 +106,7 @@ class FillLoop:
         return []
 
     def _settings(self) -> dict[str, Any]:
-        described = SamplingParams(**self.how).settle(self.lm.model).describe()
+        described = self.options.describe()
         return {"n": self.n, "seed": self.how.get("seed", 0)} | {
             key: value for key, value in described.items() if value is not None and key != "law"
         }
@@ -128,11 +132,15 @@ class FillLoop:
 
 
 def gaps(text: str) -> str:
-    """Blanks as gaps: ___ becomes {{3}}; gaps in braces stay as they are."""
+    """Blanks as gaps, whatever else is in the text: ___ becomes {{3}}; other gaps stay as they are."""
     parts = split_gaps(text)
     for i, part in enumerate(parts):
-        parts[i] = f"{{{{{part}}}}}" if i % 2 else BLANKS.sub(lambda run: f"{{{{{len(run[0])}}}}}", part)
+        parts[i] = f"{{{{{part}}}}}" if i % 2 else _braced(blanks(part))
     return "".join(parts)
+
+
+def _braced(parts: Sequence[str]) -> str:
+    return "".join(f"{{{{{part}}}}}" if i % 2 else part for i, part in enumerate(parts))
 
 
 def _each(takes: Sequence[Callable[[State], None]], state: State) -> None:

@@ -9,7 +9,22 @@ from typing import Annotated, Any
 import typer
 
 from ..errors import UserError
-from .shared import Json, Model, Overrides, Weights, Which, figures_line, is_main, out_console, print_json, run_tree
+from .shared import (
+    Json,
+    Minutes,
+    Model,
+    Overrides,
+    RunFolder,
+    Weights,
+    Which,
+    exit_code,
+    figures_line,
+    is_main,
+    out_console,
+    print_json,
+    run_tree,
+    with_minutes,
+)
 
 
 def finetune(
@@ -23,7 +38,8 @@ def finetune(
         str | None,
         typer.Option(help="Where the data set or the task is on disk (default: UNMASK_DATA, else the Hub)."),
     ] = None,
-    out: Annotated[str | None, typer.Option(help="Folder of the run; an existing run is continued.")] = None,
+    minutes: Minutes = None,
+    out: RunFolder = None,
     seeds: Annotated[str | None, typer.Option(help="Tasks: one run per seed, for example 0,1,2.")] = None,
     sweep: Annotated[
         bool, typer.Option("--sweep", help="Tasks on DNA: try learning rates and batch sizes, with seeds 1 to 5.")
@@ -39,12 +55,13 @@ def finetune(
 ) -> None:
     """Fine-tune a model: as a diffusion model, as a BERT (mlm), from left to right (ar), or on a task."""
     from ..training import adapt
+    from ..training.fit import fit_machine
 
-    language = adapt.is_language(task)
+    language, changes = adapt.is_language(task), with_minutes(overrides, minutes)
     if language and seeds is not None:
         raise UserError("--seeds is for tasks; set seed=1 for another seed")
     if sweep:
-        _check_sweep(task, overrides or [])
+        _check_sweep(task, changes)
     if not language and data is not None:
         raise UserError(f"{task} comes with its texts; leave out --data, or say with --local where its files are")
     chosen = _seeds(seeds)
@@ -52,9 +69,10 @@ def finetune(
     lm = adapt.begun(place) if language else None  # a run that is continued no longer needs the model it started from
     lm = lm or adapt.load_start(model, weights, which, tokenizer)
     if language:
-        config = adapt.language_config(lm, model, task, data, local, overrides or [])
+        config = adapt.language_config(lm, model, task, data, local, changes)
+        config = fit_machine(lm, config, place, changes, quiet=quiet or print_config or not is_main())
     else:
-        config = adapt.task_config(lm, model, task, local, overrides or [])
+        config = adapt.task_config(lm, model, task, local, changes)
     if print_config:
         sys.stdout.write(config.to_yaml())
         return
@@ -99,13 +117,16 @@ def _sweep(lm: Any, config: Any, out: str, seeds: list[int], quiet: bool, as_jso
             out_console.print(f"{task.name} test: {task.metric} {_paper_bar(report['summary']['test'])}", markup=False)
             out_console.print(f"all runs and results.json: {out}", markup=False)
     if not done.finished:
-        raise typer.Exit(130)
+        raise typer.Exit(exit_code())
 
 
 def _paper_bar(row: dict[str, Any]) -> str:
     """A mean with the paper's error bar."""
+    from ..data.tasks.metrics import in_words
+
     n = len(row["values"])
-    return f"{row['mean']:.4f}" + (f" ± {row['max_min']:.4f} (largest - smallest of {n} seeds)" if n > 1 else "")
+    bar = f" ± {row['max_min']:.4f} (largest - smallest of {n} seeds)" if n > 1 else ""
+    return in_words(row["mean"], bar)
 
 
 def _seeds(text: str | None) -> list[int]:
@@ -137,12 +158,13 @@ def _print_adapted(done: Any, as_json: bool) -> None:
                     out_console.print(f"{name}: {figures_line(figures)}", markup=False)
             out_console.print(f"next: unmask sample {result.out} -n 4    unmask eval {result.out}", markup=False)
     if not result.finished:
-        raise typer.Exit(130)
+        raise typer.Exit(exit_code())
 
 
 def _print_tasks(results: list[Any], task: str, out: str, as_json: bool) -> None:
     """Print the metrics of all seeds."""
     from ..data.tasks import task as task_named
+    from ..data.tasks.metrics import in_words
     from ..training.adapt import summary
     from ..training.sweep import over_seeds
 
@@ -175,7 +197,8 @@ def _print_tasks(results: list[Any], task: str, out: str, as_json: bool) -> None
                     continue
                 spread = "" if row["sd"] is None else f", ± {row['sd']:.4f} over {len(row['values'])} seeds"
                 error = f" ± {row['stderr_data']:.4f} (over examples)" if row.get("stderr_data") is not None else ""
-                out_console.print(f"{task} {split}: {metric} {row['mean']:.4f}{error}{spread}", markup=False)
+                figure = in_words(row["mean"], f"{error}{spread}")
+                out_console.print(f"{task} {split}: {metric} {figure}", markup=False)
             out_console.print(f"predictions and results.json: {out}", markup=False)
     if not finished:
-        raise typer.Exit(130)
+        raise typer.Exit(exit_code())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -14,13 +13,16 @@ import typer
 from ..errors import UserError
 from .shared import (
     Device,
+    Exact,
     Json,
     Model,
+    TokenizerOf,
     Weights,
     Which,
     With,
     check_writable,
     err_console,
+    json_text,
     load_lm,
     print_json,
     read_settings,
@@ -47,6 +49,7 @@ def sample(
     template: Annotated[
         str | None, typer.Option(help="JSON lines with a text, prompt or suffix each (- reads standard input).")
     ] = None,
+    exact: Exact = False,
     more: With = None,
     batch_size: Annotated[int, typer.Option(help="Sequences per network call.")] = 16,
     both_strands: Annotated[
@@ -58,7 +61,8 @@ def sample(
     ] = False,
     watch: Annotated[bool, typer.Option("--watch", help="Show how masks become words.")] = False,
     html: Annotated[str | None, typer.Option(help="Write a replay to this HTML file.")] = None,
-    fasta: Annotated[str | None, typer.Option(help="DNA: write the samples to this FASTA file.")] = None,
+    fasta: Annotated[str | None, typer.Option(help="DNA and proteins: write the samples to this FASTA file.")] = None,
+    tokenizer: TokenizerOf = None,
     which: Which = "last",
     weights: Weights = "ema",
     device: Device = "auto",
@@ -80,14 +84,17 @@ def sample(
         raise UserError("give either --json (one document) or --jsonl (one line per sample)")
     from ..sampling.params import SamplingParams
 
-    options = SamplingParams(**read_settings(ctx, more))
-    lm = load_lm(model, which, weights, device)
+    explicit = read_settings(ctx, more)
+    SamplingParams(**explicit)  # raises before a large model is loaded
+    lm = load_lm(model, which, weights, device, tokenizer)
     if fasta is not None or both_strands:
         lm = _dna(lm, fasta, both_strands)
-    options = options.settle(lm.model)
+    options = lm.sampling_params(explicit, exact).settle(lm.model)
     protocol = sample_protocol(lm, model, which, weights) | ({"strands": "both"} if both_strands else {})
     if template is not None:
-        _template(lm, template, options, n, length, batch_size, protocol, as_json)
+        protocol |= options.describe()
+        _template(lm, template, options if exact else explicit, n, length, batch_size, protocol, as_json)
+        _advise(options)
         return
     one = n == 1 and not (as_json or as_lines or watch or fasta)
     samples, protocol = write_samples(
@@ -100,6 +107,7 @@ def sample(
         stream=_show if one else None,
         protocol=protocol,
     )
+    _advise(options, one)
     if fasta is not None:
         from ..dna.strands import write_fasta
 
@@ -110,23 +118,32 @@ def sample(
         return
     for s in samples if as_lines or fasta is None else ():
         if as_lines:
-            sys.stdout.write(json.dumps(s.as_dict(tokens=True) | {"index": s.index}, allow_nan=False) + "\n")
+            sys.stdout.write(json_text(s.as_dict(tokens=True) | {"index": s.index}) + "\n")
             continue
         if len(samples) > 1:
             err_console.print(f"[dim]-- seed {s.seed}, {s.network_calls} network calls[/dim]")
-        sys.stdout.write("\n" if one else s.text + "\n")
+        sys.stdout.write("" if one else s.text + "\n")
     if html is not None:
         err_console.print(f"replay: {html}", markup=False)
 
 
 def _dna(lm: Any, fasta: str | None, both_strands: bool) -> Any:
     """The model averaged over both strands, if this was requested; only models of DNA have two."""
-    from ..dna.strands import conjoined, need_dna
+    from ..dna.strands import conjoined, need_letters
 
     if fasta is not None:
-        need_dna(lm, "--fasta")
+        need_letters(lm, "--fasta")
         check_writable(fasta)
     return conjoined(lm) if both_strands else lm
+
+
+def _advise(options: SamplingParams, streamed: bool = False) -> None:
+    """Say which settings the model recommended, after what was streamed and before what is printed."""
+    if streamed:
+        sys.stdout.write("\n")
+        sys.stdout.flush()
+    if options.advice:
+        err_console.print(options.advice, markup=False)
 
 
 def _show(piece: str) -> None:
@@ -137,7 +154,7 @@ def _show(piece: str) -> None:
 
 
 def _template(
-    lm: Any, path: str, options: Any, n: int, length: int | None, batch_size: int, protocol: Any, as_json: bool
+    lm: Any, path: str, how: Any, n: int, length: int | None, batch_size: int, protocol: Any, as_json: bool
 ) -> None:
     """Write all lines of a template file; exit with code 2 at the end if any was wrong."""
     from ..progress import progress_bar
@@ -150,7 +167,7 @@ def _template(
         raise UserError(f"the template file {path} is empty; write one JSON object per line")
     bad, documents = 0, []
     with progress_bar("writing") as progress:
-        for document in write_template(lm, lines, options, n=n, length=length, batch_size=batch_size, report=progress):
+        for document in write_template(lm, lines, how, n=n, length=length, batch_size=batch_size, report=progress):
             if isinstance(document, BadLine):
                 bad += 1
                 reason = " ".join(document.reason.splitlines())
@@ -158,10 +175,10 @@ def _template(
                 document = {"line": document.number, "error": document.reason}
             documents.append(document)
             if not as_json:
-                sys.stdout.write(json.dumps(document, allow_nan=False) + "\n")
+                sys.stdout.write(json_text(document) + "\n")
                 sys.stdout.flush()
     if as_json:
-        print_json({"lines": documents, "protocol": {**protocol, **options.describe()}})
+        print_json({"lines": documents, "protocol": protocol})
     if bad:
         raise typer.Exit(2)
 
@@ -212,6 +229,7 @@ def write_samples(
     options = options.settle(lm.model)
     canvas = request.canvas(lm, options)
     protocol |= {"length": len(canvas.ids), **options.describe(), "seed": options.seed, "batch_size": batch_size}
+    protocol |= lm.prompt_builder.unknown.facts()
     jobs = [Job(canvas, replace(options, seed=check_seed(options.seed + i))) for i in range(request.n)]
     canvases = [canvas.ids] * request.n
     trace = Trace(lm.tokenizer, canvases, protocol) if html is not None else None

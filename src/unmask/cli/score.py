@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ..errors import UserError
-from .shared import Device, Json, Model, Weights, Which, load_lm, print_json, print_lines, protocol_lines, read_settings
+from .shared import (
+    Device,
+    Json,
+    Model,
+    TokenizerOf,
+    Weights,
+    Which,
+    load_lm,
+    print_json,
+    print_lines,
+    protocol_lines,
+    read_settings,
+)
 
 if TYPE_CHECKING:
     from ..lm import LM
@@ -30,7 +43,8 @@ def score(
     model: Model,
     texts: Annotated[list[str] | None, typer.Argument(help="Texts to score.")] = None,
     file: Annotated[
-        str | None, typer.Option(help="A file with one text per line; .jsonl: objects with text and span.")
+        str | None,
+        typer.Option(help="One text per line; .jsonl: objects with text and span; FASTA: a sequence per record."),
     ] = None,
     method: Annotated[
         str | None, typer.Option(help="strata (default), bound, pll, exact, orders or plan (default with --plan).")
@@ -49,6 +63,7 @@ def score(
     label: Annotated[str | None, typer.Option(help="Label of a model that was trained with labels.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of masks and orders.")] = 0,
     batch_size: Annotated[int, typer.Option(help="Rows per network call; does not change the result.")] = 32,
+    tokenizer: TokenizerOf = None,
     which: Which = "last",
     weights: Weights = "ema",
     device: Device = "auto",
@@ -60,7 +75,7 @@ def score(
 
     of_plan = {name: value for name, value in read_settings(ctx).items() if name in settings}
     scored, likelihood = score_texts(
-        load_lm(model, which, weights, device),
+        load_lm(model, which, weights, device, tokenizer),
         ScoreInput(texts or [], file, span, marks),
         method=method,
         plan=plan,
@@ -97,8 +112,10 @@ class ScoreInput:
     spans: list[str] | None = None  # "4:7", of one given text
     marked: bool = False  # [[...]] encloses what is scored
 
-    def read(self) -> tuple[list[str], list[Any]]:
-        """(texts, the span of each or None)."""
+    def read(self, bases: bool = False) -> tuple[list[str], list[Any]]:
+        """(texts, the span of each or None); the records of a FASTA file are of DNA with `bases`, else of proteins."""
+        from ..data.genome.fasta import is_fasta
+        from ..dna.sequence_files import read_sequences
         from ..evaluation import marked, read_texts
 
         if bool(self.given) == (self.file is not None):
@@ -107,7 +124,9 @@ class ScoreInput:
             raise UserError("--span needs a single text and no --marked; mark spans of several texts as [[...]]")
         pairs: list[tuple[str, Any]] = [(text, None) for text in self.given]
         if self.file is not None:
-            pairs = list(read_texts(self.file))
+            fasta = is_fasta(Path(self.file))
+            named = read_sequences(self.file, bases=bases) if fasta else ()
+            pairs = [(text, None) for _, text in named] if fasta else list(read_texts(self.file))
         if self.marked:
             pairs = [marked(text) for text, _ in pairs]
         if self.spans:
@@ -134,7 +153,6 @@ def score_texts(
     **how: Any,
 ) -> tuple[list[str], Likelihood]:
     """The texts and their likelihood; --plan without --method means the likelihood under that sampler."""
-    from ..evaluation import default_method
     from ..evaluation import score as score_rows
     from ..progress import progress_bar
     from ..sampling import SamplingParams, make_sampler
@@ -145,9 +163,7 @@ def score_texts(
     if plan is None and given:
         raise UserError(f"--{next(iter(given))} is a setting of a sampler; name one with --plan")
     order = None if plan is None else make_sampler(plan, **given)
-    if method is None:
-        method = default_method(lm.model) if order is None else "plan" if order.deterministic else "orders"
-    scored, spans = texts.read()
+    scored, spans = texts.read(lm.tokenizer.kind == "dna")
     named = SamplingParams(label=label).label_id(lm.labels)
     with progress_bar("scoring") as progress:
         likelihood = score_rows(

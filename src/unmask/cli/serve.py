@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from ..errors import UserError
-from .shared import Device, Weights, Which, err_console, load_lm
+from .shared import Device, TokenizerOf, Weights, Which, err_console, load_lm
 
 LOCAL = ("127.0.0.1", "localhost", "::1")
 
@@ -48,24 +48,18 @@ def serve(
     log_prompts: Annotated[
         bool, typer.Option("--log-prompts", help="Also log the requests themselves, with their text.")
     ] = False,
+    tokenizer: TokenizerOf = None,
     which: Which = "last",
     weights: Weights = "ema",
     device: Device = "auto",
 ) -> None:
     """Serve models: a page to watch masks become words, and an API that OpenAI's clients can talk to."""
-    try:
-        from ..serve.app import LOOPBACK, make_app
-        from ..serve.engine import Engine
-        from ..serve.limits import Limits
-        from ..serve.server import bind
-        from ..serve.server import serve as run
-        from ..serve.threads import run_in_thread
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] not in ("starlette", "uvicorn", "h11", "anyio", "prometheus_client"):
-            raise
-        raise UserError(
-            "unmask serve needs starlette, uvicorn and prometheus_client: pip install 'unmask[serve]'"
-        ) from None
+    from ..serve.app import LOOPBACK, make_app
+    from ..serve.engine import Engine
+    from ..serve.limits import Limits
+    from ..serve.server import bind
+    from ..serve.server import serve as run
+    from ..serve.threads import run_in_thread
 
     limits = Limits(
         batch=batch_size,
@@ -78,6 +72,11 @@ def serve(
         timeout=timeout,
         grace=grace,
     )
+    if tokenizer is not None and len(models) > 1:
+        raise UserError(
+            "--tokenizer is for a single model; write the one without a tokenizer as a folder: "
+            "unmask convert MODEL DIR --tokenizer ..."
+        )
     key = _key(api_key_file)
     if host not in LOCAL and key is None:
         err_console.print(
@@ -86,7 +85,7 @@ def serve(
     sock = bind(host, port)  # before minutes of loading
     with contextlib.closing(sock):
         named = _names(models)
-        lms = {name: run_in_thread(load_lm, path, which, weights, device) for name, path in named.items()}
+        lms = {name: run_in_thread(load_lm, path, which, weights, device, tokenizer) for name, path in named.items()}
         logging.basicConfig(
             level=logging.INFO if log_requests or log_prompts else logging.WARNING, format="%(asctime)s %(message)s"
         )

@@ -31,9 +31,22 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON document to s
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...")]
 Model = Annotated[str, typer.Argument(help="A run, a folder, a built-in model (tiny-en) or a Hub id.")]
 Weights = Annotated[str, typer.Option(help="ema (averaged weights) or raw.")]
+TokenizerOf = Annotated[
+    str | None,
+    typer.Option("--tokenizer", help="Tokenizer of a model that comes without one: a folder, a file or a Hub name."),
+]
 Which = Annotated[str, typer.Option(help="last or best checkpoint of a run.")]
+RunFolder = Annotated[str | None, typer.Option("--out", help="Folder of the run; an existing run is continued.")]
+Minutes = Annotated[
+    float | None,
+    typer.Option(help="Train for about so long: steps, warm-up and decay are chosen by measuring (train.minutes)."),
+]
 BothStrands = Annotated[
     bool, typer.Option("--both-strands", help="Average over both strands, for networks that are not equivariant.")
+]
+Exact = Annotated[
+    bool,
+    typer.Option("--exact", help="Draw from the model's plain law, and not with the settings that it recommends."),
 ]
 With = Annotated[
     list[str] | None,
@@ -43,7 +56,17 @@ With = Annotated[
 
 def print_json(value: Any) -> None:
     """One JSON document on standard output."""
-    sys.stdout.write(to_json(value, indent=1) + "\n")
+    sys.stdout.write(json_text(value, indent=1) + "\n")
+
+
+def json_text(value: Any, indent: int | None = None) -> str:
+    """A JSON document for standard output, escaped where its encoding lacks a character."""
+    text = to_json(value, indent)
+    try:
+        text.encode(getattr(sys.stdout, "encoding", None) or "utf-8")
+    except UnicodeEncodeError:
+        return to_json(value, indent, ascii=True)
+    return text
 
 
 def print_lines(lines: Iterable[str]) -> None:
@@ -55,6 +78,18 @@ def print_lines(lines: Iterable[str]) -> None:
 def is_main() -> bool:
     """Whether this is the process that prints, among those that torchrun started."""
     return os.environ.get("RANK", "0") == "0"
+
+
+def exit_code() -> int:
+    """Of a run that was stopped and saved; torchrun would report anything but 0 as the failure of a process."""
+    from ..distributed import launched
+
+    return 0 if launched() else 130
+
+
+def with_minutes(overrides: list[str] | None, minutes: float | None) -> list[str]:
+    """The overrides of a command with its --minutes among them."""
+    return [*(overrides or []), *([] if minutes is None else [f"train.minutes={minutes}"])]
 
 
 def figures_line(figures: dict[str, Any]) -> str:
@@ -87,11 +122,11 @@ def run_tree(result: Any, **figures: Any) -> dict[str, Any]:
     }
 
 
-def load_lm(path: str, which: str, weights: str, device: str) -> LM:
+def load_lm(path: str, which: str, weights: str, device: str, tokenizer: str | None = None) -> LM:
     """A saved model."""
     from ..hub.resolve import load
 
-    return load(path, which=which, weights=weights, device=device)
+    return load(path, which=which, weights=weights, device=device, tokenizer=tokenizer)
 
 
 def used_weights(lm: LM, asked: str) -> str:
@@ -180,7 +215,10 @@ def _option(spec: Setting) -> inspect.Parameter:
     choices = ", ".join(SAMPLERS if spec.kind == "sampler" else spec.choices)
     text = ": ".join(filter(None, (spec.help, choices))) + (" (may be repeated)" if spec.kind in LISTS else "")
     text += f" (default: {words})." if words else "."
-    option = typer.Option(spec.option, help=escape(text), rich_help_panel=PANEL)
+    name = spec.option
+    if spec.kind == "flag" and spec.default is None:  # on, off, or left to the model
+        name = f"{spec.option}/--no-{spec.option.removeprefix('--')}"
+    option = typer.Option(name, help=escape(text), rich_help_panel=PANEL)
     default = spec.default if shown else None
     return inspect.Parameter(
         spec.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, option]
@@ -194,7 +232,7 @@ def read_settings(ctx: typer.Context, more: list[str] | None = None) -> dict[str
     result = {}
     for name, spec in settings_on("cli").items():
         value = ctx.params.get(name)
-        if value is None or (spec.kind in LISTS and not value):
+        if value is None or (spec.kind in LISTS and not value) or not given(ctx, name):
             continue
         text = isinstance(value, str) or spec.kind in LISTS
         result[name] = spec.parse(value, f"{spec.option} {value}") if text else value
@@ -218,6 +256,6 @@ def _with(ctx: typer.Context, more: list[str] | None) -> dict[str, Any]:
             raise UserError(f"--with {text}: {name} is set twice; give it once")
         try:
             result[name] = known[name].from_json(yaml.safe_load(value))
-        except yaml.YAMLError:
+        except (yaml.YAMLError, RecursionError):
             result[name] = value
     return result

@@ -6,7 +6,7 @@ A bad line is reported with its number, and all others are still written.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,11 +14,13 @@ from typing import Any
 from ..config import nearest
 from ..data.canvas import Canvas
 from ..lm import LM, Job
+from ..process.keys import check_seed
 from ..sampling.params import SamplingParams, settings_on
 from ..types import Sample, UserError
 
 PLACES = ("text", "prompt", "suffix", "length")  # what to write where
 LINE_KEYS = ("id", "n")  # of the line itself
+Defaults = SamplingParams | Mapping[str, Any]  # complete; or what was set, and the rest as the model recommends
 
 
 @dataclass(frozen=True)
@@ -52,8 +54,13 @@ def read_lines(path: str | Path) -> list[tuple[int, str]]:
     return [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
 
 
-def parse_line(lm: LM, number: int, text: str, defaults: SamplingParams, n: int, length: int | None = None) -> Line:
-    """One line of a template file; `defaults` are the settings that a line does not set (null means not set)."""
+def parse_line(
+    lm: LM, number: int, text: str, defaults: Defaults, n: int, length: int | None = None, before: int = 0
+) -> Line:
+    """One line of a template file; `defaults` are the settings that a line does not set (null means not set).
+
+    A line without a seed counts on from the samples `before` it, so that no two of the file share a random stream.
+    """
     row = _row(text)
     for key in ("text", "prompt", "suffix"):
         if not isinstance(row.get(key, ""), str):
@@ -64,7 +71,14 @@ def parse_line(lm: LM, number: int, text: str, defaults: SamplingParams, n: int,
     count = row.get("n", n)
     if count < 1:
         raise UserError(f"n={count} must be at least 1")
-    options = replace(defaults, **{key: _setting(key, row[key]) for key in row if key in settings_on("cli")})
+    chosen = {key: _setting(key, row[key]) for key in row if key in settings_on("cli")}
+    if isinstance(defaults, SamplingParams):
+        options = replace(defaults, **chosen)
+    else:
+        options = lm.sampling_params({**defaults, **chosen})
+    if "seed" not in row:
+        options = replace(options, seed=options.seed + before)
+    check_seed(options.seed + count - 1)
     canvas = _canvas(lm, row, options, length)
     lm.check(Job(canvas, options))  # errors are raised before anything is written
     return Line(number, row.get("id"), [Job(canvas, replace(options, seed=options.seed + i)) for i in range(count)])
@@ -120,7 +134,7 @@ def _canvas(lm: LM, row: dict[str, Any], options: SamplingParams, length: int | 
 def write_template(
     lm: LM,
     lines: Iterable[tuple[int, str]],
-    defaults: SamplingParams,
+    defaults: Defaults,
     *,
     n: int = 1,
     length: int | None = None,
@@ -132,12 +146,15 @@ def write_template(
         raise UserError(f"n={n} and batch_size={batch_size} must be at least 1")
     turn: list[tuple[Line, int] | BadLine] = []
     jobs: dict[int, Job] = {}  # by turn
+    samples = 0  # of the lines so far; of a wrong line as many as it would have had by default
     for number, text in lines:
         try:
-            line = parse_line(lm, number, text, defaults, n, length)
+            line = parse_line(lm, number, text, defaults, n, length, samples)
         except UserError as error:
             turn.append(BadLine(number, str(error)))
+            samples += n
             continue
+        samples += len(line.jobs)
         for i, job in enumerate(line.jobs):
             jobs[len(turn)] = job
             turn.append((line, i))

@@ -12,6 +12,7 @@ from rich.text import Text
 from torch import Tensor
 
 from ..data.tokenization import Tokenizer
+from ..pieces import characters
 from ..progress import CONTROLS
 from ..types import State
 
@@ -85,10 +86,16 @@ class Tail:
 
 def canvas_text(tokenizer: Tokenizer, ids: Sequence[int], fresh: Set[int]) -> Text:
     """A canvas as coloured text; `fresh` are the positions that were just written."""
-    text = Text()
-    for position, (token, piece) in enumerate(zip(ids, tokenizer.pieces(ids), strict=True)):
-        if token == tokenizer.vocab.mask:
+    text, mask, start = Text(), tokenizer.vocab.mask, 0
+    alone = [None if token == mask else piece for token, piece in zip(ids, tokenizer.pieces(ids), strict=True)]
+    new: dict[int, bool] = {}  # by the token that shows a character: whether one of its bytes is new
+    shown = characters(alone)
+    for position, piece in enumerate(shown):
+        start = position if piece or alone[position] is None else start
+        new[start] = new.get(start, False) or position in fresh
+    for position, piece in enumerate(shown):
+        if alone[position] is None:
             text.append("░░ ", style="grey50")
-        else:
-            text.append(piece.translate(CONTROLS), style="bold green" if position in fresh else "")
+        elif piece:
+            text.append(piece.translate(CONTROLS), style="bold green" if new[position] else "")
     return text

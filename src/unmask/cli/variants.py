@@ -26,13 +26,14 @@ from .shared import (
     used_weights,
 )
 
+ANOTHER_GENOME = 0.05  # share of alleles with another REF from which on a VCF is of another genome
 NAMED = 5  # skipped lines that are named on standard error; all of them are in the table
 
 
 def variants(
     model: Model,
-    vcf: Annotated[str, typer.Option(help="The variants, .vcf or .vcf.gz.")],
-    genome: Annotated[str, typer.Option(help="FASTA file (.gz too) that the variants refer to.")],
+    vcf: Annotated[str, typer.Option(help="The variants, .vcf (.gz or .xz too); a gVCF too.")],
+    genome: Annotated[str, typer.Option(help="FASTA file (.gz or .xz too) that the variants refer to.")],
     out: Annotated[str | None, typer.Option(help="Write the table to this file (default: standard output).")] = None,
     window: Annotated[int | None, typer.Option(help="Bases around a variant (default: the model's length).")] = None,
     method: Annotated[
@@ -48,7 +49,7 @@ def variants(
     as_json: Json = False,
 ) -> None:
     """Score variants: log p(alternative) - log p(reference) of each; below 0 the model prefers the reference."""
-    from ..dna.variants import VariantRequest, score_variants
+    from ..dna.variants import VariantRequest, other_names, score_variants
     from ..dna.vcf import survey
     from ..progress import progress_bar
 
@@ -56,6 +57,8 @@ def variants(
         check_writable(out)
     request = VariantRequest(window, method, draws, batch_size, both_strands, seed)
     overview = survey(vcf)
+    if not overview.alleles:
+        raise UserError(f"{vcf} names no alternative allele, only <*> or <NON_REF>; give a file with variants")
     lm = load_lm(model, which, weights, device)
     request.check(lm)
     sequence = read_genome(genome, lm.config.data)
@@ -63,6 +66,13 @@ def variants(
         said = f"{vcf} is not sorted (line {overview.unsorted}); scores come in its order"
         err_console.print(said, markup=False)
     protocol = {"model": model, "weights": used_weights(lm, weights), **request.protocol(lm), "vcf": vcf}
+    if renamed := other_names(overview.chroms, sequence):
+        protocol["records"] = renamed
+        shown = ", ".join(f"{chrom} is {name}" for chrom, name in list(renamed.items())[:NAMED])
+        more = ", ..." if len(renamed) > NAMED else ""
+        err_console.print(f"names of chromosomes are matched with and without chr: {shown}{more}", markup=False)
+    if overview.any_other:
+        protocol["any_other_alleles"] = overview.any_other
     with ExitStack() as stack:
         progress = stack.enter_context(progress_bar("scoring"))
         table = _Table(stack, out, protocol, as_json)
@@ -72,7 +82,11 @@ def variants(
     skipped = table.total - table.scored
     if not table.scored:
         raise UserError(f"none of the {table.total} alleles of {vcf} could be scored; line {table.first}")
-    err_console.print(f"scored {table.scored:,} alleles, skipped {skipped:,}", markup=False)
+    left_out = f", left out {overview.any_other:,} that stand for any other allele (gVCF)" * bool(overview.any_other)
+    err_console.print(f"scored {table.scored:,} alleles, skipped {skipped:,}{left_out}", markup=False)
+    if table.mismatched > ANOTHER_GENOME * table.total:
+        said = f"{table.mismatched:,} of {table.total:,} alleles have a REF that the genome does not have there"
+        err_console.print(f"{said}; is {genome} the assembly that {vcf} was made with?", markup=False)
     if out is not None:
         err_console.print(f"table: {out}", markup=False)
 
@@ -84,7 +98,7 @@ class _Table:
         from ..dna.variants import HEADER
         from ..files import replacing
 
-        self.scored = self.total = 0
+        self.scored = self.total = self.mismatched = 0
         self.first = ""  # what was wrong with the first line that was skipped
         self.as_json, self.protocol = as_json, protocol
         self.file: IO[str] | None = None
@@ -99,6 +113,8 @@ class _Table:
 
     def add(self, effect: Any) -> None:
         """Write one effect."""
+        from ..dna.alleles import MISMATCH
+
         if self.as_json:
             sys.stdout.write(
                 ("," if self.total else "") + "\n " + json.dumps(finite(effect.as_dict()), allow_nan=False)
@@ -108,6 +124,7 @@ class _Table:
         self.total += 1
         self.scored += effect.score is not None
         if effect.reason is not None:
+            self.mismatched += effect.reason.startswith(MISMATCH)
             skipped = self.total - self.scored
             said = f"{effect.line}: {effect.reason}"
             self.first = self.first or said

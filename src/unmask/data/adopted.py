@@ -12,10 +12,21 @@ from tokenizers import Tokenizer as Backend
 
 from ..types import UserError, Vocab
 from .online import hub, reason
-from .tokenizer import BUILT_IN, CONFIG_FILE, JSON_FILE, MASK, Tokenizer, read_backend, read_config, size_of
+from .tokenizer import (
+    BUILT_IN,
+    CONFIG_FILE,
+    JSON_FILE,
+    MASK,
+    Tokenizer,
+    check_size,
+    read_backend,
+    read_config,
+    size_of,
+)
 
 VOCAB_FILE = "vocab.txt"
 IN_BRACKETS = re.compile(r"\[\S+\]|<\S+>")  # how a vocab.txt writes tokens that are not text
+CASED = 0.01  # share of entries with capitals from which a vocabulary is cased
 SPECIAL_NAMES = {
     "mask": ("[MASK]", "<mask>", "<|mask|>"),
     "pad": ("[PAD]", "<pad>", "<|pad|>", "<|padding|>"),
@@ -44,6 +55,7 @@ def read_tokenizer(path: Path, require_mask: bool = False) -> Tokenizer:
 
 def read_vocab_file(file: Path, config: dict[str, Any]) -> Backend:
     """A vocab.txt, one token per line: BERT's WordPiece, or characters where all its text tokens are one character."""
+    check_size(file)
     try:
         with file.open(encoding="utf-8") as lines:
             vocabulary = {line.rstrip("\n"): token for token, line in enumerate(lines)}
@@ -64,7 +76,7 @@ def read_vocab_file(file: Path, config: dict[str, Any]) -> Backend:
         backend.normalizer = normalizers.BertNormalizer(
             handle_chinese_chars=config.get("tokenize_chinese_chars", True) is not False,
             strip_accents=config.get("strip_accents"),
-            lowercase=config.get("do_lower_case", True) is not False,
+            lowercase=_lower_cases(text, config),
         )
         backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
         backend.decoder = decoders.WordPiece()
@@ -75,6 +87,12 @@ def read_vocab_file(file: Path, config: dict[str, Any]) -> Backend:
         backend.post_processor = processors.TemplateProcessing(f"{first} $A {last}", pair, ends)
     backend.add_special_tokens([AddedToken(unknown, special=True, normalized=False)])
     return backend
+
+
+def _lower_cases(text: list[str], config: dict[str, Any]) -> bool:
+    """Whether a text is lower-cased: never where entries have capitals, which no text could reach then."""
+    cased = sum(token != token.lower() for token in text)
+    return config.get("do_lower_case", True) is not False and cased < CASED * len(text)
 
 
 def hub_tokenizer(name: str, require_mask: bool = False) -> Tokenizer:

@@ -15,6 +15,7 @@ from .. import files
 from ..config import DataConfig
 from ..types import UserError
 
+SMALL = 1 << 18  # bytes: a file that is read faster than a note about it is written
 RACY_SECONDS = 2.0  # a file that was just written may change again without changing its time stamp
 
 
@@ -41,14 +42,16 @@ def content_key(*parts: Any) -> str:
 def file_hash(path: Path, cache: Path) -> str:
     """SHA-256 of a file's bytes; remembered by (path, size, time), so a big file is read once."""
     status = path.stat()
+    if status.st_size < SMALL:
+        return files.sha256(path)
     name = content_key(str(path.resolve()), status.st_size, status.st_mtime_ns)
     note = cache / "hashes" / f"{name}.json"
     known = files.read_json_or_none(note)
-    if known is not None and isinstance(known.get("sha256"), str):
+    if known is not None and files.is_sound(known) and isinstance(known.get("sha256"), str):
         return known["sha256"]
     digest = files.sha256(path)
     if time.time() - status.st_mtime > RACY_SECONDS and path.stat().st_mtime_ns == status.st_mtime_ns:
         with suppress(OSError, UserError):  # a cache that is only read will do
             note.parent.mkdir(exist_ok=True)
-            files.write_json(note, {"sha256": digest, "path": str(path.resolve())})
+            files.write_json(note, files.stamped({"sha256": digest, "path": str(path.resolve())}))
     return digest

@@ -16,11 +16,16 @@ from torch import Tensor
 from ..config import DataConfig
 from ..errors import UserError, at_least
 from .genome.bases import UNK
-from .rows import Ends, capacity, ends_of
-from .tokenization import Tokenizer
+from .rows import Ends, capacity, end_of, ends_of
+from .tokenization import MASK, Tokenizer
+from .unknown import UnknownTokens
 
 MOST_LENGTHS = 256  # combinations of lengths of ranged gaps that are compared
 LONGEST = 2**22  # tokens of a text that is written in windows
+GAP_MARKS = re.compile(r"\{\{|" + re.escape(MASK))
+BLANKS = re.compile(r"(?<![\w{])_+(?!\w)")
+TORN = re.compile(r"\{\{\s*[0-9][0-9 -]*\}?(?!\})|(?<!\{)\{\s*[0-9][0-9 -]*\}\}")  # {{3}, {{3 and {3}}
+SINGLE = re.compile(r"\{[0-9]+(?:-[0-9]+)?\}")
 LENGTHS = re.compile(r"\s*0*([1-9][0-9]{0,8})\s*(?:-\s*0*([1-9][0-9]{0,8})\s*)?")
 
 
@@ -42,6 +47,7 @@ class Canvas:
     nats: dict[str, float] = field(default_factory=dict)  # the bound by which the lengths of ranged gaps were chosen
     errors: dict[str, float] = field(default_factory=dict)  # standard errors of its differences from the chosen one
     undecided: list[str] = field(default_factory=list)  # lengths that may be as good as the chosen ones
+    closed: int = 0  # tokens at its end that only say that the text ends there
 
     @property
     def open_end(self) -> bool:
@@ -51,25 +57,48 @@ class Canvas:
 
 
 def split_gaps(text: str) -> list[str]:
-    """What stands outside and inside of {{ and }}, in turns: an odd number of strings, in linear time."""
+    """What stands outside and inside of gaps, in turns: an odd number of strings, in linear time.
+
+    {{3}} is a gap; [MASK] is one of one token, and ___ is one of three tokens in a text without any other gap.
+    """
     parts, at = [], 0
-    while (start := text.find("{{", at)) >= 0 and (end := text.find("}}", start + 2)) >= 0:
-        parts += [text[at:start], text[start + 2 : end]]
-        at = end + 2
+    last = text.rfind("}}")
+    for mark in GAP_MARKS.finditer(text):
+        start, braces = mark.start(), mark[0] == "{{"
+        if start < at or (braces and last < start + 2):  # inside of a gap, or never closed
+            continue
+        end = text.index("}}", start + 2) if braces else mark.end()
+        parts += [text[at:start], text[start + 2 : end] if braces else "1"]
+        at = end + 2 * braces
+    parts = [*parts, text[at:]]
+    return blanks(text, least=2) if len(parts) == 1 else parts
+
+
+def blanks(text: str, least: int = 1) -> list[str]:
+    """What stands outside of blanks, and their lengths, in turns: ___ is a gap of three tokens."""
+    parts, at = [], 0
+    for run in BLANKS.finditer(text):
+        if len(run[0]) >= least:
+            parts += [text[at : run.start()], str(len(run[0]))]
+            at = run.end()
     return [*parts, text[at:]]
 
 
 def parse_gaps(text: str) -> list[str | Gap]:
-    """Given strings and gaps in turn: {{3}} is a gap of 3 tokens, {{2-6}} one of 2 to 6."""
+    """Given strings and gaps in turn: {{3}} is a gap of 3 tokens, {{2-6}} one of 2 to 6 (`split_gaps` has the rest)."""
     parts: list[str | Gap] = []
     for i, piece in enumerate(split_gaps(text)):
         if i % 2 == 0:
+            if torn := TORN.search(piece):
+                cure = "".join(character for character in torn[0] if character not in "{} ")
+                raise UserError(f"{torn[0]!r} is half a gap; write {{{{{cure}}}}}, with two braces on either side")
             parts.append(piece)
             continue
         match = LENGTHS.fullmatch(piece)
         if not match:
+            shown = piece if len(piece) <= 40 else piece[:37] + "..."
             raise UserError(
-                f"{{{{{piece}}}}} is not a gap; write {{{{3}}}} for a gap of 3 tokens (at least 1) "
+                f"{{{{{shown}}}}} is not a gap; write {{{{3}}}} for a gap of 3 tokens (at least 1) "
                 "or {{2-6}} for one of 2 to 6"
             )
         low = int(match[1])
@@ -78,7 +107,9 @@ def parse_gaps(text: str) -> list[str | Gap]:
             raise UserError(f"{{{{{piece}}}}} is not a gap: write the smaller length first, {{{{{high}-{low}}}}}")
         parts.append(Gap(low, high))
     if len(parts) == 1:
-        raise UserError("there is no gap to fill; mark one with {{3}} for three tokens")
+        single = SINGLE.search(text)
+        meant = f"{single[0]} has one brace on either side, write {{{single[0]}}}" if single else "mark one with {{3}}"
+        raise UserError(f"there is no gap to fill; {meant} (or ___) for three tokens, [MASK] for one")
     return parts
 
 
@@ -88,6 +119,7 @@ class PromptBuilder:
     def __init__(self, tokenizer: Tokenizer, spec: DataConfig, any_length: bool = False) -> None:
         self.tokenizer, self.spec, self.vocab = tokenizer, spec, tokenizer.vocab
         self.any_length = any_length  # whether the model needs no windows for more than it was trained on
+        self.unknown = UnknownTokens(tokenizer)  # of the texts that were encoded
 
     @property
     def block_ends(self) -> Ends | None:
@@ -98,6 +130,18 @@ class PromptBuilder:
     def capacity(self) -> int:
         """How many tokens of text the model sees at once."""
         return capacity(self.spec.length, self.block_ends)
+
+    @property
+    def closing(self) -> list[int]:
+        """The token after a text that is complete, where the model has learned where documents end."""
+        end = end_of(self.spec, self.vocab)
+        return [] if end is None else [end]
+
+    @property
+    def ends(self) -> frozenset[int]:
+        """The tokens that end a text: EOS, and padding where the model has learned it."""
+        tokens = (self.vocab.eos, self.vocab.pad if self.spec.has_ends else None)
+        return frozenset(token for token in tokens if token is not None)
 
     def prompt(self, prompt: str, suffix: str, length: int | None, windowed: bool = False) -> Canvas:
         """The prompt, masks up to `length` tokens in all, and the suffix.
@@ -114,6 +158,8 @@ class PromptBuilder:
             )
         _check_longest(length)
         before, after = self.encode(self.before_gap(prompt)), self.encode(suffix)
+        closing = self.closing if suffix and not windowed else []
+        after += closing
         if self.block_ends is not None and not windowed:
             before = [self.block_ends[0], *before]
         if len(before) + len(after) >= length:
@@ -125,12 +171,13 @@ class PromptBuilder:
         gap = length - len(before) - len(after)
         ids = torch.tensor([*before, *[self.vocab.mask] * gap, *after], dtype=torch.int64)
         parts: list[str | slice] = [prompt, slice(len(before), len(before) + gap)]
-        return Canvas(ids, [*parts, suffix] if suffix else parts, [gap])
+        return Canvas(ids, [*parts, suffix] if suffix else parts, [gap], closed=len(closing))
 
     def prompt_tokens(self, prompt: str, suffix: str = "", windowed: bool = False) -> int:
         """How many tokens of such a canvas are given."""
         bos = 0 if self.block_ends is None or windowed else 1
-        return bos + len(self.encode(self.before_gap(prompt))) + len(self.encode(suffix))
+        closing = len(self.closing) if suffix and not windowed else 0
+        return bos + len(self.encode(self.before_gap(prompt))) + len(self.encode(suffix)) + closing
 
     def gaps(self, parts: list[str | Gap], lengths: list[int] | None = None, windowed: bool = False) -> Canvas:
         """A text with gaps, of the lengths that are given (default: the shortest)."""
@@ -162,7 +209,9 @@ class PromptBuilder:
                 f"the text with its gaps has {len(ids)} tokens, more than the {self.spec.length} the model was trained "
                 "on; shorten it, or give a stride to write in windows"
             )
-        return Canvas(torch.tensor(ids, dtype=torch.int64), shown, list(chosen))
+        complete = parts[-1] != "" and not windowed and len(ids) < self.spec.length  # it ends in given text
+        closing = self.closing if complete else []
+        return Canvas(torch.tensor([*ids, *closing], dtype=torch.int64), shown, list(chosen), closed=len(closing))
 
     def candidates(self, parts: list[str | Gap]) -> list[list[int]]:
         """Every combination of lengths of the ranged gaps that fits into the model's length; at most 256."""
@@ -205,6 +254,7 @@ class PromptBuilder:
         ids = self.tokenizer.encode(text) if text else []
         if self.tokenizer.kind == "dna" and UNK in ids:
             raise UserError(f"{text[ids.index(UNK)]!r} in the given text is not a base; use A, C, G, T and N only")
+        self.unknown.add(ids)
         return ids
 
     @functools.cached_property

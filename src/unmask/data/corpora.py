@@ -1,7 +1,8 @@
 """Where text comes from: named data sets, files, folders and Hub data sets, each as one streaming `Corpus`.
 
-What a source is, in this order: the name of a record in `CORPORA`; a file (.txt, .jsonl, either of them with .gz, or
-.parquet); a folder of such files; a data set on the Hugging Face Hub. A named set is read from `data.local`, else from
+What a source is, in this order: the name of a record in `CORPORA`; a file (any text, or a table: .jsonl, .json, .csv,
+.tsv, .parquet; all but the last may be compressed); a folder of .txt, .jsonl and .parquet files, or of those that
+`data.files` names; a data set on the Hugging Face Hub. A named set is read from `data.local`, else from
 $UNMASK_DATA, else from the Hub. What a document of a .txt file is: `line`, `paragraph` (blank lines between) or `file`;
 `auto` means `file` for layout=wrap (the model sees the text as it is), and for layout=pad, where a row is a document,
 `paragraph` if the beginning has blank lines, else `line`.
@@ -17,6 +18,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import chain
@@ -77,6 +79,8 @@ def _open_path(spec: DataConfig) -> Corpus:
         )
     if spec.local is not None:
         raise UserError(f"data.local={spec.local} belongs to a named data set; give the path as data.source instead")
+    if spec.files is not None and not path.is_dir():
+        raise UserError(f"data.files={spec.files} chooses files of a folder, and {spec.source} is none; leave it out")
     if path.is_file():
         return _open_files(spec, path.name, {"train": [path]})
     return _open_folder(spec, path) if path.is_dir() else open_hub(spec, spec.source)
@@ -267,10 +271,12 @@ def _from_hub(spec: DataConfig, record: Record) -> Corpus:
 def _open_files(spec: DataConfig, name: str, files: Mapping[str, list[Path]], ignored: int = 0) -> Corpus:
     every = [path for paths in files.values() for path in paths]
     for path in every:
-        if documents.format_of(path) is None:
-            raise UserError(f"{path} is not a corpus; give a .txt, .jsonl, .txt.gz, .jsonl.gz or .parquet file")
-        if documents.format_of(path) == "txt":
+        if _is_text(spec, path):
             _no_columns(spec, str(path))
+            if documents.format_of(path) is None:  # any text is a corpus
+                documents.check_text(path)
+        elif readers.unpacked_name(path) != path.name.lower() and documents.table_of(path) == "parquet":
+            raise UserError(f"{path} is not a corpus: a Parquet file is compressed inside; unpack it")
     cache = cache_folder(spec)
     size = sum(path.stat().st_size for path in every)
     piece = min(max(size // documents.FILE_PIECES, documents.SMALLEST_PIECE), documents.PIECE)
@@ -283,7 +289,7 @@ def _open_files(spec: DataConfig, name: str, files: Mapping[str, list[Path]], ig
         )
 
     content = [
-        [split, [[documents.format_of(p), kinds[p], file_hash(p, cache)] for p in paths]]
+        [split, [[documents.table_of(p) or "txt", kinds[p], file_hash(p, cache)] for p in paths]]
         for split, paths in files.items()
     ]
     field = spec.field if any(kind == "row" for kind in kinds.values()) else None
@@ -297,13 +303,19 @@ def _no_columns(spec: DataConfig, where: str) -> None:
     if spec.label is not None:
         raise UserError(
             f"{where} is plain text without columns, so it has no data.label={spec.label}; "
-            "give a .jsonl or .parquet file or a Hub data set, or set data.label=null (eval: --label-column none)"
+            "give a .jsonl, .csv or .parquet file or a Hub data set, or set data.label=null (eval: --label-column none)"
         )
+
+
+def _is_text(spec: DataConfig, path: Path) -> bool:
+    """Whether a file is read as it is: text, or a table of text whose documents are named (data.document=file)."""
+    kind = documents.table_of(path)
+    return kind is None or (kind in ("json", "csv", "tsv") and spec.document != "auto" and spec.label is None)
 
 
 def _document(spec: DataConfig, path: Path) -> str:
     """What a document of this file is."""
-    if documents.format_of(path) != "txt":
+    if not _is_text(spec, path):
         return "row"
     if spec.document != "auto":
         return spec.document
@@ -316,10 +328,21 @@ def _document(spec: DataConfig, path: Path) -> str:
 
 
 def _open_folder(spec: DataConfig, folder: Path) -> Corpus:
-    files = [p for p in dataset_files.below(folder) if documents.format_of(p)]
+    every = dataset_files.below(folder)
+    if spec.files is None:
+        files = [p for p in every if documents.format_of(p)]
+        none = "holds no .txt, .jsonl or .parquet file; name the files to read, for example data.files='*.py'"
+    else:
+        patterns = [pattern.strip() for pattern in spec.files.split(",") if pattern.strip()]
+        files = [p for p in every if any(p.relative_to(folder).match(pattern) for pattern in patterns)]
+        none = f"holds no file that matches data.files={spec.files}"
     if not files:
-        raise UserError(f"folder {folder} holds no .txt, .jsonl, .txt.gz, .jsonl.gz or .parquet file")
-    splits, ignored = dataset_files.by_split(folder, files)
+        endings = Counter(path.suffix or path.name for path in every).most_common(5)
+        kinds = ", ".join(f"{count} {ending}" for ending, count in endings)
+        raise UserError(f"folder {folder} {none}" + (f" (it has {kinds})" if kinds else ""))
+    splits, ignored = {"train": files}, 0
+    if spec.files is None or all(p.relative_to(folder).parts[0] in dataset_files.SPLIT_NAMES for p in files):
+        splits, ignored = dataset_files.by_split(folder, files)  # the name of a source file, as test.py, is no split
     return _open_files(spec, folder.name, splits, ignored)
 
 
@@ -330,7 +353,7 @@ def _check_name(source: str) -> None:
     if "/" not in source and (meant := records.close(source)):
         raise UserError(f"there is no corpus, file or folder {source!r} (did you mean {meant!r}?)")
     looks_like_path = source.startswith((".", "/", "~")) or source.count("/") > 1 or "\\" in source
-    if looks_like_path or documents.format_of(Path(source)):
+    if looks_like_path or documents.format_of(Path(source)) or documents.table_of(Path(source)):
         raise UserError(f"file or folder {source} does not exist")
 
 

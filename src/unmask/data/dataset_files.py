@@ -17,7 +17,7 @@ from itertools import islice
 from pathlib import Path, PurePath
 from typing import Any
 
-from ..errors import UserError
+from ..errors import UserError, optional
 from . import documents, readers
 from .documents import Piece
 from .readers import Located
@@ -139,8 +139,7 @@ def rows(read: str, path: Path, field: str, label: str | None) -> Iterator[Locat
 def count(read: str, path: Path, field: str) -> int:
     """How many rows a file has: a Parquet file records it, others are read."""
     if read == "table" and table_format(path) == "parquet":
-        import pyarrow.parquet as pq
-
+        pq = optional("pyarrow.parquet", "a Parquet file", "data")
         with readers.arrow_errors(path, "a Parquet"):
             return int(pq.read_metadata(path).num_rows)
     return sum(1 for _ in rows(read, path, field, None))
@@ -206,22 +205,12 @@ def _jsonl(path: Path, field: str, label: str | None) -> Iterator[Located]:
 
 
 def _header_csv(path: Path, field: str, label: str | None) -> Iterator[Located]:
-    """A table with the names of its columns in the first line."""
-    header: list[str] | None = None
-    for where, cells in readers.csv_rows(path):
-        if header is None:
-            header = cells
-            documents.check_field(field, header, str(path))
-        elif len(cells) != len(header):
-            raise UserError(f"{where} has {len(cells)} cells for {len(header)} columns; the file is damaged")
-        else:
-            yield where, dict(zip(header, cells, strict=True))
+    return documents.header_rows(path, field)
 
 
 def _arrow_rows(path: Path, field: str, label: str | None) -> Iterator[Located]:
     """What `datasets` writes: Arrow streams; and Arrow files."""
-    import pyarrow as pa
-
+    pa = optional("pyarrow", "an Arrow file", "data")
     number = 0
     with readers.arrow_errors(path, "an Arrow"), pa.memory_map(str(path)) as source:
         try:

@@ -106,7 +106,25 @@ def scientific(text: str) -> str:
     return lm1b(wikitext(text))
 
 
-DETOKENIZERS: dict[str, Callable[[str], str]] = {f.__name__: f for f in (wikitext, ptb, lm1b, lambada, scientific)}
+_DECODED_TWICE = re.compile(r"[^\x00-\x7f]{2,}")
+_CUT_QUOTE = re.compile(r"â€(?![^\x00-\x7f])")  # the third byte of a closing quote has no character in cp1252
+
+
+def mojibake(text: str) -> str:
+    """UTF-8 that was read as cp1252 ("donâ€™t"), as it was: only where the way back is exact."""
+
+    def mended(match: re.Match[str]) -> str:
+        try:
+            return match[0].encode("cp1252").decode()
+        except UnicodeError:
+            return match[0]
+
+    return _CUT_QUOTE.sub("”", _DECODED_TWICE.sub(mended, text))
+
+
+DETOKENIZERS: dict[str, Callable[[str], str]] = {
+    f.__name__: f for f in (wikitext, ptb, lm1b, lambada, scientific, mojibake)
+}
 
 
 def detokenizer(name: str) -> Callable[[str], str]:

@@ -9,6 +9,7 @@ carry.
 
 from __future__ import annotations
 
+import csv
 import json
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator
@@ -22,6 +23,21 @@ from .readers import read_lines, read_text
 PIECE = 1 << 16  # characters: no piece is longer
 FILE_PIECES = 256  # a file that is one document is cut into about this many pieces, so that it can be split
 SMALLEST_PIECE = 256  # characters
+
+TABLES = ("jsonl", "json", "csv", "tsv", "parquet")
+NO_TEXT = {
+    b"%PDF": "a PDF; make text of it, for example with pdftotext",
+    b"PK": "a zip file (or a document in one, as .docx or .epub); unpack it, or export it as text",
+    b"PAR1": "a Parquet file; name it .parquet",
+    b"\xd0\xcf\x11\xe0": "an Office document; export it as text",
+    b"{\\rtf": "a rich text document; export it as plain text",
+    b"\xff\xfe": "UTF-16 text; make UTF-8 of it: iconv -f utf-16 -t utf-8",
+    b"\xfe\xff": "UTF-16 text; make UTF-8 of it: iconv -f utf-16 -t utf-8",
+    b"\x89PNG": "a picture; give a text file",
+    b"\xff\xd8\xff": "a picture; give a text file",
+    b"7z\xbc\xaf": "a 7z archive; unpack it and give the folder",
+    b"SQLite format 3": "a database; export a table as .csv",
+}
 
 Fragment = tuple[str, bool]  # some text; whether the document ends after it
 Detokenize = Callable[[str], str]
@@ -52,26 +68,44 @@ class FileEntry(NamedTuple):
 
 
 def format_of(path: Path) -> str | None:
-    """'txt', 'jsonl' or 'parquet', from the name of the file; None for anything else."""
-    name = path.name.lower()
-    kind = name.removesuffix(".gz").rpartition(".")[2]
+    """'txt', 'jsonl' or 'parquet', from the name of a file that is surely a corpus; None for anything else."""
+    name = readers.unpacked_name(path)
+    kind = name.rpartition(".")[2]
     if kind == "parquet":
-        return None if name.endswith(".gz") else "parquet"
+        return "parquet" if path.name.lower() == name else None
     return kind if kind in ("txt", "jsonl") and "." in name else None
+
+
+def table_of(path: Path) -> str | None:
+    """The kind of table that a file is, from its name: jsonl, json, csv, tsv or parquet; None for text."""
+    name = readers.unpacked_name(path)
+    kind = name.rpartition(".")[2] if "." in name else ""
+    return {"ndjson": "jsonl"}.get(kind, kind) if kind in (*TABLES, "ndjson") else None
+
+
+def check_text(path: Path) -> None:
+    """One sentence for a file that is not text, with what to do instead."""
+    with readers.open_bytes(path) as (stream, _):
+        head = stream.read(4096)
+    for magic, what in NO_TEXT.items():
+        if head.startswith(magic):
+            raise UserError(f"{path} is not a corpus but {what}")
+    if b"\0" in head:
+        tables = ", ".join(f".{kind}" for kind in TABLES)
+        raise UserError(
+            f"{path} is not a corpus: it is not text; give a text file, a table ({tables}) or a folder of them"
+        )
 
 
 def read(
     path: Path, document: str, field: str, piece: int, label: str | None = None, detokenize: Detokenize | None = None
 ) -> Iterator[Piece]:
-    """The pieces of one file; `document` is line, paragraph or file, `piece` the size for whole-file documents.
+    """The pieces of one file; `document` is line, paragraph, file or row, `piece` the size for whole-file documents.
 
     A detokenizer gets a row of a table, or a line of a text file (with its line break where that stays in the text).
     """
-    kind = format_of(path)
-    if kind == "jsonl":
-        return by_row(read_jsonl(path, field, label), detokenize)
-    if kind == "parquet":
-        return by_row(read_parquet(path, field, label), detokenize)
+    if document == "row":
+        return by_row(entries(table_rows(path, field, label), field, label), detokenize)
     assert label is None, "text files have no columns"
     if document == "line" and detokenize is not None:
         return by_row((FileEntry(line.removesuffix("\n")) for line in read_lines(path)), detokenize)
@@ -173,6 +207,31 @@ def read_parquet(path: Path, field: str, label: str | None = None) -> Iterator[F
 def parquet_rows(path: Path, field: str, label: str | None = None) -> Iterator[readers.Located]:
     """Every row of a Parquet file, of which only these columns are read."""
     return readers.parquet_rows(path, lambda names: checked_fields(field, label, names, str(path)))
+
+
+def table_rows(path: Path, field: str, label: str | None = None) -> Iterator[readers.Located]:
+    """Every row of a table."""
+    kind = table_of(path)
+    if kind == "parquet":
+        return parquet_rows(path, field, label)
+    if kind == "csv":
+        return header_rows(path, field)
+    if kind == "tsv":  # quotes are ordinary characters there
+        return header_rows(path, field, delimiter="\t", quoting=csv.QUOTE_NONE)
+    return readers.json_rows(path) if kind == "json" else readers.jsonl_rows(path)
+
+
+def header_rows(path: Path, field: str, **options: Any) -> Iterator[readers.Located]:
+    """The rows of a table with the names of its columns in the first line; `options` as `csv.reader` has them."""
+    header: list[str] | None = None
+    for where, cells in readers.csv_rows(path, **options):
+        if header is None:
+            header = cells
+            check_field(field, header, str(path))
+        elif len(cells) != len(header):
+            raise UserError(f"{where} has {len(cells)} cells for {len(header)} columns; the file is damaged")
+        else:
+            yield where, dict(zip(header, cells, strict=True))
 
 
 def entries(rows: Iterable[readers.Located], field: str, label: str | None) -> Iterator[FileEntry]:

@@ -6,7 +6,7 @@ import errno
 from collections.abc import Iterator
 from typing import Any
 
-from ..types import UserError
+from ..errors import UserError, optional
 from . import documents
 from .documents import Detokenize, FileEntry
 from .online import hub, reason
@@ -16,8 +16,7 @@ from .streams import Reader
 
 def load_place(place: Hub, where: str, missing: str, ways: str = "") -> Any:
     """What `datasets` loads from a place, or one sentence why it cannot."""
-    import datasets
-
+    datasets = optional("datasets", f"{missing}; loading it from the Hugging Face Hub", "data")
     with hub() as online:
         try:
             files = dict(place.files) or None

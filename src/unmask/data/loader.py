@@ -80,6 +80,9 @@ def eval_batch(rows: Rows, indices: Iterable[int], attend_pads: bool = False) ->
 def _batch(rows: Rows, attend_pads: bool, chosen: np.ndarray, index: np.ndarray, total: int) -> Batch:
     tokens, counts = rows.rows(chosen)
     labels = rows.labels(chosen)
+    padding = rows.padding(tokens)
+    if padding is not None:  # the network has to write it, so it sees it and learns it
+        counts, attend_pads = padding if counts is None else counts | padding, True
     scored = None if counts is None else torch.from_numpy(counts)
     present = None if attend_pads else rows.present(tokens, counts)
     never_hidden = rows.given(tokens)
@@ -91,4 +94,5 @@ def _batch(rows: Rows, attend_pads: bool, chosen: np.ndarray, index: np.ndarray,
         present=None if present is None else torch.from_numpy(present),
         label=None if labels is None else torch.from_numpy(labels),
         given=None if never_hidden is None else torch.from_numpy(never_hidden),
+        padding=None if padding is None else torch.from_numpy(padding),
     )

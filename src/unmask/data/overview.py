@@ -16,7 +16,7 @@ from .pack import Prepared, cached, prepare, preview
 from .records import CORPORA, Record, find
 
 COUNTED = 64 << 20  # bytes: larger sources are shown without counts, unless these are in the cache
-SETTINGS = ("tokenizer", "length", "layout", "eos_between", "block_ends", "attend_pads")
+SETTINGS = ("tokenizer", "length", "layout", "eos_between", "block_ends", "learn_end", "attend_pads")
 
 
 def list_sets() -> list[dict[str, Any]]:

@@ -26,8 +26,9 @@ from .cache import cache_folder, content_key, writing
 from .corpora import Corpus, open_corpus
 from .labels import in_order, translate
 from .packed import FORMAT, clear, intact, map_file, write_splits
-from .rows import Rows, capacity, ends_of
+from .rows import Rows, capacity, end_of, ends_of
 from .tokenization import BPE_SAMPLE, Tokenizer, make_tokenizer
+from .unknown import check_bases, count_unknown, unknown_facts, warn_unknown
 
 log = logging.getLogger(__name__)
 
@@ -152,6 +153,7 @@ def preview(prepared: Prepared, split: str, n: int) -> Rows:
         length=spec.length,
         block_ends=block_ends,
         pad=vocab.pad if vocab.pad is not None else vocab.eos,
+        end=end_of(spec, vocab),
         never_hidden=prepared.tokenizer.never_hidden,
     )
 
@@ -169,6 +171,11 @@ def _rows(prepared: Prepared, name: str, facts: dict[str, Any]) -> Rows:
         "corpus": prepared.corpus.fingerprint[:16],
         **{count: facts[count] for count in ("tokens", "documents", "bytes")},
     }
+    tokenizer, stream = prepared.tokenizer, map_file(prepared.folder / f"{name}.bin", np.dtype(facts["dtype"]))
+    unknown = facts["unknown"] if "unknown" in facts else _unknown(tokenizer, stream)
+    check_bases(tokenizer, unknown, facts["tokens"], spec.source)
+    warn_unknown(tokenizer, unknown, facts["tokens"], f"split {name!r} of {spec.source}")
+    about |= unknown_facts(tokenizer, unknown, facts["tokens"])
     if prepared.corpus.detokenizer != "none":
         about["detokenizer"] = prepared.corpus.detokenizer
     label: dict[str, Any] = {}
@@ -177,12 +184,13 @@ def _rows(prepared: Prepared, name: str, facts: dict[str, Any]) -> Rows:
         ids = translate(facts["labels"], prepared.labels, f"split {name!r} of {spec.source}")
         label = {"marks": map_file(prepared.folder / f"{name}.lab", np.dtype("<u2")), "label_ids": ids}
     rows = Rows(
-        stream=map_file(prepared.folder / f"{name}.bin", np.dtype(facts["dtype"])),
+        stream=stream,
         ends=ends,
         facts=about,
         length=spec.length,
         block_ends=ends_of(spec, vocab),
         pad=vocab.pad if vocab.pad is not None else vocab.eos,
+        end=end_of(spec, vocab),
         never_hidden=prepared.tokenizer.never_hidden,
         **label,
     )
@@ -195,6 +203,13 @@ def _rows(prepared: Prepared, name: str, facts: dict[str, Any]) -> Rows:
             f"data.length={spec.length}; make data.length smaller or give more text"
         )
     return rows
+
+
+def _unknown(tokenizer: Tokenizer, stream: np.ndarray) -> int:
+    """The unknown tokens of a split that an older version wrote."""
+    if tokenizer.unknown is None:
+        return 0
+    return sum(count_unknown(tokenizer, stream[at : at + (1 << 24)]) for at in range(0, len(stream), 1 << 24))
 
 
 def _build(prepared: Prepared, splits: list[str], progress: Progress | None) -> None:

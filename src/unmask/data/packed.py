@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 
-from ..files import read_json_or_none, write_json
+from ..files import is_sound, read_json_or_none, stamped, write_json
 from ..types import Progress
 from .documents import Piece
 from .labels import Numbering
+from .unknown import check_bases, count_unknown
 
 if TYPE_CHECKING:
     from .pack import Prepared
@@ -46,7 +47,7 @@ def intact(folder: Path, split: str) -> dict[str, Any] | None:
 def read_record(path: Path, version: int, checksum: Callable[[Path], list[Any]]) -> dict[str, Any] | None:
     """A record that was written last, if it has this format and the files that it lists are what they should be."""
     record = read_json_or_none(path)
-    if record is None:
+    if record is None or not is_sound(record):
         return None
     try:
         sound = record["format"] == version and all(
@@ -60,12 +61,11 @@ def read_record(path: Path, version: int, checksum: Callable[[Path], list[Any]])
 def _checksum(path: Path) -> list[Any]:
     """Size and hash, of everything or, for large files, of head and tail."""
     size = path.stat().st_size
-    digest = hashlib.sha256()
     with path.open("rb") as file:
         if size <= WHOLE:
-            digest.update(file.read())
+            digest = hashlib.file_digest(file, "sha256")
         else:
-            digest.update(file.read(1 << 20))
+            digest = hashlib.sha256(file.read(1 << 20))
             file.seek(-(1 << 20), 2)
             digest.update(file.read())
     return [size, digest.hexdigest()]
@@ -135,7 +135,8 @@ class SplitWriter:
             *([f"{split}.lab"] if self.labels else []),
         ]
         self.files = [self._temporary(name) for name in self.names]
-        self.tokens = self.documents = self.bytes = 0
+        self.tokenizer, self.source = prepared.tokenizer, prepared.spec.source
+        self.tokens = self.documents = self.bytes = self.unknown = 0
         self.last = 0  # where the last document ended
 
     def _temporary(self, name: str) -> BinaryIO:
@@ -162,7 +163,10 @@ class SplitWriter:
                     if self.labels is not None:
                         document = f"document {self.documents + len(ends)} in {self.where}"
                         labels.append(self.labels.number(piece.label, document))
-        self.files[0].write(np.concatenate(parts).astype(self.dtype).tobytes())
+        tokens = np.concatenate(parts)
+        self.unknown += count_unknown(self.tokenizer, tokens)
+        check_bases(self.tokenizer, self.unknown, self.tokens, self.source)
+        self.files[0].write(tokens.astype(self.dtype).tobytes())
         if self.pad:
             self.files[1].write(np.array(ends, dtype="<u8").tobytes())
         if self.labels is not None:
@@ -179,11 +183,11 @@ class SplitWriter:
             file.close()
             Path(file.name).replace(self.folder / name)
             checksums[name] = _checksum(self.folder / name)
-        counts = {"tokens": self.tokens, "documents": self.documents, "bytes": self.bytes}
+        counts = {"tokens": self.tokens, "documents": self.documents, "bytes": self.bytes, "unknown": self.unknown}
         record = {"format": FORMAT, "dtype": self.dtype.str, "files": checksums, **counts}
         if self.labels is not None:
             record["labels"] = list(self.labels.ids)
-        write_json(self.folder / f"{self.split}.json", record)
+        write_json(self.folder / f"{self.split}.json", stamped(record))
 
     def close(self) -> None:
         """Leave no temporary file behind, also where closing one writes to a full disk."""

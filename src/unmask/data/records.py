@@ -72,6 +72,7 @@ class Record:
         the model was trained (the paper's OWT models have ends); so does `local`, which depends on the machine.
         """
         defaults = {"subset": None, "field": "text", "label": None, "document": "auto", "attend_pads": False}
+        defaults["learn_end"] = None
         wrap = {"layout": "wrap", "length": 1024, "eos_between": False}
         return {"source": self.name, "detokenizer": "auto", **defaults, **wrap}
 
@@ -126,7 +127,7 @@ def _papers(name: str, about: str) -> Record:
 ZERO_SHOT_SETTINGS: Mapping[str, Any] = MappingProxyType(
     {"tokenizer": "gpt2", "length": 1024, "layout": "wrap", "eos_between": False, "block_ends": True}
 )
-_SENTENCES = {"tokenizer": "bert-base-uncased", "length": 128, "layout": "pad", "block_ends": True}
+_SENTENCES = {"tokenizer": "bert-base-uncased", "length": 128, "layout": "pad", "block_ends": True, "learn_end": False}
 _DNA = {"tokenizer": "dna", "layout": "wrap", "eos_between": False}
 _SEQUENCES = "give data.source=FILE.txt with one sequence per line, data.document=line and data.tokenizer=dna"
 

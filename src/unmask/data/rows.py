@@ -22,6 +22,13 @@ def ends_of(spec: DataConfig, vocab: Vocab) -> Ends | None:
     return vocab.bos, vocab.eos
 
 
+def end_of(spec: DataConfig, vocab: Vocab) -> int | None:
+    """The token after a document, where a model learns its end: EOS, else the first token of the padding."""
+    if not spec.has_ends:
+        return None
+    return vocab.eos if vocab.eos is not None else vocab.pad
+
+
 def capacity(length: int, ends: Ends | None) -> int:
     """How many tokens of text fit into a row of `length` tokens."""
     return length if ends is None else length - 2
@@ -37,6 +44,7 @@ class Rows:
     length: int
     block_ends: Ends | None = None  # BOS and EOS at the ends of every row (block_ends)
     pad: int | None = None  # what fills a row of the pad layout
+    end: int | None = None  # pad: the token after a document, where a model learns it with the padding that follows
     marks: np.ndarray | None = field(default=None, repr=False)  # (documents,) uint16: labels as the cache has them ...
     label_ids: np.ndarray | None = field(default=None, repr=False)  # ... and (labels,) int64: the id of each
     never_hidden: tuple[int, ...] = ()  # ids that are given wherever they stand, as N in a text of bases
@@ -84,6 +92,15 @@ class Rows:
         given = np.isin(tokens, self.never_hidden) if self.never_hidden else None
         return given if given is not None and given.any() else None
 
+    def padding(self, tokens: np.ndarray) -> np.ndarray | None:
+        """(n, L) bool where rows that were read hold learned padding: all that follows the end of a document."""
+        if self.end is None:
+            return None
+        end = tokens == self.end
+        if self.block_ends is not None:
+            end[:, 0] = False  # BOS may be the same token
+        return np.cumsum(end, 1) - end > 0
+
     def labels(self, indices: np.ndarray | Iterable[int]) -> np.ndarray | None:
         """(n,) int64 ids of the labels of rows; None where the data have none."""
         if self.marks is None or self.label_ids is None:
@@ -107,9 +124,11 @@ class Rows:
         for row, i in enumerate(chosen):
             start = int(self.ends[i - 1]) if i else 0
             text = self.stream[start : min(int(self.ends[i]), start + self.capacity)]
-            whole = (
-                text if self.block_ends is None else np.concatenate([self.block_ends[:1], text, self.block_ends[1:]])
-            )
+            whole = text
+            if self.block_ends is not None:
+                whole = np.concatenate([self.block_ends[:1], text, self.block_ends[1:]])
+            elif self.end is not None and len(text) < self.length:  # a document that is cut has no end
+                whole = np.append(text, self.end)
             tokens[row, : len(whole)] = whole
             scored[row, : len(whole)] = True
         return tokens, scored
@@ -126,8 +145,13 @@ class Rows:
             lengths = np.minimum(np.diff(part, prepend=before), self.capacity)
             kept, before = kept + int(lengths.sum()), int(part[-1])
             scored += int(lengths.sum()) + (0 if self.block_ends is None else 2 * len(lengths))
+            if self.end is not None and self.block_ends is None:
+                scored += int((lengths < self.length).sum())
         return float(rate * kept / scored)
 
     def describe(self) -> dict[str, Any]:
         """What a reported number should carry: the text, the tokens and the convention."""
-        return {**self.facts, "length": self.length, "block_ends": self.block_ends is not None, "rows": len(self)}
+        about = {**self.facts, "length": self.length, "block_ends": self.block_ends is not None, "rows": len(self)}
+        if self.end is not None:
+            about["ends"] = "an end-of-text token per document counts; the nats of the padding after it belong to it"
+        return about

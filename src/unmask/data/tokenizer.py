@@ -23,6 +23,7 @@ from .online import reason
 MASK = "[MASK]"
 BUILT_IN = ("bytes", "chars", "bpe", "dna")
 FORMAT = 1
+LARGEST = 1 << 29  # bytes of a file of a tokenizer
 CONFIG_FILE, JSON_FILE = "tokenizer_config.json", "tokenizer.json"
 
 
@@ -109,12 +110,33 @@ class Tokenizer:
 
     @functools.cached_property
     def _display(self) -> list[str]:
-        special = self._backend.get_added_tokens_decoder()
-        decoder = str(json.loads(self._backend.to_str()).get("decoder") or "")
+        special, decoder = self._backend.get_added_tokens_decoder(), self._decoder
         return [
             self.piece(token) if token in special else _shown(self.piece(token), decoder)
             for token in range(self.vocab.size)
         ]
+
+    @functools.cached_property
+    def _decoder(self) -> str:
+        return str(json.loads(self._backend.to_str()).get("decoder") or "")
+
+    @functools.cached_property
+    def spelling(self) -> list[bytes | None]:
+        """What each token adds to a text, as UTF-8; an end of text is a line break, other special tokens have None."""
+        special = self._backend.get_added_tokens_decoder()
+        byte, byte_level = _byte_of(), "ByteLevel" in self._decoder
+        result: list[bytes | None] = []
+        for token, shown in enumerate(self._display):
+            piece = self.piece(token)
+            if token in (self.vocab.eos, self.vocab.bos):
+                result.append(b"\n")
+            elif token in special or token in (self.vocab.mask, self.vocab.pad):
+                result.append(None)
+            elif byte_level and all(character in byte for character in piece):
+                result.append(bytes(byte[character] for character in piece))
+            else:
+                result.append(shown.encode())
+        return result
 
     @functools.cached_property
     def digest(self) -> str:
@@ -127,6 +149,17 @@ class Tokenizer:
         """Ids that say nothing, as N of a genome: a model sees them, and never has to guess them."""
         unknown = self._backend.token_to_id("N") if self.kind == "dna" else None
         return () if unknown is None else (unknown,)
+
+    @functools.cached_property
+    def unknown(self) -> int | None:
+        """The id for what the tokenizer does not know; None if it knows every text."""
+        if self.kind == "chars":
+            return 0
+        model = json.loads(self._backend.to_str())["model"]
+        if isinstance(model.get("unk_id"), int):  # a Unigram model
+            return int(model["unk_id"])
+        piece = model.get("unk_token")
+        return None if piece is None else self._backend.token_to_id(piece)
 
     def save(self, folder: str | Path) -> None:
         """Write tokenizer.json and tokenizer_config.json (which `transformers` reads too)."""
@@ -167,10 +200,17 @@ def _unpickle(content: str, vocab: Vocab, name: str, kind: str) -> Tokenizer:
     return Tokenizer(Backend.from_str(content), vocab, name, kind)
 
 
+def check_size(file: Path) -> None:
+    """One sentence, before it is read, for a file that is no tokenizer."""
+    if file.is_file() and (size := file.stat().st_size) > LARGEST:
+        raise UserError(f"{file} has {size:,} bytes, more than any tokenizer; give a tokenizer.json or a vocab.txt")
+
+
 def read_backend(file: Path) -> Backend:
     """The content of a tokenizer.json."""
     if not file.is_file():
         raise UserError(f"tokenizer file {file} does not exist")
+    check_size(file)
     try:
         return Backend.from_file(str(file))
     except Exception as error:  # all that the library raises

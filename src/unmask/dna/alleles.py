@@ -13,12 +13,14 @@ from functools import cached_property
 import numpy as np
 
 from ..data.genome.bases import A, C, G, N, T
-from ..data.genome.store import Genome, near
+from ..data.genome.store import Genome
+from ..errors import UserError
 from .vcf import VcfRecord, no_sequence
 
 IDS = {"A": A, "C": C, "G": G, "T": T, "N": N}
 LETTERS = {token: letter for letter, token in IDS.items()}
 NONE = -1
+MISMATCH = "REF is"  # how the reason begins where the genome has other bases
 
 
 @dataclass(frozen=True)
@@ -52,11 +54,12 @@ def pair_of(record: VcfRecord, alt: str, genome: Genome, length: int) -> Pair | 
     ref, alt, start = _trim(record.ref, alt, record.pos - 1)
     if max(len(ref), len(alt)) > length:
         return f"the allele has {max(len(ref), len(alt))} bases, more than the window of {length}"
-    size = genome.sizes[record.chrom]
+    chrom = genome.record(record.chrom)
+    size = genome.sizes[chrom]
     before, after = start, size - start - len(ref)  # bases on both sides
     flanks = [_flanks(length - len(allele), before, after) for allele in (ref, alt)]
     left, right = (max(sides) for sides in zip(*flanks, strict=True))
-    near = genome.fetch(record.chrom, start - left, start + len(ref) + right).astype(np.int64)
+    near = genome.fetch(chrom, start - left, start + len(ref) + right).astype(np.int64)
     upstream, downstream = near[:left], near[left + len(ref) :]
     windows, places = [], []
     for allele, (left_flank, right_flank) in zip((ref, alt), flanks, strict=True):
@@ -67,21 +70,23 @@ def pair_of(record: VcfRecord, alt: str, genome: Genome, length: int) -> Pair | 
         places.append(np.concatenate((coordinates[0], nowhere, coordinates[1])))
     column = {int(place): i for i, place in enumerate(places[0]) if place != NONE}
     partner = np.array([column.get(int(place), NONE) for place in places[1]], dtype=np.int64)
-    return Pair(f"{record.chrom}:{start} {ref}>{alt}", windows[0], windows[1], partner)
+    return Pair(f"{chrom}:{start} {ref}>{alt}", windows[0], windows[1], partner)
 
 
 def _misplaced(record: VcfRecord, genome: Genome) -> str | None:
     """Why a variant is not where it says it is."""
-    if record.chrom not in genome.sizes:
-        return f"the genome has no record {record.chrom!r}{near(record.chrom, genome.names)}"
-    size, end = genome.sizes[record.chrom], record.pos - 1 + len(record.ref)
+    try:
+        chrom = genome.record(record.chrom)
+    except UserError as error:
+        return str(error)
+    size, end = genome.sizes[chrom], record.pos - 1 + len(record.ref)
     if record.pos < 1 or end > size:
         what = f"POS {record.pos}" if len(record.ref) == 1 else f"POS {record.pos} to {end}"
-        return f"{what} is not within {record.chrom}, which has {size:,} bases"
-    reference = genome.fetch(record.chrom, record.pos - 1, end)
+        return f"{what} is not within {chrom}, which has {size:,} bases"
+    reference = genome.fetch(chrom, record.pos - 1, end)
     if any(IDS[base] != token for base, token in zip(record.ref, reference.tolist(), strict=True)):
         shown = "".join(LETTERS[token] for token in reference[:20].tolist()) + ("..." if len(reference) > 20 else "")
-        return f"REF is {record.ref[:20]}, but the genome has {shown} at {record.chrom}:{record.pos}"
+        return f"{MISMATCH} {record.ref[:20]}, but the genome has {shown} at {record.chrom}:{record.pos}"
     return "the reference has an N" if N in reference else None
 
 

@@ -167,7 +167,7 @@ def _page(results: dict[str, Any]) -> str:
             [
                 ["", "generated", "real"],
                 *(
-                    [words, _shown(results["generated"][name]), _shown(results["real"][name])]
+                    [words, shown(results["generated"][name]), shown(results["real"][name])]
                     for name, words in FACTS.items()
                 ),
             ]
@@ -179,7 +179,7 @@ def _page(results: dict[str, Any]) -> str:
             [
                 ["", "generated", "floor"],
                 *(
-                    [_distance(name), _shown(row["generated"]), _floor(row)]
+                    [distance_words(name), shown(row["generated"]), floor_words(row)]
                     for name, row in results["distances"].items()
                 ),
             ]
@@ -198,25 +198,28 @@ def _page(results: dict[str, Any]) -> str:
 def _by_k_table(by_k: dict[str, list[dict[str, float]]]) -> str:
     header = ["k", *(cell for words in BY_K.values() for cell in (f"{words}, generated", "real"))]
     rows = [
-        [str(generated["k"]), *(_shown(side[name]) for name in BY_K for side in (generated, real))]
+        [str(generated["k"]), *(shown(side[name]) for name in BY_K for side in (generated, real))]
         for generated, real in zip(by_k["generated"], by_k["real"], strict=True)
     ]
     return markdown_table([header, *rows], words=())
 
 
-def _distance(name: str) -> str:
+def distance_words(name: str) -> str:
+    """What a distance measures."""
     if name.startswith("jsd_"):
         return f"{name.removeprefix('jsd_')}-mers, Jensen-Shannon divergence (bits)"
     return DISTANCES[name]
 
 
-def _floor(row: dict[str, Any]) -> str:
+def floor_words(row: dict[str, Any]) -> str:
+    """The noise floor of a distance, with its spread."""
     if row["floor"] is None:
         return "–"
-    return _shown(row["floor"]) + ("" if row["floor_spread"] is None else f" ± {_shown(row['floor_spread'])}")
+    return shown(row["floor"]) + ("" if row["floor_spread"] is None else f" ± {shown(row['floor_spread'])}")
 
 
-def _shown(value: float | int | None) -> str:
+def shown(value: float | int | None) -> str:
+    """A figure with three or four digits."""
     if value is None:
         return "–"
     return f"{value:,}" if isinstance(value, int) else f"{value:.3g}" if abs(value) < 1 else f"{value:.4g}"

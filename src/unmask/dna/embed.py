@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from ..data.rows import capacity
-from ..errors import UserError, at_least, choose
+from ..errors import UserError, at_least, choose, optional
 from ..evaluation.likelihood import compute_dtype, evaluating
 from ..files import replacing
 from ..lm import LM
@@ -75,6 +75,7 @@ class Embedder:
             "strands": "mean of both" if both else "as written",
             "block_length": self.block_length,
             "dtype": compute_dtype(self.lm.model),
+            **self.lm.prompt_builder.unknown.facts(),
         }
 
     def encode(self, name: str, text: str) -> np.ndarray:
@@ -233,8 +234,8 @@ class _Npy:
 
 def _parquet(path: Path, embedder: Embedder, facts: dict[str, Any]) -> Iterator[EmbeddingWriter]:
     """Columns name, length and embedding (a list of fixed size, or one such list per position)."""
+    pq = optional("pyarrow.parquet", "a Parquet file", "data")
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
     vector = pa.list_(pa.float32(), embedder.dim)
     kind = vector if embedder.pool == "mean" else pa.list_(vector)

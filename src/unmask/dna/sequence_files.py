@@ -8,32 +8,44 @@ from pathlib import Path
 
 import numpy as np
 
-from ..data.genome.bed import read_bed
+from ..data.genome.bed import Interval, read_bed
 from ..data.genome.fasta import EXTENSIONS, is_fasta, read_fasta
 from ..data.genome.store import Genome
-from ..data.readers import csv_rows, jsonl_rows, number_in, numbered_lines
+from ..data.readers import csv_rows, jsonl_rows, line_of, number_in, numbered_lines, unpacked_name
 from ..errors import UserError, nearest
 from ..types import Progress
+from .protein_files import read_records
 
 LETTERS = np.frombuffer(b"ACGTN", dtype=np.uint8)
-KINDS = f"{', '.join(EXTENSIONS[:3])}, .txt, .jsonl, .csv, .tsv or .bed, also with .gz"
+KINDS = f"{', '.join(EXTENSIONS)}, .txt, .jsonl, .csv, .tsv or .bed, also with .gz or .xz"
+OTHER_STRAND = str.maketrans("ACGTacgt", "TGCAtgca")
 TEXTS = ("sequence", "seq", "text")  # columns and keys that hold a sequence, where none is named
 NAMES = ("name", "id")
 
 
 def read_sequences(
-    path: str | Path, *, column: str | None = None, genome: Genome | None = None, progress: Progress | None = None
+    path: str | Path,
+    *,
+    column: str | None = None,
+    genome: Genome | None = None,
+    bases: bool = True,
+    progress: Progress | None = None,
 ) -> Iterator[tuple[str, str]]:
-    """(name, sequence) of a FASTA file, lines, JSON lines, a table or the intervals of a BED file, one at a time."""
+    """(name, sequence) of a FASTA file, lines, JSON lines, a table or the intervals of a BED file, one at a time.
+
+    Without `bases` the letters of a FASTA file are those of proteins.
+    """
     place = Path(path)
-    kind = Path(place.name.lower().removesuffix(".gz")).suffix
+    kind = Path(unpacked_name(place)).suffix
     if column is not None and kind not in (".csv", ".tsv", ".jsonl"):
         raise UserError(f"--column is for .csv, .tsv and .jsonl files, and {path} is not one; leave it out")
     if genome is not None and kind != ".bed":
         raise UserError(f"--genome is for the intervals of a .bed file, and {path} is not one; leave it out")
     if not place.exists():
         raise UserError(f"there is no file {path}")
-    if is_fasta(place):
+    if is_fasta(place) and not bases:
+        yield from read_records(place)
+    elif is_fasta(place):
         for name, parts in groupby(read_fasta(place, progress), key=lambda part: part[0]):
             yield name, LETTERS[np.concatenate([codes & 7 for _, codes in parts])].tobytes().decode("ascii")
     elif kind == ".txt":
@@ -46,12 +58,19 @@ def read_sequences(
         if genome is None:
             raise UserError(f"{path} has only intervals; give their FASTA file with --genome")
         for interval in read_bed(place, genome.sizes):
-            yield (
-                f"{interval.name}:{interval.start}-{interval.end}",
-                genome.text(interval.name, interval.start, interval.end),
-            )
+            yield _region(place, interval, genome)
     else:
         raise UserError(f"{path} has an unknown extension; give a file that ends in {KINDS}")
+
+
+def _region(path: Path, interval: Interval, genome: Genome) -> tuple[str, str]:
+    """The name that a line of a BED file gives, else its place; the sequence of the strand that it names."""
+    if interval.strand not in ("+", "-", "."):
+        where = line_of(path, interval.line)
+        raise UserError(f"{where} has {interval.strand!r} for its strand; the sixth column of BED is +, - or a dot")
+    text = genome.text(interval.name, interval.start, interval.end)
+    name = interval.label or f"{interval.name}:{interval.start}-{interval.end}"
+    return name, text[::-1].translate(OTHER_STRAND) if interval.strand == "-" else text
 
 
 def _objects(path: str | Path, column: str | None) -> Iterator[tuple[str, str]]:

@@ -31,6 +31,20 @@ def need_dna(lm: LM, what: str) -> None:
         )
 
 
+def need_letters(lm: LM, what: str) -> None:
+    """Raise for a model that writes neither bases nor single letters, as those of proteins do."""
+    if lm.tokenizer.kind != "dna" and not all(len(piece.strip()) <= 1 for piece in _written(lm)):
+        raise UserError(
+            f"{what} needs a model of DNA or proteins, and this one reads {lm.tokenizer.name!r}; leave it out"
+        )
+
+
+def _written(lm: LM) -> list[str]:
+    """What the tokens of a model say, without the special ones."""
+    pieces = lm.tokenizer.pieces(range(lm.tokenizer.vocab.size))
+    return [piece for piece in pieces if not piece.strip().startswith(("[", "<"))]
+
+
 def complement_of(lm: LM) -> Tensor:
     """(V,) id to id. BOS and EOS at the ends of rows are swapped: the other strand has a beginning too."""
     table = torch.from_numpy(COMPLEMENT)[: lm.tokenizer.vocab.size].clone()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from ..types import Progress
 from .alleles import Pair, pair_of
 from .paired import PairedScorer, check_method, law_of
 from .strands import equivariant, need_dna
-from .vcf import BadVariant, VcfRecord, read_vcf
+from .vcf import ANY_OTHER, BadVariant, VcfRecord, read_vcf
 
 WAITING = 4096  # results that are held back at most, so that they come in the order of the file
 ROWS_AT_ONCE = 16  # times batch_size: rows that are prepared before the network runs
@@ -43,6 +44,15 @@ class Effect:
         """A line of the table."""
         numbers = ["" if value is None else f"{value:.6g}" for value in (self.score, self.stderr)]
         return "\t".join([self.chrom, str(self.pos), self.id, self.ref, self.alt, *numbers, self.reason or ""])
+
+
+def other_names(chroms: Iterable[str], genome: Genome) -> dict[str, str]:
+    """The chromosomes that the genome has under another name, such as 1 for chr1; unknown ones are left out."""
+    names = {}
+    for chrom in sorted(chroms):
+        with suppress(UserError):
+            names[chrom] = genome.record(chrom)
+    return {chrom: name for chrom, name in names.items() if chrom != name}
 
 
 HEADER = "\t".join(["chrom", "pos", "id", "ref", "alt", "score", "stderr", "reason"])
@@ -94,8 +104,8 @@ def score_variants(
 ) -> Iterator[Effect]:
     """Every alternative of every line, in the order of the file; what cannot be scored has a reason.
 
-    Memory does not grow with the file. A score depends on the variant, the model and the request, and not on the
-    other lines.
+    <*> and <NON_REF> of a gVCF, which stand for any other allele, are left out. Memory does not grow with
+    the file. A score depends on the variant, the model and the request, and not on the other lines.
     """
     window = request.check(lm)
     scorer = PairedScorer(
@@ -123,7 +133,7 @@ def _alleles(path: str | Path, genome: Genome, window: int, method: str) -> Iter
         if isinstance(variant, BadVariant):
             yield Effect(**vars(variant)), None
             continue
-        for alt in variant.alts:
+        for alt in (alt for alt in variant.alts if alt not in ANY_OTHER):
             pair = pair_of(variant, alt, genome, window)
             if isinstance(pair, Pair) and method == "masked" and not pair.aligned:
                 pair = "method 'masked' compares alleles of one length; use method 'bound'"

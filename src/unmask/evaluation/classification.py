@@ -15,6 +15,7 @@ from ..data.tokenization import Tokenizer
 from ..distributed import World
 from ..errors import UserError, at_least
 from ..models.classifier import Classifier
+from ..types import Progress
 from .likelihood import evaluating
 
 
@@ -66,7 +67,12 @@ def encoded(task: Task, examples: list[Example], tokenizer: Tokenizer, length: i
 
 
 def outputs(
-    model: Classifier, data: Encoded, batch_size: int, world: World | None = None, both: bool = False
+    model: Classifier,
+    data: Encoded,
+    batch_size: int,
+    world: World | None = None,
+    both: bool = False,
+    progress: Progress | None = None,
 ) -> np.ndarray:
     """(N, n_outputs) float64 of all examples; each process computes its share.
 
@@ -81,6 +87,8 @@ def outputs(
             strands = [None, np.ones(len(part), dtype=bool)] if both else [None]
             batches = [data.batch(part, part, len(data), other).to(model.device) for other in strands]
             result[part] = torch.stack([model.outputs(batch).double().cpu() for batch in batches]).mean(0)
+            if progress:
+                progress(min(start + batch_size, len(mine)), len(mine))
     return world.sum(result).cpu().numpy()
 
 

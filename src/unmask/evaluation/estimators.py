@@ -178,7 +178,7 @@ def every_set(net: MaskedDiffusion, batch: Batch, row: int, free: Tensor, batch_
 
 
 def _token_nats(batch: Batch, nats: Tensor) -> TokenNats:
-    return TokenNats(nats.float().to(batch.tokens.device), batch.weight())
+    return TokenNats(nats.float().to(batch.tokens.device), batch.counted())
 
 
 def default_estimator(model: LanguageModel) -> Estimator:

@@ -61,7 +61,7 @@ class BoundScorer:
         full = [i for i, text in enumerate(texts) if len(self.lm.encode(text)) > unscored]
         judged = [JudgedText(0.0, 0)] * len(texts)
         if full:
-            scored = self.lm.score([texts[i] for i in full], draws=self.draws, seed=self.seed).texts
+            scored = self.lm.score([texts[i] for i in full], method="bound", draws=self.draws, seed=self.seed).texts
             for i, likelihood in zip(full, scored, strict=True):
                 judged[i] = JudgedText(likelihood.nats, likelihood.tokens)
         return judged
@@ -86,14 +86,18 @@ def judge_model(
     which: str = "last",
     weights: str = "ema",
     device: str = "cpu",
+    tokenizer: str | None = None,
     batch_size: int = 32,
     **how: Any,
 ) -> GenerativeReport:
-    """Draw `n` samples of a saved model and judge them; `how` are the fields of `SamplingParams`."""
+    """Draw `n` samples of a saved model and judge them; `how` are the fields of `SamplingParams`.
+
+    What `how` leaves open is the plain law, whatever the model recommends.
+    """
     _check(n, rows, reference, scorer, with_mauve, batch_size)
     from .. import load
 
-    lm = load(path, which=which, weights=weights, device=device)
+    lm = load(path, which=which, weights=weights, device=device, tokenizer=tokenizer)
     options = SamplingParams(**how).settle(lm.model)
     steps = getattr(options.plan(lm.prompt_builder), "steps", None)  # as asked for, or the default of the sampler
     length = len(lm.prompt_canvas("", length, windowed=options.stride is not None).ids)
@@ -101,7 +105,7 @@ def judge_model(
     if with_mauve:
         mauve_parts(by)
     real = None if reference == "none" else real_rows(lm, reference, length, rows or n)  # before the long part
-    samples, seconds = _draw(lm, n, length, batch_size, how)
+    samples, seconds = _draw(lm, n, length, batch_size, options)
     judgement = judge(
         [sample.text for sample in samples],
         [text_tokens(lm, sample.ids) for sample in samples],
@@ -132,8 +136,9 @@ def judge_model(
     return GenerativeReport(judgement, yardstick, protocol)
 
 
-def _draw(lm: LM, n: int, length: int, batch_size: int, how: dict[str, Any]) -> tuple[list[Sample], float]:
+def _draw(lm: LM, n: int, length: int, batch_size: int, options: SamplingParams) -> tuple[list[Sample], float]:
     """All samples (none is rejected or drawn again), and the seconds they took."""
+    canvas = lm.prompt_canvas("", length, windowed=options.stride is not None)
     done: set[int] = set()
     with progress_bar("sampling") as progress:
 
@@ -143,7 +148,7 @@ def _draw(lm: LM, n: int, length: int, batch_size: int, how: dict[str, Any]) -> 
                 progress(len(done), n)
 
         began = time.perf_counter()
-        samples = lm.write_samples(n, length=length, batch_size=batch_size, watch=watch, **how)
+        samples = lm.write([canvas] * n, options, batch_size=batch_size, watch=watch)
         return samples, time.perf_counter() - began
 
 

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from ..data.canvas import PromptBuilder
-from ..errors import UserError, at_least, choose
+from ..data.unknown import count_unknown, unknown_facts
+from ..errors import UserError, at_least, choose, known_keywords
 from ..models.language_model import LanguageModel
 from ..process.keys import Keys
 from ..sampling import FirstHitting, LeftToRight, Sampler
@@ -76,7 +77,7 @@ def _strata(ask: ScoreRequest, batch: Batch, free: Tensor) -> RowNats:
 
 
 def _pll(ask: ScoreRequest, batch: Batch, _free: Tensor) -> RowNats:
-    nats = pseudo_nats(ask.model, batch, batch.weight(), ask.batch_size).numpy()
+    nats = pseudo_nats(ask.model, batch, batch.counted(), ask.batch_size).numpy()
     return RowNats(nats.sum(1, keepdims=True), nats, np.zeros(len(batch)))
 
 
@@ -111,11 +112,14 @@ METHODS: dict[str, Method] = {
 }
 
 
-def default_method(model: LanguageModel) -> str:
-    """The bound by the default estimator of the model."""
+def default_method(model: LanguageModel, plan: Sampler | None = None) -> str:
+    """The likelihood under a plan, if there is one; else the bound by the default estimator of the model."""
+    if plan is not None:
+        return "plan" if plan.deterministic else "orders"
     return "strata" if default_estimator(model) is STRATA else "bound"
 
 
+@known_keywords
 def score(
     model: LanguageModel,
     builder: PromptBuilder,
@@ -134,14 +138,14 @@ def score(
 ) -> Likelihood:
     """-log p of texts, or of spans of them given the rest: together, each alone (`.texts`), each token.
 
-    `method` is strata (the default where the model allows it), bound, pll, exact, orders or plan; `span` is (start,
-    end) in characters, or a list of such pairs, for one text, and a list with an entry for each of several texts.
-    `plan` is the order for plan (default: left to right) and for orders (default: one token at a time in random order).
+    `method` is bound, strata, pll, exact, orders or plan (default: `default_method`); `span` is (start, end) in
+    characters, or a list of such pairs, for one text, and a list with an entry for each of several texts. `plan` is
+    the order for plan (default: left to right) and for orders (default: one token at a time in random order).
     """
     if not texts and not isinstance(texts, str):
         raise UserError("there is nothing to score; give at least one text")
     need_likelihood(model)
-    method = default_method(model) if method is None else method
+    method = method or default_method(model, plan)
     numbers = _numbers(method, batch_size, {"draws": draws, "calls": calls, "orders": orders})
     if model.exact and "draws" in numbers:
         numbers["draws"] = 1  # nothing is drawn
@@ -159,11 +163,13 @@ def score(
             if label is not None:
                 batch = replace(batch, label=torch.full((len(part),), label))
             result = METHODS[method].run(ask, batch, free)
-            rows += [_row(result, i, batch.weight()[i].numpy()) for i in range(len(part))]
-            counts += batch.weight().sum(1).tolist()
+            rows += [_row(result, i, batch) for i in range(len(part))]
+            counts += batch.counted().sum(1).tolist()
             if progress and method != "exact":  # which reports how many sets it has evaluated
                 progress(start + len(part), len(passages))
-    protocol = _protocol(method, ask, builder, any(spans)) | numbers | {"seed": seed}
+    ids = [token for passage in passages for token in passage.ids]
+    known = unknown_facts(builder.tokenizer, count_unknown(builder.tokenizer, ids), len(ids))
+    protocol = _protocol(method, ask, builder, any(spans)) | numbers | {"seed": seed} | known
     return _together(rows, passages, scored, np.array(counts, dtype=float), protocol)
 
 
@@ -173,7 +179,8 @@ def _protocol(method: str, ask: ScoreRequest, builder: PromptBuilder, spans: boo
     facts = ask.model.describe()
     if not how.is_bound and not ask.model.exact:
         facts = {name: facts[name] for name in ("schedule", "parameterization") if name in facts}
-    what = "spans, given the rest of their texts" if spans else "whole texts"
+    whole = "whole texts and their ends" if builder.closing else "whole texts"
+    what = "spans, given the rest of their texts" if spans else whole
     plan = {} if ask.plan is None else ask.plan.describe()
     block = {"block_length": builder.capacity, "dtype": compute_dtype(ask.model)}
     law = "exact" if ask.model.exact else how.law
@@ -206,9 +213,11 @@ def _plan_for(method: str, plan: Sampler | None) -> Sampler | None:
     return plan
 
 
-def _row(rows: RowNats, i: int, scored: np.ndarray) -> RowNats:
-    """One row of a batch: nats (draws,), tokens (n,), error ()."""
-    tokens = None if rows.tokens is None else rows.tokens[i][scored]
+def _row(rows: RowNats, i: int, batch: Batch) -> RowNats:
+    """One row of a batch: nats (draws,), tokens (n,), error (). What learned padding costs is the end's."""
+    tokens = None if rows.tokens is None else rows.tokens[i][batch.counted()[i].numpy()]
+    if tokens is not None and rows.tokens is not None and batch.padding is not None and batch.padding[i].any():
+        tokens[-1] += rows.tokens[i][batch.padding[i].numpy()].sum()
     return RowNats(rows.nats[i], tokens, None if rows.error is None else rows.error[i])
 
 
@@ -221,8 +230,10 @@ def _together(
 ) -> Likelihood:
     """Rows to texts, texts to the whole."""
     texts = []
-    for number, what in enumerate(scored):
-        text_rows = [row for row, passage in zip(rows, passages, strict=True) if passage.text == number]
+    rows_of: list[list[RowNats]] = [[] for _ in scored]
+    for row, passage in zip(rows, passages, strict=True):
+        rows_of[passage.text].append(row)
+    for what, text_rows in zip(scored, rows_of, strict=True):
         nats = np.sum([row.nats for row in text_rows], axis=0)  # (draws,)
         parts = [row.tokens for row in text_rows if row.tokens is not None]
         texts.append(

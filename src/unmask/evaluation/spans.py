@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -27,6 +27,7 @@ class Passage:
     ids: list[int]
     asked: list[int] | None  # places in `ids`; None = all of them, as one block of a text
     unscored: int = 0  # tokens at its start that the model does not score
+    ends: bool = False  # whether the end of the text is scored with it
 
 
 @dataclass(frozen=True)
@@ -118,8 +119,10 @@ def read_passages(
                     f"text {number + 1} has only tokens that this model is given and does not score; make it longer"
                 )
             passages += [Passage(number, ids[i : i + capacity], None, unscored) for i in range(0, len(ids), capacity)]
+            passages[-1] = with_end(builder, passages[-1])
+            closing = builder.closing if passages[-1].ends else []
             size = None if unscored else len(text.encode()) if len(counted) == len(ids) else len(counted)
-            scored.append(ScoredPassage(builder.tokenizer.pieces([ids[i] for i in counted]), size))
+            scored.append(ScoredPassage(builder.tokenizer.pieces([*(ids[i] for i in counted), *closing]), size))
             continue
         if len(ids) > capacity:
             raise UserError(
@@ -134,6 +137,12 @@ def read_passages(
         passages.append(Passage(number, ids, asked))
         scored.append(ScoredPassage(builder.tokenizer.pieces([ids[i] for i in asked]), size))
     return passages, scored
+
+
+def with_end(builder: PromptBuilder, passage: Passage) -> Passage:
+    """The last block of a text with the end of the text, where the model learns it and there is room for it."""
+    room = len(passage.ids) < builder.capacity or builder.block_ends is not None
+    return replace(passage, ends=bool(builder.closing) and room)
 
 
 def span_tokens(tokenizer: Tokenizer, text: str, ids: list[int], spans: Sequence[Span]) -> tuple[list[int], int]:
@@ -161,23 +170,29 @@ def lay_out(builder: PromptBuilder, passages: Sequence[Passage], first: int, tot
 
     Of a whole text these are all positions that exist, as in training, block ends included; the block ends are hidden
     now and then, but do not count. Of a span they are its tokens alone. Letters that say nothing, as N in a text of
-    bases, are given wherever they stand.
+    bases, are given wherever they stand. Where a model learns where documents end, a text has its end and the padding
+    after it, and the nats of both are those of the end.
     """
     vocab, spec = builder.vocab, builder.spec
     filler = next(token for token in (vocab.pad, vocab.eos, vocab.mask) if token is not None)
     before, after = ([], []) if builder.block_ends is None else ([builder.block_ends[0]], [builder.block_ends[1]])
+    after = after or builder.closing
     longest = max(len(p.ids) for p in passages) + len(before) + len(after)
-    width = spec.length if spec.attend_pads else longest
+    seen = spec.attend_pads or spec.has_ends
+    width = spec.length if seen else longest
     tokens = torch.full((len(passages), width), filler)
     never_hidden = torch.tensor(builder.tokenizer.never_hidden, dtype=torch.int64)
-    scored, free, present = (torch.zeros(len(passages), width, dtype=torch.bool) for _ in range(3))
+    scored, free, present, padding = (torch.zeros(len(passages), width, dtype=torch.bool) for _ in range(4))
     for i, passage in enumerate(passages):
-        row = torch.tensor([*before, *passage.ids, *after])
-        every = torch.arange(passage.unscored, len(passage.ids))
+        row = torch.tensor([*before, *passage.ids, *after])[:width]
+        every = torch.arange(passage.unscored, len(passage.ids) + passage.ends)
         places = every if passage.asked is None else torch.tensor(passage.asked)
         tokens[i, : len(row)] = row
         scored[i, places + len(before)] = True
-        present[i, : width if spec.attend_pads else len(row)] = True
+        if passage.ends:  # what the end costs, over all positions that say it
+            padding[i, len(row) :] = True
+            scored[i] |= padding[i]
+        present[i, : width if seen else len(row)] = True
         free[i] = present[i] if passage.asked is None else scored[i]
     given = torch.isin(tokens, never_hidden)
     batch = Batch(
@@ -187,5 +202,6 @@ def lay_out(builder: PromptBuilder, passages: Sequence[Passage], first: int, tot
         scored & ~given,
         None if present.all() else present,
         given=given if given.any() else None,
+        padding=padding if spec.has_ends else None,
     )
     return batch, free & ~given

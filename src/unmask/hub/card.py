@@ -5,16 +5,21 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from math import isfinite, log
+from pathlib import Path
 from typing import Any
 
 import yaml
 
 from ..config import Config
 from ..evaluation.suites import shared
+from ..files import read_json
+from ..sampling.recommended import FILE as SAMPLING_FILE
+from ..sampling.recommended import Recommended
 from ..types import Likelihood, UserError
 from .layout import is_published
 
-Figures = Mapping[str, Likelihood | Mapping[str, Any]]  # by data set; a Likelihood or its as_dict()
+Figure = Likelihood | Mapping[str, Any]  # what `evaluate` or `LM.score` returned, or its as_dict()
+Figures = Figure | Mapping[str, Figure] | str | Path  # one; several by name; or the JSON of `unmask eval --json`
 TAGS = ("unmask", "mdlm", "masked-diffusion", "diffusion-language-model")
 HEAD = ("data", "perplexity", "± draws", "± texts", "bits per token", "tokens")
 COLUMNS = 8  # of the table of what differs between the protocols
@@ -46,6 +51,7 @@ def model_card(
     tags: Sequence[str] = (),
     datasets: Sequence[str] = (),
     language: Sequence[str] = (),
+    recommended: Recommended | None = None,
 ) -> str:
     """The card of a model; a figure without its protocol is refused."""
     published = is_published(config)
@@ -60,6 +66,7 @@ def model_card(
         _about(config, parameters),
         notes.strip(),
         _loading(repo_id, published),
+        _recommended(recommended or Recommended()),
         _figures(figures or {}),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
@@ -94,10 +101,29 @@ def _loading(repo_id: str, published: bool) -> str:
     )
 
 
-def _figures(figures: Figures) -> str:
-    if not figures:
+def _recommended(recommended: Recommended) -> str:
+    if not recommended:
         return ""
-    facts = {name: dict(f.as_dict() if isinstance(f, Likelihood) else f) for name, f in figures.items()}
+    lines = ["## How to sample it"]
+    if recommended.settings:
+        shown = ", ".join(f"{name} {value}" for name, value in recommended.settings.items())
+        lines.append(
+            f"Recommended: {shown} (`{SAMPLING_FILE}`). `lm.sample`, `unmask sample` and `unmask serve` use these "
+            "settings unless others are given; `exact=True` or `--exact` draws from the plain law, and so does every "
+            "figure below."
+        )
+    if recommended.style:
+        lines.append(f"Prompts that suit it: {recommended.style}")
+    examples = [*recommended.prompts, *([recommended.infill] if recommended.infill else [])]
+    if examples:
+        lines.append("\n".join(f"- `{text}`" for text in examples))
+    return "\n\n".join(lines)
+
+
+def _figures(figures: Figures) -> str:
+    facts = _facts(figures)
+    if not facts:
+        return ""
     for name, fact in facts.items():
         missing = [key for key in ("perplexity", "nats_per_token", "tokens", "protocol") if not fact.get(key)]
         if missing:
@@ -111,6 +137,24 @@ def _figures(figures: Figures) -> str:
         *_table(HEAD, [_row(name, fact) for name, fact in facts.items()]),
     ]
     return "\n".join([*lines, *_protocols({name: fact["protocol"] for name, fact in facts.items()})])
+
+
+def _facts(figures: Any) -> dict[str, dict[str, Any]]:
+    """Figures by the name of their data, whatever form they were given in."""
+    if isinstance(figures, str | Path):
+        return _facts(read_json(Path(figures), "cannot read the figures"))
+    if isinstance(figures, Mapping) and isinstance(sets := figures.get("sets"), list):  # of eval --suite
+        return {str(row.get("set")): dict(row) for row in sets if isinstance(row, Mapping)}
+    if isinstance(figures, Likelihood) or (isinstance(figures, Mapping) and "perplexity" in figures):
+        fact = figures.as_dict() if isinstance(figures, Likelihood) else dict(figures)
+        about = fact.get("protocol") or {}
+        return {" ".join(str(about[key]) for key in ("source", "split") if about.get(key)) or "text": fact}
+    if not isinstance(figures, Mapping) or not all(isinstance(f, Likelihood | Mapping) for f in figures.values()):
+        raise UserError(
+            "figures must be what evaluate or LM.score returned, such results by the name of their data, or the file "
+            "that unmask eval --json printed"
+        )
+    return {str(name): dict(f.as_dict() if isinstance(f, Likelihood) else f) for name, f in figures.items()}
 
 
 def _protocols(protocols: Mapping[str, Mapping[str, Any]]) -> list[str]:

@@ -11,12 +11,12 @@ import re
 import shutil
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -92,14 +92,29 @@ def read_into(folder: Path, group: str, targets: Mapping[str, Tensor]) -> None:
         assign(target, values[name])
 
 
+def shapes(folder: Path, group: str) -> dict[str, Any]:
+    """The shapes of a group's tensors by name, from the headers of its files."""
+    if (folder / SHARDS).is_dir():
+        from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+
+        stored = HuggingFaceStorageReader(str(folder / SHARDS)).read_metadata().state_dict_metadata
+        return {n.removeprefix(f"{group}."): m.size for n, m in stored.items() if n.startswith(f"{group}.")}  # type: ignore[union-attr]
+    path = folder / f"{group}.safetensors"
+    try:
+        with safe_open(path, framework="pt") as file:
+            return {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118 (not a dict)
+    except FileNotFoundError:
+        raise UserError(f"checkpoint file {path} is missing{_fix(folder)}") from None
+    except (SafetensorError, OSError, ValueError) as error:
+        raise UserError(f"checkpoint file {path} is damaged: {error}{_fix(folder)}") from None
+
+
 def _read_shards(folder: Path, group: str, targets: Mapping[str, Tensor]) -> None:
     import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 
     reader = HuggingFaceStorageReader(str(folder / SHARDS))
-    stored = reader.read_metadata().state_dict_metadata
-    sizes = {n.removeprefix(f"{group}."): m.size for n, m in stored.items() if n.startswith(f"{group}.")}  # type: ignore[union-attr]
-    check_names({name: t.shape for name, t in targets.items()}, sizes, folder / SHARDS)
+    check_names({name: t.shape for name, t in targets.items()}, shapes(folder, group), folder / SHARDS)
     flat = {f"{group}.{name}": target.detach() for name, target in targets.items()}
     alone = not any(hasattr(target, "device_mesh") for target in targets.values())
     with warnings.catch_warnings():
@@ -142,7 +157,8 @@ def prune(run: Path, keep_last: int, best: int | None) -> None:
     """Delete all checkpoints except the last k and the best, and what interrupted writers left behind."""
     for step in steps(run)[:-keep_last]:
         if step != best:
-            shutil.rmtree(step_folder(run, step), ignore_errors=True)
+            with suppress(OSError), files.removing(step_folder(run, step)):
+                pass
     for leftover in (run / "checkpoints").glob(".step-*.writing"):
         shutil.rmtree(leftover, ignore_errors=True)
 
@@ -150,7 +166,8 @@ def prune(run: Path, keep_last: int, best: int | None) -> None:
 def resolve(path: str | Path, which: str = "last") -> Path:
     """The checkpoint folder that a path means: itself, or the last (or best) one of a run."""
     folder = Path(path)
-    if (folder / files.MANIFEST).is_file() or (STEP.fullmatch(folder.name) and folder.is_dir()):
+    sealed = (folder / files.MANIFEST).is_file() and not (folder / "config.json").is_file()  # else a model for others
+    if sealed or (STEP.fullmatch(folder.name) and folder.is_dir()):
         return folder
     saved = steps(folder)
     if not saved:

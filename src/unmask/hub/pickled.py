@@ -20,7 +20,7 @@ import io
 import math
 import pickletools
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sized
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,8 +28,10 @@ from typing import Any
 from torch import Tensor
 
 from ..types import UserError
+from . import old_torch
 from .torch_zip import Archive, Damaged, Name, Storage, Stored, is_count
 
+STEPS_AND_COPIES = 1 << 21  # instructions of a pickle, and entries that its calls copy: real ones have a tenth
 DEEPEST, MOST = 50, 100_000  # settings inside each other, and all together
 NUMBERS = {  # numpy's names of plain numbers, as struct writes them
     "f2": "e", "f4": "f", "f8": "d", "i1": "b", "i2": "h", "i4": "i", "i8": "q", "u1": "B", "u2": "H", "u4": "I",
@@ -58,8 +60,10 @@ def load(path: str | Path) -> Any:
     """What a torch file holds: plain containers, numbers, text, `Stored` tensors, and `Inert` records of the rest."""
     path = Path(path)
     try:
+        if path.is_file() and old_torch.is_old(path):
+            return old_torch.read(path, lambda archive, stream: Machine(archive).run(stream))
         archive = Archive(path)
-        return Machine(archive).run(archive.pickle())
+        return Machine(archive).run(io.BytesIO(archive.pickle()))
     except Damaged as error:
         raise UserError(f"{path} cannot be read: {error}") from None
     except FileNotFoundError:
@@ -76,10 +80,15 @@ def tensors(tree: Any, where: str | Path) -> dict[str, Tensor]:
         if not isinstance(name, str) or not isinstance(value, Stored):
             kind = value.name if isinstance(value, Inert) else type(value).__name__
             raise UserError(f"{where} does not hold a dictionary of tensors: {str(name)[:80]!r} is a {kind}")
-    size = sum(math.prod(value.shape) * value.dtype.itemsize for value in tree.values())
-    if size > 4 * Path(where).stat().st_size:  # weights may be tied, but a small file must not fill the memory
-        raise UserError(f"{where} cannot be read: its tensors repeat the same numbers many times over")
+    check_size(tree.values(), where)
     return {name: fetch(value, where) for name, value in tree.items()}
+
+
+def check_size(stored: Iterable[Stored], where: str | Path) -> None:
+    """Raise if tensors have far more numbers than their file: they may be tied, but must not fill the memory."""
+    size = sum(math.prod(value.shape) * value.dtype.itemsize for value in stored)
+    if size > 4 * Path(where).stat().st_size:
+        raise UserError(f"{where} cannot be read: its tensors repeat the same numbers many times over")
 
 
 def fetch(stored: Stored, where: str | Path) -> Tensor:
@@ -233,11 +242,19 @@ class Machine:
         self.stack: list[Any] = []
         self.marks: list[int] = []  # heights of the stack
         self.memo: dict[int, Any] = {}
+        self.left = STEPS_AND_COPIES
 
-    def run(self, program: bytes) -> Any:
+    def spend(self, cost: int) -> None:
+        """Raise if a program does more than tensors and settings need: a few bytes could ask for all memory."""
+        self.left -= cost
+        if self.left < 0:
+            raise Damaged(f"its data.pkl makes more than {STEPS_AND_COPIES:,} objects, which tensors do not need")
+
+    def run(self, program: io.BytesIO) -> Any:
         """The value that a program leaves."""
         try:
-            for opcode, arg, _ in pickletools.genops(io.BytesIO(program)):
+            for opcode, arg, _ in pickletools.genops(program):
+                self.spend(1)
                 if opcode.name == "STOP":
                     return self.pop()
                 self.step(opcode.name, arg)
@@ -333,6 +350,7 @@ class Machine:
 
     def _reduce(self, arg: Any) -> None:
         args, function = self.pop(), self.pop()
+        self.spend(sum(len(arg) for arg in args if isinstance(arg, Sized)) if isinstance(args, tuple) else 0)
         self.stack.append(call(function, args))
 
     def _new_with_names(self, arg: Any) -> None:

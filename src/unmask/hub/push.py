@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import tempfile
 from pathlib import Path
 from typing import Any
 
 from ..data.online import hub, reason
+from ..errors import nearest
 from ..lm import LM
 from ..types import UserError
 from .card import model_card
@@ -27,13 +29,18 @@ def push_to_hub(
     """Upload a model and its card, and return the URL of the commit; `about` as in `model_card`."""
     import huggingface_hub
     from huggingface_hub.errors import HfHubHTTPError
+    from huggingface_hub.utils import validate_repo_id
 
     try:
-        huggingface_hub.utils.validate_repo_id(repo_id)
+        validate_repo_id(repo_id)
     except ValueError as error:
         raise UserError(f"{repo_id!r} is not the name of a repository: {reason(error)}") from None
     parameters = sum(p.numel() for p in lm.model.parameters())
-    card = model_card(lm.config, repo_id, parameters=parameters, **about)
+    known = inspect.signature(model_card).parameters
+    for name in about:
+        if name not in known or name in ("config", "repo_id", "parameters", "recommended"):
+            raise UserError(f"push_to_hub has no argument {name!r}{nearest(name, known)}")
+    card = model_card(lm.config, repo_id, parameters=parameters, recommended=lm.recommended, **about)
     if token is None and huggingface_hub.get_token() is None:
         raise UserError("no Hugging Face token: log in with `hf auth login`, set HF_TOKEN, or give token=")
     with tempfile.TemporaryDirectory() as temporary, hub() as online:
@@ -42,7 +49,7 @@ def push_to_hub(
                 "the Hugging Face Hub cannot be reached; lm.save_pretrained writes a folder to upload later"
             )
         folder = write_folder(
-            Path(temporary) / "model", lm.model, lm.tokenizer, lm.config, lm.labels, dtype=dtype, card=card
+            Path(temporary) / "model", lm.model, lm.tokenizer, lm.config, lm.labels, dtype, card, lm.recommended
         )
         api = huggingface_hub.HfApi(token=token)
         try:

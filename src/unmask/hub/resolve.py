@@ -7,11 +7,12 @@ other weights file; it is read by a machine that executes nothing (`pickled`).
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..config import load_yaml, nearest
 from ..data import tasks
@@ -29,10 +30,13 @@ from ..data.tokenization import (
     read_tokenizer,
 )
 from ..distributed import pick_device
+from ..errors import known_keywords
 from ..evaluation.classification import TaskModel
 from ..lm import LM
 from ..models import registry
 from ..networks.encoder import Encoder
+from ..sampling.recommended import FILE as SAMPLING_FILE
+from ..sampling.recommended import Recommended
 from ..types import UserError
 from . import checkpoint, layout
 from .layout import Described
@@ -42,9 +46,12 @@ HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 # Names from before the Hub had organisations, as bert-base-uncased: it still knows them, and no new ones are given.
 OLD_ID = re.compile(r"(bert|roberta|xlm-roberta|distilbert|distilroberta|albert|camembert)-[\w.-]+", re.ASCII)
 WANTED = [*layout.FILES, layout.INDEX, "special_tokens_map.json", VOCAB_FILE]
+GIVE = "--tokenizer PATH (in Python: tokenizer=PATH)"
+M = TypeVar("M", bound=nn.Module)
 PICKLES = (".ckpt", ".bin", ".pt", ".pth")
 
 
+@known_keywords
 def load(
     path: str | Path,
     *,
@@ -54,6 +61,7 @@ def load(
     tokenizer: str | Path | Tokenizer | None = None,
     revision: str | None = None,
     new_head: bool = False,
+    length: int | None = None,
 ) -> LM:
     """An `LM` from the folder of a run or checkpoint, a portable folder, the name of a built-in model, or a Hub id.
 
@@ -62,7 +70,8 @@ def load(
 
     `which` is "last" or "best" (for a run), `weights` "ema" (the average, if the run has one) or "raw". `tokenizer` (a
     folder, a tokenizer.json, a vocab.txt or a Hub name) is for models that come without one, `revision` for the Hub.
-    `new_head` adds a new, untrained masked-LM head to an encoder that has none.
+    `new_head` adds a new, untrained masked-LM head to an encoder that has none. `length` is for a masked language
+    model of others: tokens per row, by default as many as it has positions, at most 1024.
     """
     if which not in ("last", "best") or weights not in ("ema", "raw"):
         raise UserError("which must be 'last' or 'best', and weights 'ema' or 'raw'")
@@ -72,15 +81,28 @@ def load(
             raise UserError(f"{path} is a run, which already has a head; leave out --new-head")
         if tokenizer is not None:
             raise UserError(f"{path} is a run, which contains its tokenizer; leave tokenizer out")
+        if length is not None:
+            raise UserError(f"{path} is a run, which has the length it was trained with; leave the length out")
         return _load_run(folder, which, weights, device)
     if which != "last" or weights != "ema":
         raise UserError(f"{path} holds only one set of weights; leave which and weights out")
+    layout.verify_folder(folder)
     described = layout.read_folder(folder, None if Path(path).exists() else str(path))
     tokens = the_tokenizer(tokenizer, described, str(path), folder)
-    described = layout.with_tokenizer(described, tokens, tokenizer)
+    described = layout.with_length(layout.with_tokenizer(described, tokens, tokenizer), length, str(path))
     where = str(folder if Path(path).exists() else path)
     described, tensors = layout.named(described, layout.read_tensors(folder), where, new_head)
-    return assemble(described, tokens, tensors, str(folder), device)
+    return advised(assemble(described, tokens, tensors, str(folder), device), folder)
+
+
+def advised(lm: LM, folder: Path) -> LM:
+    """The model with the settings that its folder recommends."""
+    lm.recommended = Recommended.read(folder)
+    try:
+        lm.sampling_params().settle(lm.model).plan(lm.prompt_builder)
+    except UserError as error:
+        raise UserError(f"{folder / SAMPLING_FILE} does not fit this model: {error}; mend or delete it") from None
+    return lm
 
 
 def find(path: str | Path, revision: str | None = None) -> Path:
@@ -118,7 +140,7 @@ def the_tokenizer(
     adds_mask = layout.needs_mask(described)
     if chosen is None and adds_mask and Path(described.config.data.tokenizer).exists():
         raise UserError(
-            f"{name} comes without {JSON_FILE} and {VOCAB_FILE}; give one with tokenizer=PATH, or write one with "
+            f"{name} comes without {JSON_FILE} and {VOCAB_FILE}; give one with {GIVE}, or write one with "
             "transformers: AutoTokenizer.from_pretrained(...).save_pretrained(DIR)"
         )
     tokenizer = (
@@ -148,7 +170,7 @@ def _fetch_tokenizer(wanted: str | Path, model: str, chosen: bool, adds_mask: bo
         if chosen:
             raise
         raise UserError(
-            f"{model} comes without a tokenizer, and {error}; give one with tokenizer=PATH, or set UNMASK_TOKENIZERS "
+            f"{model} comes without a tokenizer, and {error}; give one with {GIVE}, or set UNMASK_TOKENIZERS "
             f"to a folder that holds {wanted}/tokenizer.json"
         ) from None
 
@@ -178,12 +200,24 @@ def _load_run(path: Path, which: str, weights: str, device: str) -> LM:
         )
     tokenizer = Tokenizer.load(folder)
     labels = load_labels(folder, config.data.label)
-    with torch.device("meta"):
-        model = registry.model(config, tokenizer.vocab, len(labels))
-    model = model.to_empty(device=pick_device(device))
     group = "ema" if weights == "ema" and config.train.ema else "model"
+    model = _outline(folder, group, lambda: registry.model(config, tokenizer.vocab, len(labels)))
+    model = model.to_empty(device=pick_device(device))
     checkpoint.read_into(folder, group, dict(model.state_dict()))
-    return LM(model.eval(), tokenizer, config, labels=labels)
+    return advised(LM(model.eval(), tokenizer, config, labels=labels), folder)
+
+
+def _outline(folder: Path, group: str, make: Callable[[], M]) -> M:
+    """The network of a checkpoint without memory for its weights, if it fits the files."""
+    where = folder / (checkpoint.SHARDS if (folder / checkpoint.SHARDS).is_dir() else f"{group}.safetensors")
+    try:
+        with torch.device("meta"):
+            model = make()
+    except (RuntimeError, OverflowError):  # sizes that no machine has
+        raise UserError(f"{where} is described as a network too large to exist") from None
+    wanted = {name: tensor.shape for name, tensor in model.state_dict().items()}
+    checkpoint.check_names(wanted, checkpoint.shapes(folder, group), where)
+    return model
 
 
 def load_classifier(path: str | Path, device: str = "cpu", *, which: str | None = None) -> TaskModel:
@@ -203,7 +237,9 @@ def load_classifier(path: str | Path, device: str = "cpu", *, which: str | None 
     if config.task.name is None:
         raise UserError(f"{path} holds a language model, not a classifier; train one with: unmask finetune {path} TASK")
     task, tokenizer = tasks.task(config.task.name), Tokenizer.load(folder)
-    model = registry.classifier(config, task, tokenizer.vocab, len(load_labels(folder, config.data.label)))
+    labels = len(load_labels(folder, config.data.label))
+    _outline(folder, "model", lambda: registry.classifier(config, task, tokenizer.vocab, labels))
+    model = registry.classifier(config, task, tokenizer.vocab, labels)
     checkpoint.read_into(folder, "model", dict(model.state_dict()))
     if config.train.ema:
         checkpoint.read_into(folder, "ema", dict(model.named_parameters()))

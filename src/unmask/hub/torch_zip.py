@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-LARGEST = 1 << 28  # bytes of a pickle: the tensors are not in it
+LARGEST = 1 << 26  # bytes of a pickle: the tensors are not in it
 DTYPES = {
     "DoubleStorage": torch.float64,
     "FloatStorage": torch.float32,
@@ -92,7 +92,7 @@ class Archive:
             if start.startswith(b"PK"):
                 raise Damaged("it is cut short (its list of contents is missing); copy or download it again")
             if start.startswith(b"\x80"):
-                raise Damaged("it is of torch's old format without a zip; save it again with a newer torch")
+                raise Damaged("it is a pickle, but not one of torch's; save it as safetensors")
             raise Damaged("it is not a torch file")
         entries = self._entries()
         roots = [name.removesuffix("data.pkl") for name in entries if name.endswith("/data.pkl")]
@@ -105,6 +105,8 @@ class Archive:
 
     def _entries(self) -> dict[str, zipfile.ZipInfo]:
         size = self.path.stat().st_size
+        if (listed := _listed_bytes(self.path, size)) > LARGEST:
+            raise Damaged(f"its list of contents has {listed:,} bytes, and torch's have at most {LARGEST:,}")
         try:
             with zipfile.ZipFile(self.path) as archive:
                 infos = archive.infolist()
@@ -160,3 +162,15 @@ class Archive:
         if info.file_size != numel * dtype.itemsize:
             raise Damaged(f"storage {key[:40]!r} has {info.file_size:,} bytes instead of {numel * dtype.itemsize:,}")
         return Storage(self, key, dtype, numel)
+
+
+def _listed_bytes(path: Path, size: int) -> int:
+    """The size that a zip file states for its list of contents, which is read as a whole."""
+    tail = min(size, 1 << 17)  # the end record, with the longest comment
+    with path.open("rb") as file:
+        file.seek(size - tail)
+        end = file.read(tail)
+    large, small = end.rfind(b"PK\x06\x06"), end.rfind(b"PK\x05\x06")
+    if large >= 0 and len(end) >= large + 48:
+        return int(struct.unpack_from("<Q", end, large + 40)[0])
+    return int(struct.unpack_from("<I", end, small + 12)[0]) if small >= 0 and len(end) >= small + 16 else 0

@@ -52,7 +52,7 @@ class AutoRegressive(LanguageModel):
         self.backbone.condition(torch.zeros(len(batch)), batch.label)  # refuses labels
         x, length = batch.tokens, batch.tokens.shape[1]
         every = torch.arange(length, device=x.device).expand(x.shape)
-        weight, source, valid = batch.weight(), every, None
+        weight, source, valid = batch.counted(), every, None  # what follows the end of a text is never written
         if not self.start:  # the state of a token predicts the next one, and nothing predicts the first
             weight, source = weight & (every > 0), every - 1
         if batch.present is not None:  # the state of an absent column has read its token: use the last state before it

@@ -116,7 +116,7 @@ class MaskedDiffusion(LanguageModel):
 
     def nats(self, batch: Batch, keys: Keys) -> TokenNats:
         """One mask per row, at one time or (if the law says so) one per position: an unbiased draw of the bound."""
-        return TokenNats(self._nats(batch, keys, self.law), batch.weight())
+        return TokenNats(self._nats(batch, keys, self.law), batch.counted())
 
     def loss(self, batch: Batch, keys: Keys) -> tuple[Tensor, Tensor]:
         """(sum to minimise, weight it is a sum over)."""
@@ -124,7 +124,7 @@ class MaskedDiffusion(LanguageModel):
             return self._mlm(batch, keys, self.objective.mask_rate)
         law = self.objective.law or self.law
         if not self.objective.cross_entropy:
-            return self._nats(batch, keys, law).sum(), batch.weight().sum()
+            return self._nats(batch, keys, law).sum(), batch.counted().sum()
         prediction = self._predict(batch, law.draw(self._times(batch, keys, law), self.schedule), keys)
         nll = prediction.nll + bounds.log_mass(prediction.mass)  # of x̃ scaled to 1, where it is not
         return nll.float().sum(), torch.tensor(float(len(nll)), device=nll.device)

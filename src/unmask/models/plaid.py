@@ -167,7 +167,7 @@ class Plaid(LanguageModel):
 
     def nats(self, batch: Batch, keys: Keys) -> TokenNats:
         """One time per row: an unbiased draw of the bound. Every row has a first guess."""
-        return TokenNats(self._nats(batch, keys, training=False), batch.weight())
+        return TokenNats(self._nats(batch, keys, training=False), batch.counted())
 
     def loss(self, batch: Batch, keys: Keys) -> tuple[Tensor, Tensor]:
         """(sum to minimise, weight it is a sum over): the bound with a first guess for some rows only.
@@ -175,7 +175,7 @@ class Plaid(LanguageModel):
         The noise schedule minimises the square of the loss instead. What is known from the noise alone counts less in
         the first steps (bias_warmup): keys.step is the training step.
         """
-        return self._nats(batch, keys, training=True).sum(), batch.weight().sum()
+        return self._nats(batch, keys, training=True).sum(), batch.counted().sum()
 
     def _nats(self, batch: Batch, keys: Keys, training: bool) -> Tensor:
         """(B, L) float32 (float64 for a float64 model)."""

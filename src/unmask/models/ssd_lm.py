@@ -115,7 +115,8 @@ class SimplexDiffusion(LanguageModel):
             )
         start = int(keys.stream("context").integers(length - self.block + 1))
         weight, device = batch.weight(), batch.tokens.device
-        ends = (weight * torch.arange(1, length + 1, device=device)).amax(1)  # (B,) where the text of a row ends
+        place = torch.arange(1, length + 1, device=device)
+        ends = (batch.counted() * place).amax(1)  # (B,) where the text of a row ends
         starts = (ends - self.block).clamp(min=0, max=start)
         seen = int(starts.max()) if self.context is None else min(self.context, int(starts.max()))
         columns = starts[:, None] + torch.arange(-seen, self.block, device=device)  # (B, C + W)

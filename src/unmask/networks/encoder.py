@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -20,7 +20,8 @@ from .architectures import buffers_of, first_line, fresh, positions_of, quiet, s
 from .interface import Network, NetworkInput
 
 UNUSED = ("pooler", "contact_head")  # parts of some networks that do not affect the logits
-CANNOT_PAD = ("convbert", "fnet", "nystromformer", "yoso")  # padding changes their predictions for real tokens
+# Padding changes their predictions for real tokens.
+CANNOT_PAD = ("convbert", "fnet", "funnel", "mobilebert", "nystromformer", "reformer", "yoso")
 PROBED = 8  # tokens on which the whole network is compared with its two halves
 
 
@@ -39,7 +40,10 @@ class Encoder(Network):
                 f"this {_kind(model)} has {spec.vocab_size:,} tokens and its tokenizer {vocab.size:,}; give the "
                 "tokenizer that it was trained with"
             )
-        self.vocab, self.hidden_dim, self.model = vocab, int(spec.hidden_size), model
+        self.vocab, self.model = vocab, model
+        self.hidden_dim = int(spec.hidden_size) * (
+            2 if spec.model_type == "reformer" else 1
+        )  # two streams, side by side
         self._arguments = frozenset(inspect.signature(model.base_model.forward).parameters)
         optional = {
             "embeddings": not getattr(spec, "token_dropout", False),
@@ -81,8 +85,10 @@ class Encoder(Network):
         """(B, L) tokens, or (B, L, dim) embeddings, to (B, L, hidden)."""
         x = inputs.content
         self._check_length(x.shape[1])
+        if not self._pads and inputs.valid is not None and not bool(inputs.valid.all()):
+            return self._by_length(inputs, inputs.valid), None
         named = {
-            "attention_mask": self._mask(inputs.valid),
+            "attention_mask": self._mask(inputs.valid, x.shape[:2], x.device),
             "position_ids": self._positions(x, inputs.positions),
             "token_type_ids": inputs.types,
         }
@@ -91,6 +97,32 @@ class Encoder(Network):
             return self.base(inputs_embeds=self._embed(x, **more), **more)[0], None
         return self.base(**{"input_ids" if inputs.embeddings is None else "inputs_embeds": x}, **more)[0], None
 
+    @property
+    def _pads(self) -> bool:
+        """Whether the network can ignore padding."""
+        return self.model.config.model_type not in CANNOT_PAD and "attention_mask" in self._arguments
+
+    @property
+    def _reads_pads(self) -> bool:
+        """Whether the network takes a pad token in a text for padding, unless it is told what is padding."""
+        return self.model.config.model_type in ("flaubert", "xlm")
+
+    def _by_length(self, inputs: NetworkInput, valid: Tensor) -> Tensor:
+        """Rows of a network that cannot ignore padding: those of one length at a time, without their padding."""
+        lengths = valid.sum(1)
+        if not torch.equal(valid, torch.arange(valid.shape[1], device=valid.device) < lengths[:, None]):
+            raise UserError(f"{_kind(self.model)} cannot ignore padding, and here it is not at the end of rows")
+        out = inputs.content.new_zeros((*valid.shape, self.hidden_dim), dtype=next(self.parameters()).dtype)
+        for length in lengths[lengths > 0].unique().tolist():
+            rows = lengths == length
+            parts = {name: getattr(inputs, name) for name in ("tokens", "embeddings", "types", "positions")}
+            if parts["positions"] is not None:
+                parts["positions"] = parts["positions"].expand(valid.shape)
+            cut = {name: None if part is None else part[rows, :length] for name, part in parts.items()}
+            hidden = self(NetworkInput(**cut))[0]
+            out = out.index_put((rows.nonzero().squeeze(1)[:, None], torch.arange(length, device=rows.device)), hidden)
+        return out
+
     def _check_length(self, length: int) -> None:
         if self.longest is not None and length > self.longest:
             raise UserError(
@@ -98,13 +130,10 @@ class Encoder(Network):
                 f"data.length to at most {self.longest}"
             )
 
-    def _mask(self, valid: Tensor | None) -> Tensor | None:
-        if valid is None:
-            return None
-        if self.model.config.model_type in CANNOT_PAD or "attention_mask" not in self._arguments:
-            if bool(valid.all()):
-                return None
-            raise UserError(f"{_kind(self.model)} cannot ignore padding; use rows without it: data.layout=wrap")
+    def _mask(self, valid: Tensor | None, shape: Sequence[int], device: torch.device) -> Tensor | None:
+        """Which tokens are not padding; None where the network takes all of them without being asked."""
+        if valid is None or not self._pads:
+            return torch.ones(shape, dtype=torch.int64, device=device) if self._pads and self._reads_pads else None
         # A row of padding alone would be a softmax over nothing: let it see all of itself; its output is not used.
         return (valid | ~valid.any(1, keepdim=True)).long()
 
@@ -151,21 +180,20 @@ class Encoder(Network):
         count = min(PROBED, self.longest or PROBED) // 2
         row = torch.tensor([tokens[: 2 * count]], device=next(self.parameters()).device)
         valid = torch.arange(row.shape[1], device=row.device)[None] < count
-        padded = self.model.config.model_type not in CANNOT_PAD and "attention_mask" in self._arguments
         training = self.training
         self.eval()
         try:
             with quiet():
                 whole = self.model(input_ids=row).logits[..., : self.vocab.size]
                 split = self.head(self(row)[0])
-                alone, beside = self(row[:, :count])[0], self(row, valid=valid if padded else None)[0]
+                alone, beside = self(row[:, :count])[0], self(row, valid=valid)[0]
         except Exception as error:  # networks for other purposes may raise anything
             raise UserError(f"{where} cannot be run as a masked language model: {first_line(error)}") from None
         finally:
             self.train(training)
         if whole.shape != split.shape or not close(whole, split):
             why = "whose logits are not a function of its last hidden states"
-        elif padded and not close(alone, beside[:, :count]):
+        elif not close(alone, beside[:, :count]):
             why = "in which padding changes the predictions for other tokens"
         else:
             return

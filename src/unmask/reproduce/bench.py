@@ -11,6 +11,7 @@ import math
 import re
 import shlex
 import shutil
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -21,7 +22,7 @@ from typing import Any
 import numpy as np
 from filelock import FileLock
 
-from ..config import Config
+from ..config import Config, steps_of
 from ..data.pack import Prepared, Rows, prepare
 from ..evaluation.likelihood import TIMES, Estimator, row_nats, summarise
 from ..evaluation.uncertainty import deviation
@@ -161,7 +162,9 @@ class Bench:
         absent = [name for name in names if not self.finished(name)]
         if absent and not self.scale.trains:
             raise Missing("\n".join(map(self.command, absent)))
-        for name in names:
+        for number, name in enumerate(names, 1):
+            if name in absent and not self.quiet:
+                print(f"training {name}, model {number}/{len(names)}", file=sys.stderr, flush=True)
             self.lm(name)
 
     def command(self, name: str) -> str:
@@ -279,6 +282,7 @@ class Bench:
     def protocol(self, **more: Any) -> dict[str, Any]:
         """What all figures of a report depend on."""
         config, rows = self.base, self.rows()
+        warmup = steps_of(config.train.warmup, config.train.steps)
         return {
             **rows.describe(),
             "test_rows": min(len(rows), self.scale.rows or len(rows)),
@@ -286,7 +290,7 @@ class Bench:
             "length": config.data.length,
             "network": f"{config.model.n_blocks} blocks of width {config.model.hidden_dim}",
             "optimizer": f"AdamW, lr {config.train.lr} ({config.train.decay}), betas {config.train.betas[0]} and "
-            f"{config.train.betas[1]}, {config.train.warmup} steps of warm-up, batch {config.train.batch_size}",
+            f"{config.train.betas[1]}, {warmup} steps of warm-up, batch {config.train.batch_size}",
             "weights": f"average, decay {config.train.ema}" if config.train.ema else "raw",
             "training_seed": self.seed,
             "evaluation": f"{SEEDS} draws of seed {self.seed}, float32",
@@ -309,6 +313,9 @@ class Bench:
         for option, value in (("--scorer", self.scorer), ("--model", self.encoder), ("--local", self.local)):
             words += [option, value] if value else []
         words += [word for corpus in self.known for word in ("--in-domain", corpus)]
+        unjudged = self.scale.unjudged
+        if unjudged:
+            checks = [Check(check.claim, None, f"not judged at the scale {self.scale.name}") for check in checks]
         return Report(
             name,
             label,
@@ -320,4 +327,6 @@ class Bench:
             self.protocol(**protocol),
             list(notes),
             list(self.trained.values()),
+            data=self.source,
+            unjudged=unjudged,
         )

@@ -42,7 +42,7 @@ SYSTEMS = {  # the rows of tab:genome-ppl: how they begin, and how they continue
     "SEDD": (CADUCEUS, "sedd"),
     "MDLM": (CADUCEUS, "mdlm"),
 }
-MARKOV_ORDERS = (0, 2, 5, 8)
+MARKOV_ORDERS = (0, 2, 5, 8, 10)
 THREE_TASKS = ("genomics/human_nontata_promoters", "gue/prom_core_tata", "gue/tf_0")
 
 

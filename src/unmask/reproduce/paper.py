@@ -240,7 +240,7 @@ GLUE = Printed(
 )
 
 BERT_PPL = Printed(
-    "section 5.2, text",
+    "section 5.1, text",
     "Perplexity of BERT before and after MDLM fine-tuning, on C4",
     [PPL],
     {

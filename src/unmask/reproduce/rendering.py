@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from ..jsonable import described
@@ -14,6 +14,10 @@ from .figures import significant
 from .report import NONE, Report, plot_stems
 
 MARKS = {True: "✓", False: "✗", None: "~"}
+ORIGINS = (
+    'Figures under "here" are of models trained on {data}, and the protocol says what they are scored on; those under '
+    '"paper" and the titles of the tables are of the data of the paper.'
+)
 MODEL_COLUMNS = {  # what `Report.models` should say of a model; other keys are shown after these
     "name": "model",
     "parameters": "parameters",
@@ -27,7 +31,9 @@ MODEL_COLUMNS = {  # what `Report.models` should say of a model; other keys are 
 def markdown(report: Report) -> str:
     """The report as plain GitHub markdown, with columns that are aligned in the source as well."""
     title = f"{report.name}: {report.label} of the paper, at scale {report.scale}"
-    parts = [f"# {escape_markdown(title)}", _fenced(report.command)]
+    parts = [f"# {escape_markdown(title + f', on {report.data}' * bool(report.data))}", _fenced(report.command)]
+    if report.data:
+        parts.append(escape_markdown(ORIGINS.format(data=report.data)))
     for table in report.tables:
         lines, notes = table.cells(), ["note", *(row.note for row in table.rows)]
         last = len(lines[0])
@@ -38,9 +44,9 @@ def markdown(report: Report) -> str:
         parts.append(f"![{escape_markdown(plot.title)}]({stem}.svg)")
         parts += [_bullets(f"left out of the plot: {line}" for line in said)] if (said := left_out(plot)) else []
     if report.checks:
-        parts.append("## What the paper claims")
-        parts.append(_bullets(f"{MARKS[c.holds]} {c.claim}: {c.detail}" for c in report.checks))
-        parts.append("✓ holds here, ✗ does not, ~ within the error bars: not decided.")
+        parts += ["## Claims", *([escape_markdown(report.unjudged)] * bool(report.unjudged))]
+        parts.append(_bullets(_claims(report)))
+        parts += [] if report.unjudged else ["✓ holds here, ✗ does not, ~ within the error bars: not decided."]
     if report.models:
         parts += ["## What was trained", markdown_table(_model_cells(report.models))]
     for heading, facts in (("Protocol", report.protocol), ("Machine", report.environment)):
@@ -54,13 +60,19 @@ def markdown(report: Report) -> str:
 
 def terminal_lines(report: Report) -> list[str]:
     """The same tables and checks as aligned text; control characters are shown as pictures."""
-    lines = [one_line(f"{report.name} ({report.label}), scale {report.scale}")]
+    data = f", on {report.data}" * bool(report.data)
+    lines = [one_line(f"{report.name} ({report.label}), scale {report.scale}{data}")]
     for table in report.tables:
         lines += ["", one_line(f"{table.title} ({table.label})"), *terminal_table(table.cells(), indent="  ")]
         lines += [f"  {one_line(f'{row.name}: {row.note}')}" for row in table.rows if row.note]
     if report.checks:
-        lines += ["", *(one_line(f"{MARKS[c.holds]} {c.claim}: {c.detail}") for c in report.checks)]
+        lines += ["", *([one_line(report.unjudged)] * bool(report.unjudged)), *map(one_line, _claims(report))]
     return [line.rstrip() for line in lines]
+
+
+def _claims(report: Report) -> Iterator[str]:
+    for check in report.checks:
+        yield check.claim if report.unjudged else f"{MARKS[check.holds]} {check.claim}: {check.detail}"
 
 
 def _model_cells(models: list[dict[str, Any]]) -> list[list[str]]:

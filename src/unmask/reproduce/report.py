@@ -77,6 +77,8 @@ class Report:
     notes: list[str] = field(default_factory=list)
     models: list[dict[str, Any]] = field(default_factory=list)
     environment: dict[str, Any] = field(default_factory=dict)  # filled in when it is written
+    data: str = ""  # what the models were trained on
+    unjudged: str = ""  # why the claims are not judged; "" = they are
 
 
 def plot_stems(plots: Sequence[Plot]) -> list[str]:

@@ -42,6 +42,7 @@ class Scale:
     long_samples: int  # sequences of `semi-ar`
     sizes: Sizes | None  # None = the paper's
     split: str = "test"
+    unjudged: str = ""  # why its figures say nothing about the paper's claims; "" = they may
 
     @property
     def trains(self) -> bool:
@@ -73,6 +74,8 @@ SCALES = {
             block=8,
             log_every=1,
         ),
+        unjudged="No verdict: at the scale smoke networks are tiny and trained for seconds, so the figures show that "
+        "the path works and not which method is better. Use --scale small or larger to judge these claims.",
     ),
     "small": Scale(
         "small",

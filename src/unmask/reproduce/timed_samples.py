@@ -102,7 +102,9 @@ def by_sampler(lm: LM, length: int | None = None, **how: Any) -> Write:
     """Any sampler of the library."""
 
     def write(n: int, seed: int) -> GeneratedTexts:
-        samples = lm.write_samples(n, length=length, batch_size=n, seed=seed, **how)
+        options = SamplingParams(seed=seed, **how)
+        canvas = lm.prompt_canvas("", length, windowed=options.stride is not None)
+        samples = lm.write([canvas] * n, options, batch_size=n)
         return GeneratedTexts(
             [sample.text for sample in samples],
             [text_tokens(lm, sample.ids) for sample in samples],

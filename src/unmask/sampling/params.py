@@ -20,6 +20,7 @@ from .choice import Choice
 from .gaussian import Gaussian
 from .gibbs import Gibbs
 from .orders import FirstHitting, GivenOrder, LeftToRight, RevealPlan
+from .phrases import Phrase
 from .remask import PredictorCorrector, Remasking
 from .rules import Constrain, Rules
 from .sampler import Sampler
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from ..models.language_model import LanguageModel
 
 Word = str | int  # a token by its text or by its id
+AT_ONCE = ("simplex", "gaussian")  # samplers that draw all their tokens together
 UNKNOWN = ("[UNK]", "<unk>", "\ufffd")  # what tokenizers write for a word that they do not know
 
 
@@ -167,7 +169,12 @@ class SamplingParams:
     sampler: str | None = setting(  # None: the model's default (`settle`)
         None, "How positions are written one after another", kind="sampler"
     )
-    ban: Sequence[Word] = setting((), "A token that is never written, by its text or as #17", kind="tokens", most=256)
+    ban: Sequence[Word] = setting(
+        (),
+        "A token that is never written, by its text or as #17, or a word of several tokens that never appears",
+        kind="tokens",
+        most=256,
+    )
     only: Sequence[Word] | None = setting(  # None: all, and of bases A, C, G and T
         None, "A token that may be written; no other is", kind="tokens", most=4096
     )
@@ -202,19 +209,21 @@ class SamplingParams:
         most=16,
         absent={"harness": "a request says it with until"},
     )
-    stop_at_eos: bool = setting(
-        False,
-        "End the text at an end-of-text token",
+    stop_at_eos: bool | None = setting(  # None: where the model has learned the ends of documents
+        None,
+        "End the text at an end-of-text token (default: if the model has learned where documents end)",
         needs="eos",
         absent={"harness": "every answer ends there", "completions": "ignore_eos is its opposite"},
     )
     values: Mapping[str, Any] = field(default_factory=dict)  # of the sampler and of `Choice`, where given
+    recommended: tuple[str, ...] = field(default=(), compare=False)  # settings that come from the model, not the user
 
     def __init__(self, **chosen: Any) -> None:
         known = all_settings()
+        object.__setattr__(self, "recommended", tuple(chosen.pop("recommended", ())))
         chosen = {**chosen.pop("values", {}), **chosen}
         if unknown := [name for name in chosen if name not in known]:
-            raise TypeError(f"there is no setting {unknown[0]!r}{nearest(unknown[0], known)}")
+            raise UserError(f"there is no setting {unknown[0]!r}{nearest(unknown[0], known)}")
         names, values = {spec.name for spec in fields(self)}, {}
         for name, spec in known.items():
             value = chosen.get(name, spec.default)
@@ -255,10 +264,11 @@ class SamplingParams:
     def plan(self, builder: PromptBuilder) -> Sampler:
         """The sampler, in windows if a stride is given."""
         if self.stride is None:
-            return self._plan()
-        return Windows(self._plan(), builder.spec.length, self.stride, builder.block_ends)
+            return self.plan_alone()
+        return Windows(self.plan_alone(), builder.spec.length, self.stride, builder.block_ends)
 
-    def _plan(self) -> Sampler:
+    def plan_alone(self) -> Sampler:
+        """The sampler without windows."""
         chosen = settings_of(Choice)
         return make_sampler(self._sampler, **{name: value for name, value in self.values.items() if name not in chosen})
 
@@ -266,7 +276,7 @@ class SamplingParams:
         """The rules for a canvas, or None if there are none."""
         only = self.only
         if only is None and builder.tokenizer.kind == "dna":  # neither N nor the special tokens of its vocabulary
-            only = tuple(BASES)
+            only = (*BASES, *builder.closing, *(builder.ends if builder.closing else ()))
         if only is None and not (self.ban or self.allowed or self.min_length or self.constrain):
             return None
         vocab = builder.vocab
@@ -277,20 +287,37 @@ class SamplingParams:
             if not 0 <= index < len(masked):
                 raise UserError(f"allowed names masked token {index}, but there are {len(masked)} (from 0)")
         least = min(self.min_length, len(masked))
+        banned, phrases = self._bans(builder)
         control = Rules(  # as the user counts: masked tokens from 0
-            banned=_outside(only, builder) | {token for word in self.ban for token in tokens_of(word, builder)},
+            banned=_outside(only, builder) | frozenset(banned),
+            phrases=phrases,
             allowed={
                 index: [token for word in words for token in tokens_of(word, builder)]
                 for index, words in self.allowed.items()
             },
             eos_from=least,
             constrain=self.constrain,
+            ends=builder.ends,
         )
         control.check(canvas.ids[masked], vocab, builder.tokenizer.piece)
-        if least and len(control.banned | {vocab.mask, vocab.eos}) == vocab.size:
+        if least and len(control.banned | {vocab.mask, *builder.ends}) == vocab.size:
             raise UserError("contradiction: ban leaves only the end of text, which min_length forbids at the beginning")
         allowed = {masked[index]: tokens for index, tokens in control.allowed.items()}
         return replace(control, allowed=allowed, eos_from=masked[least - 1] + 1 if least else 0)
+
+    def _bans(self, builder: PromptBuilder) -> tuple[set[int], tuple[Phrase, ...]]:
+        """The banned tokens, and the banned words that are several tokens."""
+        words = [word for word in self.ban if isinstance(word, str) and _tokens(word, builder) == []]
+        if words and self._sampler in AT_ONCE:
+            raise UserError(
+                f"{words[0]!r} is {len(builder.encode(words[0]))} tokens for this model's tokenizer, and the sampler "
+                f"{self._sampler!r} writes many tokens at once: it can only ban single tokens; name its parts or an id"
+            )
+        tokens = {token for word in self.ban if word not in words for token in tokens_of(word, builder)}
+        spelling = builder.tokenizer.spelling if words else ()
+        spelled = {variant for word in words for variant in (word, _as_written(word, builder))}
+        phrases = tuple(Phrase(word.encode(), spelling) for word in sorted(spelled))
+        return tokens | {token for phrase in phrases for token in phrase.alone()}, phrases
 
     def label_id(self, labels: Sequence[str]) -> int | None:
         """The id of the label, which is given by name or id."""
@@ -316,14 +343,22 @@ class SamplingParams:
         }
         shown = {"law": entry.law, "sampler": self._sampler} | {name: getattr(self, name) for name in always} | kept
         try:
-            plan = self._plan()
+            plan = self.plan_alone()
         except UserError:  # the lines of a template may give what is missing
             plan = None
         decided = {name: getattr(plan, name, None) for name in entry.takes}
         shown |= {name: value for name, value in decided.items() if value is not None}
         if self.constrain is not None:
             shown["constrain"] = getattr(self.constrain, "__name__", "a function")
-        return shown
+        return shown | ({"recommended": list(self.recommended)} if self.recommended else {})
+
+    @property
+    def advice(self) -> str:
+        """One line that names the settings that come from the model; empty if there are none."""
+        if not self.recommended:
+            return ""
+        names = ", ".join(f"{name} {getattr(self, name)}" for name in self.recommended)
+        return f"recommended by the model: {names} (--exact: the plain law)"
 
 
 def all_settings() -> dict[str, Setting]:
@@ -383,18 +418,31 @@ def tokens_of(word: Word, builder: PromptBuilder) -> list[int]:
         if not 0 <= word < builder.vocab.size:
             raise UserError(f"token {word} is outside the vocabulary of {builder.vocab.size} tokens")
         return [word]
-    if not word:
-        raise UserError("a token in a rule is empty; give its text or its id")
-    spellings = [word] if word.startswith(" ") or not builder.joins_spaces else [word, " " + word]
-    tokens = {ids[0] for ids in map(builder.encode, spellings) if len(ids) == 1}
+    tokens = _tokens(word, builder)
     if not tokens:
         raise UserError(
-            f"{word!r} is {len(builder.encode(word))} tokens for this model's tokenizer; rules work on single tokens: "
-            "name its parts or an id, or use constrain="
+            f"{word!r} is {len(builder.encode(word))} tokens for this model's tokenizer; only and allowed work on "
+            "single tokens: name its parts or an id, or use constrain= (ban takes any word)"
         )
     if any(piece in UNKNOWN and piece != word for piece in map(builder.tokenizer.piece, tokens)):
         raise UserError(f"{word!r} is unknown to this model's tokenizer, so it is never written; take it out")
-    return sorted(tokens)
+    return tokens
+
+
+def _tokens(word: str, builder: PromptBuilder) -> list[int]:
+    """The single tokens that are a word, with or without a leading space; none for a word of several tokens."""
+    if not word:
+        raise UserError("a token in a rule is empty; give its text or its id")
+    spellings = [word] if word.startswith(" ") or not builder.joins_spaces else [word, " " + word]
+    return sorted({ids[0] for ids in map(builder.encode, spellings) if len(ids) == 1})
+
+
+def _as_written(word: str, builder: PromptBuilder) -> str:
+    """A word of several tokens as the tokenizer writes it (which may be in lower case)."""
+    ids = builder.encode(word)
+    if any(builder.tokenizer.piece(token) in UNKNOWN for token in ids):
+        raise UserError(f"{word!r} is unknown to this model's tokenizer, so it is never written; take it out")
+    return builder.tokenizer.decode(ids) or word
 
 
 @dataclass(frozen=True)
@@ -404,25 +452,27 @@ class Stop:
     canvas: Canvas
     options: SamplingParams
     builder: PromptBuilder
+    at_eos: bool
 
     @staticmethod
     def of(canvas: Canvas, options: SamplingParams, builder: PromptBuilder) -> Stop | None:
         """The stop condition of a request; None if nothing stops it."""
-        if not options.stop and not options.stop_at_eos:
+        at_eos = builder.spec.has_ends and canvas.open_end if options.stop_at_eos is None else options.stop_at_eos
+        if not options.stop and not at_eos:
             return None
         if not canvas.open_end:
             raise UserError("stop and stop_at_eos need a text that ends in a gap; this one ends in given text")
-        if options.stop_at_eos and builder.vocab.eos is None:
+        if at_eos and not builder.ends:
             raise UserError("stop_at_eos needs a tokenizer with an end-of-text token, which this model's does not have")
-        return Stop(canvas, options, builder)
+        return Stop(canvas, options, builder, at_eos)
 
     def __call__(self, state: State) -> Ending | None:
         """Where the text of a state ends; None while it goes on."""
         gap = next(part for part in reversed(self.canvas.parts) if isinstance(part, slice))
-        if self.options.stop_at_eos:
+        if self.at_eos:
             written = state.canvas[gap.start : state.fixed].tolist()
-            if self.builder.vocab.eos in written:
-                last = gap.start + written.index(self.builder.vocab.eos)
+            last = next((at for at, token in enumerate(written, gap.start) if token in self.builder.ends), None)
+            if last is not None:
                 return self._cut(state, last, "eos", gap.start)
         if not self.options.stop or state.fixed <= gap.start:
             return None

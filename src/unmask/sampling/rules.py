@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ..types import UserError, Vocab
 from .choice import NEVER
+from .phrases import NO_TOKENS, Phrase
 
 Constrain = Callable[[Tensor, Tensor, Tensor], Tensor]  # (log_p (k, V), positions (k,), canvas (L,)) -> (k, V)
 
@@ -27,6 +28,8 @@ class Rules:
     allowed: Mapping[int, Sequence[int]] = field(default_factory=dict)  # position -> the only tokens it may hold
     eos_from: int = 0  # no end of text before this position
     constrain: Constrain | None = None
+    phrases: tuple[Phrase, ...] = ()  # words that never appear, whichever tokens would spell them
+    ends: frozenset[int] = frozenset()  # the tokens that end a text; none: the end-of-text token
 
     def check(self, canvas: Tensor, vocab: Vocab, name: Callable[[int], str] = str, free: Tensor | None = None) -> None:
         """Raise if the rules contradict each other and leave nothing to write; `name` shows a token.
@@ -55,15 +58,19 @@ class Rules:
     def _check_set(self, position: int, tokens: list[int], vocab: Vocab, name: Callable[[int], str]) -> None:
         if not tokens:
             raise UserError(f"the allowed set of position {position} is empty; give it at least one token")
-        early = vocab.eos if position < self.eos_from else None
-        if any(token not in self.banned and token != early for token in tokens):
+        early = self._early(vocab) if position < self.eos_from else frozenset()
+        if any(token not in self.banned and token not in early for token in tokens):
             return
         reasons = ["banned" for token in tokens if token in self.banned][:1]
-        reasons += [f"an end of text before min_length ends at {self.eos_from}"] if early in tokens else []
+        reasons += [f"an end of text before min_length ends at {self.eos_from}"] if early & set(tokens) else []
         shown = ", ".join(repr(name(token)) for token in tokens[:5])
         raise UserError(
             f"contradiction at position {position}: it allows only {shown}, which is {' or '.join(reasons)}"
         )
+
+    def _early(self, vocab: Vocab) -> frozenset[int]:
+        """What may not stand before `eos_from`."""
+        return self.ends or frozenset(() if vocab.eos is None else (vocab.eos,))
 
     @cached_property
     def _banned(self) -> Tensor:
@@ -74,20 +81,31 @@ class Rules:
         out = log_x.clone()
         if len(self._banned):
             out[:, self._banned.to(out.device)] = NEVER
-        if vocab.eos is not None and self.eos_from > 0:
-            out[positions.to(out.device) < self.eos_from, vocab.eos] = NEVER
+        for token in self._early(vocab) if self.eos_from > 0 else ():
+            out[positions.to(out.device) < self.eos_from, token] = NEVER
         for row, position in enumerate(positions.tolist()) if self.allowed else ():
             if position in self.allowed:
                 keep = torch.tensor(list(self.allowed[position]), device=out.device)
                 out[row] = torch.full_like(out[row], NEVER).index_copy(0, keep, out[row, keep])
-        self._some_left(out, positions)
+        if self.phrases:
+            context = canvas.cpu().clone()
+            context[positions.cpu()] = vocab.mask  # what is written together is not known yet
+            known = context.tolist()
+            for row, position in enumerate(positions.tolist()):
+                out[row, self.forbidden(known, position, vocab).to(out.device)] = NEVER
+        self.some_left(out, positions)
         if self.constrain is not None:
             out = self._ask(out, positions, canvas, vocab)
-            self._some_left(out, positions)
+            self.some_left(out, positions)
         return torch.log_softmax(out, -1)
 
+    def forbidden(self, canvas: Sequence[int], position: int, vocab: Vocab) -> Tensor:
+        """The tokens that would complete a banned word at a position."""
+        return torch.cat([NO_TOKENS, *(phrase.forbidden(canvas, position, vocab.mask) for phrase in self.phrases)])
+
     @staticmethod
-    def _some_left(log_x: Tensor, positions: Tensor) -> None:
+    def some_left(log_x: Tensor, positions: Tensor) -> None:
+        """Raise if nothing can be written at one of the positions."""
         nothing = torch.isneginf(log_x).all(-1)
         if nothing.any():
             raise UserError(f"the constraints leave no token to write at position {int(positions[nothing.cpu()][0])}")

@@ -68,7 +68,7 @@ def _mapping(text: str) -> Any:
 
     try:
         return yaml.safe_load(text)
-    except yaml.YAMLError:
+    except (yaml.YAMLError, RecursionError):
         raise ValueError from None
 
 

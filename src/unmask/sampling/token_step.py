@@ -17,6 +17,7 @@ from ..process.chunks import rows_at_once
 from ..process.masking import at_tokens
 from .choice import NEVER, Choice
 from .request import NOTHING, Written, read_off
+from .rules import Rules
 from .sampler import Slot, TokenDenoiser, Trajectory, stack
 
 Segments = list[tuple[int, Tensor]]  # sequences by their number, with positions of each
@@ -64,6 +65,7 @@ class _HeadRows:
         counts += [counts[i] for i in guided]
         slots = [trajectory.in_slot() for trajectory in every] if model.cached else None
         self.hidden = _hidden(model, z, t, present, label, queries, counts, slots)
+        self.pending: dict[int, list[int]] = {}  # by sequence: its canvas with what this step has written so far
         self.at_once = rows_at_once(model.vocab.size, LOGITS_AT_ONCE)
 
     def _chunks(self, wanted: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor, Segments]]:
@@ -110,6 +112,7 @@ class _HeadRows:
             uniform = torch.cat([self.active[i].uniform(positions_of[i]) for i in members])
             rows = shaped if chosen.all() else shaped[chosen.to(shaped.device)]
             tokens[chosen] = choice.tokens(rows, uniform).cpu()
+        self._redraw(tokens, shaped, segments)
         replayed = torch.zeros(len(which), dtype=torch.bool)
         for i, p in segments:
             target = self.active[i].request.target
@@ -123,6 +126,40 @@ class _HeadRows:
         if law is log_x:
             return written
         return replace(written, log_probs=at_tokens(law, tokens.to(law.device)).double().cpu())
+
+    def _redraw(self, tokens: Tensor, shaped: Tensor, segments: Segments) -> None:
+        """Draw again where a token could complete a banned word with tokens that are written in the same step."""
+        start = 0
+        for i, positions in segments:
+            trajectory, rows = self.active[i], slice(start, start + len(positions))
+            start += len(positions)
+            rules = trajectory.request.rules
+            if rules is None or not rules.phrases or trajectory.request.target is not None or trajectory.error:
+                continue
+            if i not in self.pending:
+                whole = trajectory.whole().clone()
+                whole[trajectory.place(trajectory.due())] = self.model.vocab.mask
+                self.pending[i] = whole.tolist()
+            try:
+                self._without_phrases(trajectory, rules, self.pending[i], tokens[rows], shaped[rows], positions)
+            except UserError as error:
+                trajectory.error = error
+
+    def _without_phrases(
+        self, trajectory: Trajectory, rules: Rules, canvas: list[int], tokens: Tensor, shaped: Tensor, positions: Tensor
+    ) -> None:
+        """From left to right, each given those before it, with the uniform number that it had."""
+        places = trajectory.place(positions)
+        for row in places.argsort().tolist():
+            place = int(places[row])
+            banned = rules.forbidden(canvas, place, self.model.vocab).to(shaped.device)
+            if not torch.isneginf(shaped[row, banned]).all():  # also where another token was drawn: one law
+                left = shaped[row : row + 1].clone()
+                left[0, banned] = NEVER
+                rules.some_left(left, places[row : row + 1])
+                choice = trajectory.choice(trajectory.request.choice)
+                tokens[row] = choice.tokens(left, trajectory.uniform(positions[row : row + 1])).cpu()[0]
+            canvas[place] = int(tokens[row])
 
     def _law(self, log_x: Tensor, segments: Segments) -> Tensor:
         """The distribution that tokens are drawn from: a trajectory may change x̂."""

@@ -17,7 +17,7 @@ from starlette.responses import Response
 from starlette.types import Receive
 
 from ..data.canvas import Canvas
-from ..evaluation import default_method
+from ..errors import nearest
 from ..lm import LM, Job
 from ..sampling import Request as WritingRequest
 from ..sampling.params import SAMPLERS, SamplingParams, default_words, settings_on
@@ -44,6 +44,7 @@ from .threads import run_in_thread, use_cores
 
 B = TypeVar("B", bound=Body)
 T = TypeVar("T")
+Endpoint = Callable[[Request], Awaitable[Response]]
 log = logging.getLogger("unmask.serve")
 QUEUED = 16  # scores, and texts with gaps of variable length, that wait for the thread that reads
 
@@ -57,7 +58,7 @@ class Service:
         self.models = [_card(name, lm, self.limits, created) for name, lm in engine.lms.items()]
         self._prepare = ThreadPoolExecutor(2, "unmask-prepare", use_cores, (1,))
         self._read = ThreadPoolExecutor(1, "unmask-read")
-        self._reading = 0
+        self._reading = self._held = 0  # on the thread that reads; bytes of bodies
 
     def close(self) -> None:
         """Accept no more requests."""
@@ -73,14 +74,39 @@ class Service:
         if name not in lms:
             raise Refusal(
                 404,
-                f"there is no model {name[:80]!r}; /v1/models lists those that are served",
+                f"there is no model {name[:80]!r}{nearest(name[:80], lms)}; /v1/models lists those that are served",
                 param="model",
                 code="model_not_found",
             )
         return name, lms[name]
 
+    def holding(self, endpoint: Endpoint) -> Endpoint:
+        """An endpoint whose body counts, as long as it is at work, towards what all bodies may hold."""
+
+        async def held(request: Request) -> Response:
+            request.state.held = 0
+            try:
+                return await endpoint(request)
+            finally:
+                self._held -= request.state.held
+
+        return held
+
     async def _asked(self, kind: type[B], request: Request) -> B:
-        body = await read_body(request, self.limits)
+        def hold(count: int) -> None:
+            if self._held + count > self.limits.bodies:
+                raise Refusal(
+                    429,
+                    "the server is busy with other large requests; try again later",
+                    "rate_limit_error",
+                    code="queue_full",
+                    retry_after=1,
+                    linger=self.limits.linger,
+                )
+            self._held += count
+            request.state.held += count
+
+        body = await read_body(request, self.limits, hold)
         asked = read(kind, body) if len(body) < 4096 else await self._off(self._prepare, read, kind, body)
         if self.log_prompts:
             log.info("%s %s", request.url.path, asked.model_dump_json(exclude_defaults=True))
@@ -150,8 +176,6 @@ class Service:
     async def infill(self, request: Request) -> Response:
         """POST /v1/infill: samples."""
         asked = await self._asked(InfillBody, request)
-        if asked.text is None and asked.prompt is None and asked.suffix is None:
-            raise Refusal(400, "give a text with gaps, such as {{3}}, or a prompt or suffix", param="text")
         name, _ = self._lm(asked.model)
         handle = await self._submit(request.receive, name, prepare, asked, False)
         done = await self._wait(request.receive, handle, all_done(handle))
@@ -224,7 +248,7 @@ def _score(lm: LM, asked: ScoreBody, texts: list[str], limits: Limits) -> Likeli
     return lm.score(
         texts[0] if asked.text is not None else texts,
         label=asked.label,
-        method=asked.method or default_method(lm.model),
+        method=asked.method,
         span=span,
         seed=asked.seed,
         batch_size=max(1, min(32, 2048 // lm.length)),
@@ -263,6 +287,7 @@ def _card(name: str, lm: LM, limits: Limits, created: int) -> dict[str, Any]:
             "max_length": longest,
             "max_n": limits.n,
             "labels": list(lm.labels),
+            "recommended": lm.recommended.as_dict(),
             "parameters": sum(weight.numel() for weight in model.parameters()),
         },
     }

@@ -14,19 +14,28 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from ..errors import UserError
+from ..errors import UserError, nearest
 from ..jsonable import to_json
 from ..version import __version__
 from .api import Service
+from .api_page import api_page
 from .engine import Engine
 from .http import answer, refused
 from .limits import Refusal
 from .middleware import AuthMiddleware, CorsMiddleware, MetricsMiddleware
-from .openapi import document
+from .openapi import GETS, POSTS, document
 from .page import assets
 
 LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
-NOTHING = "there is nothing at this path; /openapi.json lists what there is"
+NOTHING = "there is nothing at this path{hint}; /docs lists what there is"
+INSTEAD = {  # paths of other servers, and what does the same here
+    "/v1/chat/completions": "these models have no chat; send the text so far as prompt to /v1/completions, or a text "
+    "with gaps to /v1/infill",
+    "/v1/responses": "these models have no chat; send the text so far as prompt to /v1/completions",
+    "/v1/messages": "these models have no chat; send the text so far as prompt to /v1/completions",
+    "/v1/embeddings": "this server makes no embeddings; the command unmask embed does, for DNA models",
+    "/generate": "send the text as prompt to /v1/completions, or a text with gaps to /v1/infill",
+}
 
 
 def make_app(
@@ -44,7 +53,8 @@ def make_app(
     """
     service = Service(engine, log_prompts)
     page = _page()
-    open_api = to_json(document([card["id"] for card in service.models], engine.limits))
+    described = document([card["id"] for card in service.models], engine.limits)
+    open_api, reference = to_json(described), api_page(described)
 
     @contextlib.asynccontextmanager
     async def lifespan(_app: Starlette) -> AsyncIterator[None]:
@@ -64,6 +74,9 @@ def make_app(
     async def openapi(_request: Request) -> Response:
         return Response(open_api, media_type="application/json")
 
+    async def docs(_request: Request) -> Response:
+        return Response(reference, media_type="text/html; charset=utf-8")
+
     async def index(request: Request) -> Response:
         return _file(page, "index.html", request)
 
@@ -80,13 +93,14 @@ def make_app(
         Route("/health", health, methods=["GET"]),
         Route("/metrics", metrics, methods=["GET"]),
         Route("/openapi.json", openapi, methods=["GET"]),
+        Route("/docs", docs, methods=["GET"]),
         Route("/v1/models", service.list_models, methods=["GET"]),
         Route("/v1/models/{name:path}", service.model_card, methods=["GET"]),
-        Route("/v1/diffusion", service.diffusion, methods=["POST"]),
-        Route("/v1/infill", service.infill, methods=["POST"]),
-        Route("/v1/completions", service.completions, methods=["POST"]),
-        Route("/v1/score", service.score, methods=["POST"]),
-        Route("/v1/tokenize", service.tokenize, methods=["POST"]),
+        Route("/v1/diffusion", service.holding(service.diffusion), methods=["POST"]),
+        Route("/v1/infill", service.holding(service.infill), methods=["POST"]),
+        Route("/v1/completions", service.holding(service.completions), methods=["POST"]),
+        Route("/v1/score", service.holding(service.score), methods=["POST"]),
+        Route("/v1/tokenize", service.holding(service.tokenize), methods=["POST"]),
     ]
     middleware = [Middleware(MetricsMiddleware, engine=engine)]
     if cors:
@@ -118,13 +132,21 @@ async def _on_user_error(_request: Request, error: Exception) -> Response:
     return refused(Refusal(400, str(error)))
 
 
-async def _on_http_error(_request: Request, error: Exception) -> Response:
+async def _on_http_error(request: Request, error: Exception) -> Response:
     """A path or a method that the router does not know."""
     assert isinstance(error, HTTPException)
     if error.status_code == 405:
         allow = (error.headers or {}).get("Allow")
         return refused(Refusal(405, f"this path accepts {allow} only", allow=allow))
-    return refused(Refusal(error.status_code, NOTHING, code="not_found"))
+    return refused(nothing_at(request))
+
+
+def nothing_at(request: Request) -> Refusal:
+    """The refusal of a path that does not exist: what to use instead, or the path that may have been meant."""
+    path = request.url.path.rstrip("/")[:100]
+    if path in INSTEAD:
+        return Refusal(404, INSTEAD[path], code="not_found")
+    return Refusal(404, NOTHING.format(hint=nearest(path, [*POSTS, *GETS])), code="not_found")
 
 
 async def _on_disconnect(_request: Request, _error: Exception) -> None:
@@ -152,7 +174,7 @@ def _page() -> dict[str, tuple[bytes, str, str]]:
 
 def _file(page: dict[str, tuple[bytes, str, str]], name: str, request: Request) -> Response:
     if name not in page:
-        return refused(Refusal(404, NOTHING))
+        return refused(nothing_at(request))
     content, kind, tag = page[name]
     headers = {"ETag": tag, "Cache-Control": "no-cache"}
     if request.headers.get("if-none-match") == tag:

@@ -55,7 +55,7 @@ class Engine:
         self._queues = {name: _ModelQueue(name, lm, self._batcher(lm), [], {}) for name, lm in lms.items()}
         self._wake = threading.Condition()
         self._new: list[RequestHandle] = []
-        self._rows = self._tokens = self._numbers = self._arrivals = 0
+        self._rows = self._tokens = self._alternatives = self._numbers = self._arrivals = 0
         self._ending: tuple[str, str] | None = None  # why all requests end: message, kind
         self._pace = 0.0  # seconds between two finished sequences, lately
         self._last = self.clock()
@@ -95,7 +95,9 @@ class Engine:
             if self.draining or self._stopping:
                 raise Refusal(503, "the server is shutting down; try another one", "server_error", retry_after=5)
             free = self.limits.queue + self.limits.batch - self._rows
-            if len(handle.requests) > free or handle.tokens > self.limits.tokens - self._tokens:
+            tokens, alternatives = self._tokens + handle.tokens, self._alternatives + handle.alternatives
+            full = tokens > self.limits.tokens or alternatives > self.limits.alternatives
+            if full or len(handle.requests) > free:
                 raise Refusal(
                     429,
                     "the server is busy and its queue is full; try again later",
@@ -106,7 +108,7 @@ class Engine:
             self._arrivals += 1
             handle.number = self._arrivals
             self._rows += len(handle.requests)
-            self._tokens += handle.tokens
+            self._tokens, self._alternatives = tokens, alternatives
             self._new.append(handle)
             self._wake.notify()
 
@@ -194,6 +196,7 @@ class Engine:
         with self._wake:
             handle.over = True
             self._tokens -= handle.tokens
+            self._alternatives -= handle.alternatives
 
     def _admit(self, queue: _ModelQueue) -> None:
         """Fill free places: first the request that has the fewest, then the oldest."""

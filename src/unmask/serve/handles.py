@@ -77,6 +77,7 @@ class RequestHandle:
         self.active: set[int] = set()
         self.left = len(requests)
         self.tokens = sum(len(request.canvas) for request in requests)
+        self.alternatives = sum(len(request.canvas) * request.tops for request in requests)
         self.begun = clock()
         self.deadline = self.begun + timeout
         self.number = 0  # in the order of arrival

@@ -67,8 +67,8 @@ def refused(refusal: Refusal) -> Response:
     return response
 
 
-async def read_body(request: Request, limits: Limits) -> bytes:
-    """The body, if it is JSON, not too large and not too slow."""
+async def read_body(request: Request, limits: Limits, hold: Callable[[int], None] = lambda _: None) -> bytes:
+    """The body, if it is JSON, not too large and not too slow; `hold` hears of each part, and may refuse it."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":  # this also keeps out forms of other pages, which need no permission to post text
         raise Refusal(415, "send the body as JSON, with the header Content-Type: application/json")
@@ -84,9 +84,10 @@ async def read_body(request: Request, limits: Limits) -> bytes:
     try:
         async with asyncio.timeout(limits.read_timeout):
             async for part in request.stream():
-                body += part
-                if len(body) > limits.body:
+                if len(body) + len(part) > limits.body:
                     raise too_large
+                hold(len(part))
+                body += part
     except TimeoutError:
         raise Refusal(408, f"the body did not arrive within {limits.read_timeout:g} seconds") from None
     return bytes(body)
@@ -118,7 +119,7 @@ class EventStream(StreamingResponse):
     media_type = "text/event-stream"
 
     def __init__(self, events: AsyncIterator[str], seconds: float, close: Callable[[], None]) -> None:
-        super().__init__(events, headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
+        super().__init__(events, headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         self.seconds, self.close = seconds, close
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -132,5 +133,5 @@ class EventStream(StreamingResponse):
 
 
 def event(data: Any, name: str | None = None) -> str:
-    """One server-sent event; JSON in ASCII cannot break its line."""
+    """One server-sent event; compact JSON has no line breaks."""
     return (f"event: {name}\n" if name else "") + f"data: {data if isinstance(data, str) else to_json(data)}\n\n"

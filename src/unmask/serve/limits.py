@@ -45,11 +45,14 @@ class Limits:
     batch: int = 32  # sequences per network call
     queue: int = 256  # sequences that wait, of all requests together
     tokens: int = 262_144  # in all sequences that wait or are under way
+    alternatives: int = 1_048_576  # tokens times `tops`, in the same sequences
     length: int = 4096  # tokens of one sequence
     steps: int = 4096
     n: int = 64  # samples of one request
     texts: int = 64  # texts of one score
     body: int = 1_048_576  # bytes
+    bodies: int = 67_108_864  # bytes of all bodies that are being read or prepared
+    words: int = 8192  # in all rules of one request
     header: int = 32_768  # bytes of all header lines of a request
     timeout: float = 300.0  # seconds from a request to its last token
     read_timeout: float = 10.0  # seconds for the header lines, and again for the body

@@ -31,7 +31,13 @@ SECURITY = [
     (b"cross-origin-resource-policy", b"same-origin"),
     (b"permissions-policy", b"camera=(), geolocation=(), microphone=()"),
 ]
-OPEN = ("/", "/health", "/openapi.json", "/favicon.ico")  # and the files of the page: nothing in them is private
+OPEN = (
+    "/",
+    "/health",
+    "/openapi.json",
+    "/docs",
+    "/favicon.ico",
+)  # and the files of the page: nothing in them is private
 
 
 class MetricsMiddleware:

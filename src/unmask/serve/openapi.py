@@ -37,6 +37,7 @@ POSTS: dict[str, tuple[type[BaseModel], str, str, str]] = {
     "/v1/tokenize": (TokenizeBody, "The tokens of a text.", "application/json", "Ids and pieces."),
 }  # fmt: skip
 GETS = {
+    "/docs": ("This document as a page.", "text/html"),
     "/health": ("Whether the server is healthy.", "application/json"),
     "/metrics": ("Metrics in Prometheus' text format.", "text/plain"),
     "/openapi.json": ("This document.", "application/json"),

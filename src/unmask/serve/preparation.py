@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from dataclasses import replace
+from typing import Any
 
 from ..data.canvas import Canvas, Gap, parse_gaps, split_gaps
 from ..lm import LM
@@ -25,7 +26,7 @@ def ranged(text: str) -> bool:
 def prepare(lm: LM, asked: DiffusionBody | InfillBody, limits: Limits) -> list[Request]:
     """The sequences of /v1/diffusion and /v1/infill."""
     _within(asked, limits)
-    options = asked.options(_seed(asked))
+    options = _options(lm, asked)
     if asked.text is not None and (asked.prompt is not None or asked.suffix is not None or asked.length is not None):
         raise Refusal(400, "give either a text with gaps, or a prompt, suffix and length", param="text")
     canvas = _gaps(lm, asked, limits) if asked.text is not None else _prompt(lm, asked, limits)
@@ -46,8 +47,10 @@ def prepare_completion(lm: LM, asked: CompletionBody, limits: Limits) -> list[Re
     if len(prompts) * asked.n > limits.n:
         raise Refusal(400, f"{len(prompts)} prompts with n={asked.n} are more than {limits.n} samples", param="n")
     suffix, builder = asked.suffix or "", lm.prompt_builder
+    _readable([*prompts, suffix], limits)
+    _fits(len(builder.encode(suffix)), limits)
     ends = not suffix and not asked.ignore_eos and builder.vocab.eos is not None
-    options = asked.options(_seed(asked), stop_at_eos=ends)
+    options = _options(lm, asked, stop_at_eos=ends)
     canvases: list[Canvas] = []
     for prompt in prompts:
         fixed = builder.prompt_tokens(prompt, suffix, windowed=asked.stride is not None)
@@ -62,11 +65,12 @@ def prepare_completion(lm: LM, asked: CompletionBody, limits: Limits) -> list[Re
                 code="context_length_exceeded",
             )
         canvases += [lm.prompt_canvas(prompt, length, suffix, asked.stride is not None)] * asked.n
-    return _works(lm, canvases, options, limits, asked.logprobs or 0)
+    return _works(lm, canvases, options, limits, asked.logprobs or 0, "logprobs")
 
 
 def tokens(lm: LM, asked: TokenizeBody, limits: Limits) -> list[int]:
     """The ids of a text as a model reads them; a gap of variable length gets its minimal length."""
+    _readable([asked.text], limits)
     parts: list[str | Gap] = [asked.text]
     if len(split_gaps(asked.text)) > 1:
         parts = _parts(asked.text, limits)
@@ -84,15 +88,24 @@ def _within(asked: Writing, limits: Limits) -> None:
         raise Refusal(
             400, f"steps and corrections are more than the {limits.steps} that this server allows", param="corrections"
         )
+    rules = {name: getattr(asked, name, None) or () for name in ("ban", "only", "allowed")}
+    words = len(rules["ban"]) + len(rules["only"]) + sum(map(len, dict(rules["allowed"]).values()))
+    if words > limits.words:
+        raise Refusal(
+            400, f"the rules name {words} tokens, more than the {limits.words} that this server allows", param="allowed"
+        )
 
 
-def _seed(asked: Writing) -> int:
-    return secrets.randbelow(2**31) if asked.seed is None else asked.seed
+def _options(lm: LM, asked: Writing, **more: Any) -> SamplingParams:
+    """The settings: what was asked for, and what the model recommends where that leaves something open."""
+    seed = secrets.randbelow(2**31) if asked.seed is None else asked.seed
+    return lm.sampling_params({**asked.explicit(), "seed": seed, **more}, asked.exact)
 
 
 def _prompt(lm: LM, asked: Gapped, limits: Limits) -> Canvas:
     length = min(lm.length, limits.length) if asked.length is None else asked.length
     _fits(length, limits)
+    _readable([asked.prompt or "", asked.suffix or ""], limits)
     return lm.prompt_canvas(asked.prompt or "", length, asked.suffix or "", asked.stride is not None)
 
 
@@ -105,8 +118,13 @@ def _gaps(lm: LM, asked: Gapped, limits: Limits) -> Canvas:
 def _parts(text: str, limits: Limits) -> list[str | Gap]:
     parts = parse_gaps(text)
     _fits(sum(part.low for part in parts if isinstance(part, Gap)), limits)
-    _fits(sum(len(part) for part in parts if isinstance(part, str)) // 64, limits)  # before it is read into tokens
+    _readable([part for part in parts if isinstance(part, str)], limits)
     return parts
+
+
+def _readable(texts: list[str], limits: Limits) -> None:
+    """Refuse what is far too long before it is read into tokens."""
+    _fits(max(map(len, texts), default=0) // 64, limits)
 
 
 def _fits(length: int, limits: Limits) -> None:
@@ -116,20 +134,31 @@ def _fits(length: int, limits: Limits) -> None:
         )
 
 
-def _works(lm: LM, canvases: list[Canvas], options: SamplingParams, limits: Limits, tops: int) -> list[Request]:
+def _works(
+    lm: LM, canvases: list[Canvas], options: SamplingParams, limits: Limits, tops: int, name: str = "tops"
+) -> list[Request]:
     for canvas in canvases[:1]:
         _fits(len(canvas.ids), limits)
     if (total := sum(len(canvas.ids) for canvas in canvases)) > limits.tokens:
         raise Refusal(
             400, f"{total} tokens in all are more than the {limits.tokens} that this server allows", param="n"
         )
+    if total * tops > limits.alternatives:
+        raise Refusal(
+            400,
+            f"{total} tokens with {name}={tops} are {total * tops} alternatives, more than the {limits.alternatives} "
+            "that this server allows",
+            param=name,
+        )
     if len(canvases) > limits.queue + limits.batch:
         raise Refusal(400, f"{len(canvases)} samples are more than this server holds at a time", param="n")
     check_seed(options.seed + len(canvases) - 1)
     requests: list[Request] = []
     for i, canvas in enumerate(canvases):
+        if i and canvas is canvases[i - 1]:
+            requests.append(lm.reseeded(requests[-1], options.seed + i, i))
+            continue
         _fits(len(canvas.ids), limits)
         requests.append(lm.request(canvas, replace(options, seed=options.seed + i), row=i, tops=tops))
-        if i == 0 or canvas is not canvases[i - 1]:
-            lm.check(requests[-1])
+        lm.check(requests[-1])
     return requests

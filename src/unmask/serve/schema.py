@@ -21,8 +21,9 @@ from pydantic import (
     create_model,
 )
 
+from ..errors import nearest
 from ..evaluation import METHODS
-from ..sampling.params import SAMPLERS, SamplingParams, default_words, settings_on
+from ..sampling.params import SAMPLERS, default_words, settings_on
 from ..sampling.settings import Setting
 from .limits import Refusal
 
@@ -117,15 +118,17 @@ class Writing(WritingFields):
     """How text is to be written: the settings of `unmask sample`."""
 
     n: Count = Field(1, description="Samples; sample i has the seed + i.")
+    exact: StrictBool = Field(
+        False, description="Draw from the model's plain law, and not with the settings that it recommends."
+    )
 
-    def options(self, seed: int, **more: Any) -> SamplingParams:
-        """The settings as the library knows and checks them."""
-        settings = {
-            name: spec.from_json(value)
+    def explicit(self) -> dict[str, Any]:
+        """The settings that were given, as the library knows them; what is switched off is at its default."""
+        return {
+            name: spec.default if spec.switches_off(value) else spec.from_json(value)
             for name, spec in settings_on("http").items()
-            if (value := getattr(self, name, None)) is not None and not spec.switches_off(value)
+            if (value := getattr(self, name, None)) is not None
         }
-        return SamplingParams(**{**settings, "seed": seed, **more})
 
 
 class Gapped(GappedFields, Writing):
@@ -220,17 +223,55 @@ def read(kind: type[Model], body: bytes) -> Model:
     try:
         return kind.model_validate(data)
     except ValidationError as error:
-        first = _telling(error.errors(include_url=False, include_input=False))
-        place = first["loc"][0] if first["loc"] else None
-        name = str(place) if isinstance(place, str) else None
-        if first["type"] == "extra_forbidden":
-            raise Refusal(400, f"unknown field {str(name)[:60]!r}; see /openapi.json", param=str(name)[:60]) from None
-        said = first["msg"][0].lower() + first["msg"][1:]
-        raise Refusal(400, f"{name or 'the body'}: {said}", param=name) from None
+        raise _explained(kind, _telling(error.errors(include_url=False))) from None
+
+
+# Names that other interfaces have for what a field means here; the first that a body has is suggested.
+ELSEWHERE = {
+    "max_tokens": ("length",),
+    "max_new_tokens": ("max_tokens", "length"),
+    "max_length": ("max_tokens", "length"),
+    "length": ("max_tokens",),
+    "num_samples": ("n",),
+    "num_return_sequences": ("n",),
+    "samples": ("n",),
+    "input": ("prompt", "text"),
+    "inputs": ("prompt", "text"),
+    "messages": ("prompt", "text"),
+    "top_logprobs": ("logprobs", "tops"),
+    "logprobs": ("tops",),
+    "tops": ("logprobs",),
+    "text": ("prompt",),
+    "stop_at_eos": ("ignore_eos",),
+    "ignore_eos": ("stop_at_eos",),
+}
+
+
+def _explained(kind: type[Body], error: Any) -> Refusal:
+    """What is wrong with a field, and what may have been meant."""
+    place = [part for part in error["loc"] if isinstance(part, str)]
+    name = place[0] if place else None
+    if error["type"] == "extra_forbidden":
+        known = StreamOptions.model_fields if place[:1] == ["stream_options"] and place[1:] else kind.model_fields
+        meant = [name for name in ELSEWHERE.get(place[-1], ()) if name in known]
+        hint = f" (did you mean {meant[0]!r}?)" if meant else nearest(place[-1][:60], known)
+        return Refusal(400, f"unknown field {place[-1][:60]!r}{hint}; /docs lists them", param=place[-1][:60])
+    if error["type"] == "literal_error" and isinstance(error["input"], str):
+        known = error["ctx"]["expected"].replace("' or '", "', '").strip("'").split("', '")
+        hint = nearest(error["input"][:60], known)
+        return Refusal(
+            400, f"unknown {name} {error['input'][:60]!r}{hint}; choose one of {', '.join(known)}", param=name
+        )
+    said = error["msg"][0].lower() + error["msg"][1:]
+    return Refusal(400, f"{name or 'the body'}: {said}", param=name)
 
 
 def _telling(errors: Sequence[Any]) -> Any:
-    """The most helpful error of the first field: a field that accepts several types has one error for each."""
+    """The most helpful error of the first field: a field that accepts several types has one error for each.
+
+    An unknown field comes before a missing one, whose name it may be meant to be.
+    """
+    errors = sorted(errors, key=lambda one: one["type"] != "extra_forbidden")
     same_field = [one for one in errors if one["loc"][:1] == errors[0]["loc"][:1]]
     return next((one for one in same_field if not one["type"].endswith("_type")), same_field[0])
 

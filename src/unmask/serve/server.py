@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import socket
 import sys
@@ -90,12 +91,13 @@ def protocol(limits: Limits) -> type[H11Protocol]:
                 if self.cycle.response_started:  # an answer is already being sent
                     self.transport.close()
                     return
+                self.cycle.waiting_for_100_continue = False
                 self.cycle.disconnected = True  # whoever waits for the body gets a disconnect
                 self.cycle.message_event.set()
             status = getattr(sys.exc_info()[1], "error_status_hint", 400)
             self._refused = True
             self.transport.write(_refusal(431 if status == 431 else 400, limits))
-            if self.transport.can_write_eof():
+            with contextlib.suppress(OSError):  # the client may have gone
                 self.transport.write_eof()
             self._read_timer = self.loop.call_later(limits.linger, self._close_now)
 
@@ -149,6 +151,7 @@ class Server(uvicorn.Server):
             ws="none",
             lifespan="on",
             log_config=None,
+            log_level="error",  # not a line for everyone who sends nonsense
             access_log=False,
             server_header=False,
             proxy_headers=False,

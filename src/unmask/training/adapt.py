@@ -18,7 +18,7 @@ from ..config import Config, differences
 from ..data import tasks
 from ..data.pack import prepare
 from ..distributed import world as join_world
-from ..errors import UserError, choose, nearest
+from ..errors import UserError, nearest
 from ..evaluation.likelihood import evaluate
 from ..evaluation.uncertainty import deviation, mean
 from ..files import read_json, write_text
@@ -31,7 +31,7 @@ from ..progress import progress_bar
 from ..recipes import dna_finetuning, genomics_finetuning, glue_finetuning, mdlm_finetuning
 from ..types import Likelihood
 from .finetune import TaskResult, finetune
-from .loop import open_folder
+from .loop import folder_of, open_folder, say_run
 from .text import TrainResult, check, train
 
 KINDS = {  # method and loss of a model that is trained further as a language model
@@ -55,9 +55,11 @@ def is_language(kind: str) -> bool:
     """Whether a kind of fine-tuning gives a language model; else it is the name of a task."""
     if kind in KINDS:
         return True
-    if kind not in tasks.TASKS and nearest(kind, KINDS) and "/" not in kind:
-        choose(kind, [*KINDS, *tasks.TASKS], "task")
-    tasks.task(kind)
+    try:
+        tasks.task(kind)
+    except UserError as error:
+        close = nearest(kind, KINDS) if "/" not in kind else ""
+        raise UserError(f"{error}; or train it further as {', '.join(KINDS)}{close}") from None
     return False
 
 
@@ -135,8 +137,8 @@ def _with(config: Config, section: str, **changes: Any) -> Config:
 
 def continue_training(lm: LM, config: Config, out: str | Path, *, quiet: bool = False) -> Adapted:
     """Train a language model further, or resume that; its bound is measured before the first step, as it is after."""
-    out = Path(out)
-    folder = open_folder(config, out)  # impossible settings are refused before anything is measured
+    out = folder_of(out)
+    _, folder = open_folder(config, out)  # impossible settings are refused before anything is measured
     check(config, lm, folder)
     before = _before(lm, config, out, quiet, folder is not None)
     return Adapted(before, train(config, out, quiet=quiet, start=lm))
@@ -185,7 +187,9 @@ def classify(lm: LM, config: Config, out: str | Path, seeds: Sequence[int], *, q
     """Train a classifier once per seed; with several seeds each has its folder."""
     out = Path(out)
     results = []
-    for seed in seeds:
+    for number, seed in enumerate(seeds, 1):
+        if len(seeds) > 1:
+            say_run(f"seed {seed}", number, len(seeds), quiet)
         seeded = config.model_copy(update={"seed": seed})
         results.append(finetune(lm, seeded, out if len(seeds) == 1 else out / f"seed-{seed}", quiet=quiet))
         if not results[-1].finished:

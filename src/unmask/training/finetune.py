@@ -8,7 +8,6 @@ Where a task is tested (Genomic Benchmarks, GUE), the best checkpoint is judged 
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
@@ -31,12 +30,13 @@ from ..evaluation.likelihood import pick_rows
 from ..files import write_text
 from ..hub import checkpoint
 from ..hub.resolve import load_classifier
+from ..jsonable import to_json
 from ..lm import LM
 from ..models import registry
 from ..models.classifier import Classifier
 from ..process.keys import Keys
 from ..types import Batch, UserError
-from .loop import Evaluated, Loop, Outcome, TrainingJob, open_folder, stop_signals
+from .loop import Evaluated, Loop, Outcome, TrainingJob, alone_in, folder_of, open_folder, stop_signals
 from .step import Trainer
 from .text import load_weights
 
@@ -69,13 +69,13 @@ def finetune(lm: LM, config: Config, out: str | Path, *, quiet: bool = False, te
     dev splits (task.eval_rows of each), and the best is that with the highest metric of the task on the first of them.
     `test` says whether a finished run is tested (a sweep tests the runs it chose only).
     """
-    out = Path(out)
+    out = folder_of(out)
     _check(lm, config)
-    with join_world(config.train.device) as world:
+    with join_world(config.train.device) as world, alone_in(out, world):
         hidden = quiet or not world.main
         loaded = read_splits(config, world)
         config = with_steps(config, _rows(config, loaded))  # the warm-up may be a share of them
-        folder = open_folder(config, out)
+        config, folder = open_folder(config, out)
         job = TaskJob(lm, config, world, folder, loaded)
         loop = Loop(job, out, world, hidden, folder)
         with stop_signals() as stopped:
@@ -94,8 +94,11 @@ def _check(lm: LM, config: Config) -> None:
     """Raise for settings that are not possible."""
     if config.task.name is None:
         raise UserError("no task is named; set task.name, for example to glue/sst2")
+    tasks.metrics.check_packages(tasks.task(config.task.name))
     if config.train.start is None:
         raise UserError("a classifier starts from the weights of a model; name it in train.start")
+    if config.train.minutes is not None:
+        raise UserError("the steps of a task follow from task.epochs; set task.epochs or task.max_steps, not minutes")
     if config.train.strategy == "fsdp":
         raise UserError("a classifier has weights outside its backbone, which fsdp does not shard; use ddp")
     if config.sample.every:
@@ -149,10 +152,11 @@ class TaskJob(TrainingJob):
         chosen = [examples[i] for i in pick_rows(len(examples), most)]
         return encoded(self.task, chosen, self.tokenizer, self.config.task.length)
 
-    def judge(self, data: Encoded) -> tuple[dict[str, float], str]:
+    def judge(self, data: Encoded, split: str) -> tuple[dict[str, float], str]:
         """The metrics of the current weights, and the table of their predictions (all processes call)."""
         both = self.config.task.strands == "conjoin"
-        predicted = outputs(self.model, data, self.config.eval.batch_size, self.world, both)
+        progress = self.display.inside(f"evaluating {split}") if self.display else None
+        predicted = outputs(self.model, data, self.config.eval.batch_size, self.world, both, progress)
         return tasks.metrics.compute(self.task, predicted, data.labels), table(self.task, predicted, data.labels)
 
     def identity(self) -> dict[str, Any]:
@@ -177,11 +181,11 @@ class TaskJob(TrainingJob):
         self.metrics, self.tables, self.evaluated = {}, {}, step
         for split, data in self.dev.items():
             with trainer.averaged():
-                self.metrics[split], self.tables[split] = self.judge(data)
+                self.metrics[split], self.tables[split] = self.judge(data, split)
         name, first = self.figure, self.metrics[self.task.evaluations[0]]
-        bar = f" ± {first[f'{name}_stderr']:.4f}"
+        said = tasks.metrics.in_words(first[name], f" ± {first[f'{name}_stderr']:.4f}")
         logged = {f"{split}_{key}": value for split, metrics in self.metrics.items() for key, value in metrics.items()}
-        return Evaluated(first[name], {f"{self.task.evaluations[0]} {name}": f"{first[name]:.4f}{bar}"}, logged)
+        return Evaluated(first[name], {f"{self.task.evaluations[0]} {name}": said}, logged)
 
     def describe(self, folder: Path, step: int) -> None:
         """The tokenizer, the labels of the language model, and the results after this step."""
@@ -189,7 +193,7 @@ class TaskJob(TrainingJob):
         if self.config.data.label is not None:
             save_labels(folder, self.config.data.label, self.labels)
         if step == self.evaluated:
-            write_text(folder / METRICS, json.dumps({"step": step, "metrics": self.metrics}, indent=1))
+            write_text(folder / METRICS, to_json({"step": step, "metrics": self.metrics}, indent=1))
             for split, text in self.tables.items():
                 write_text(folder / predictions_file(split), text)
 
@@ -305,7 +309,7 @@ def _known_test(result: TaskResult, job: TaskJob) -> dict[str, float]:
     known = checkpoint.read_json(path).get("test") if path.is_file() else None
     if not known or known["step"] != _judged(result) or known["sha256"] != job.facts[known["split"]]["sha256"]:
         return {}
-    return dict(known["metrics"])
+    return _numbers(known["metrics"])
 
 
 def _tested(result: TaskResult, job: TaskJob, trainer: Trainer) -> dict[str, float]:
@@ -316,7 +320,7 @@ def _tested(result: TaskResult, job: TaskJob, trainer: Trainer) -> dict[str, flo
     if job.config.train.ema:
         checkpoint.read_into(folder, "ema", dict(job.model.named_parameters()))
     with trainer.autocast():
-        metrics, said = job.judge(job.test)
+        metrics, said = job.judge(job.test, job.task.tested)
     if job.world.main:
         write_text(result.out / predictions_file(job.task.tested), said)
     return metrics
@@ -325,7 +329,13 @@ def _tested(result: TaskResult, job: TaskJob, trainer: Trainer) -> dict[str, flo
 def _metrics(out: Path, step: int | None) -> Metrics:
     """The metrics after a step; empty if there was no evaluation."""
     path = None if step is None else checkpoint.step_folder(out, step) / METRICS
-    return checkpoint.read_json(path)["metrics"] if path and path.is_file() else {}
+    splits = checkpoint.read_json(path)["metrics"] if path and path.is_file() else {}
+    return {split: _numbers(metrics) for split, metrics in splits.items()}
+
+
+def _numbers(metrics: dict[str, float | None]) -> dict[str, float]:
+    """Metrics from JSON, where null is one that is not defined."""
+    return {name: math.nan if value is None else value for name, value in metrics.items()}
 
 
 def _conclude(result: TaskResult, job: TaskJob) -> None:
@@ -347,4 +357,4 @@ def _conclude(result: TaskResult, job: TaskJob) -> None:
     if result.test and job.task.tested:
         sha256 = job.facts[job.task.tested]["sha256"]
         tree["test"] = {"split": job.task.tested, "step": step, "sha256": sha256, "metrics": result.test}
-    write_text(result.out / RESULTS, json.dumps(tree, indent=1) + "\n")
+    write_text(result.out / RESULTS, to_json(tree, indent=1) + "\n")

@@ -10,6 +10,7 @@ import json
 import math
 import os
 import signal
+import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
@@ -22,8 +23,8 @@ import torch
 from torch import nn
 
 from ..config import Config, differences, load_yaml
-from ..distributed import World
-from ..files import temporary_folder, write_text
+from ..distributed import World, launched
+from ..files import locked, temporary_folder, write_text
 from ..hub import checkpoint
 from ..progress import Display
 from ..types import UserError
@@ -34,9 +35,9 @@ from .tracking import Sink, open_sinks
 # decay, train.steps moves the learning rate of the steps to come.) train.start is not one of them: a checkpoint is
 # never replaced by other weights, so another name would only make the record of the run false.
 MAY_CHANGE = (
-    "train.steps", "train.log_every", "train.checkpoint_every", "train.keep_last", "train.sinks", "train.device",
-    "train.strategy", "train.micro_batch_size", "train.compile", "train.patience", "data.cache", "data.local",
-    "task.local", "task.genome", "eval.", "sample.",
+    "train.steps", "train.minutes", "train.log_every", "train.checkpoint_every", "train.keep_last", "train.sinks",
+    "train.device", "train.strategy", "train.micro_batch_size", "train.compile", "train.patience", "data.cache",
+    "data.local", "task.local", "task.genome", "eval.", "sample.",
 )  # fmt: skip
 
 
@@ -73,6 +74,7 @@ class TrainingJob(ABC):
     figure: str  # the name of what is compared
     higher_is_better = False
     unit = "tokens"  # what the weight of a loss counts
+    display: Display | None = None  # of the loop: evaluations may show there how far they are
 
     @abstractmethod
     def identity(self) -> dict[str, Any]:
@@ -90,6 +92,10 @@ class TrainingJob(ABC):
     def evaluate(self, trainer: Trainer, step: int) -> Evaluated | None:
         """Judge the averaged weights (all processes call); None where the model cannot be judged."""
 
+    def evaluation_seconds(self, trainer: Trainer) -> float:
+        """About how long an evaluation takes (all processes call)."""
+        return 0.0
+
     def samples(self, trainer: Trainer, step: int) -> list[str]:
         """What the model writes after this step, if it is time for that."""
         return []
@@ -99,18 +105,72 @@ class TrainingJob(ABC):
         """Write what makes a checkpoint complete in itself, config.yaml apart."""
 
 
-def open_folder(config: Config, out: Path) -> Path | None:
-    """The checkpoint from which the run in `out` continues, intact and with the same settings; None for a new run."""
+def folder_of(out: str | Path) -> Path:
+    """The folder of a run; an empty name is an error, and not the current folder."""
+    if not str(out).strip():
+        raise UserError("the folder of the run has no name; give one with --out, or leave --out away")
+    return Path(out)
+
+
+def make_folder(out: Path) -> None:
+    """Make the folder of a run, or say why it cannot be."""
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"cannot make the folder {out}: {error.strerror}; choose another --out") from None
     if not os.access(out, os.W_OK | os.X_OK):
         raise UserError(f"the folder {out} is not writable; choose another --out")
+
+
+@contextmanager
+def alone_in(out: Path, world: World) -> Iterator[None]:
+    """Keep other trainings out of the folder of a run."""
+    make_folder(out)
+    if not world.main:  # the main process holds it for all of them
+        yield
+        return
+    with locked(out, "is training in"):
+        yield
+
+
+def open_folder(config: Config, out: Path) -> tuple[Config, Path | None]:
+    """The settings of the run in `out`, and the checkpoint from which it continues; None for a new run.
+
+    The checkpoint is intact, and its run has the same settings. What the run chose when it began stays.
+    """
+    make_folder(out)
     steps = checkpoint.steps(out)
     if not steps:
-        return None
-    changed = [d for d in differences(load_yaml(out / "config.yaml"), config) if not d[0].startswith(MAY_CHANGE)]
+        return config.resolved(), None
+    before = load_yaml(out / "config.yaml")
+    config = _continued(before, config, out)
+    _check_same(before, config, out)
+    if steps[-1] > config.train.steps:
+        raise UserError(
+            f"the run in {out} is already at step {steps[-1]}, beyond train.steps={config.train.steps}; "
+            f"set train.steps={steps[-1]} or more, or start a new run with another --out"
+        )
+    folder = checkpoint.step_folder(out, steps[-1])
+    checkpoint.verify(folder)
+    return config, folder
+
+
+def _continued(before: Config, config: Config, out: Path) -> Config:
+    """The config with what the run chose when it began: its warm-up in steps, and the steps of its time."""
+    train: dict[str, Any] = {}
+    if 0 < config.train.warmup < 1:  # a share; a number of steps is compared
+        train["warmup"] = before.train.warmup
+    if config.train.minutes is not None:
+        if before.train.minutes is None:
+            raise UserError(
+                f"the run in {out} was started without train.minutes; set train.steps, or choose another --out"
+            )
+        train["steps"] = max(1, round(before.train.steps * config.train.minutes / before.train.minutes))
+    return config.changed(train=train).resolved()
+
+
+def _check_same(before: Config, config: Config, out: Path) -> None:
+    changed = [d for d in differences(before, config) if not d[0].startswith(MAY_CHANGE)]
     if changed:
         key, old, new = min(changed, key=lambda each: WHOLE.index(each[0]) if each[0] in WHOLE else len(WHOLE))
         if key in WHOLE:  # everything else follows from these, so changing it would not help
@@ -122,9 +182,12 @@ def open_folder(config: Config, out: Path) -> Path | None:
             f"the run in {out} was started with {key}={old}, not {new}; "
             f"continue it with {key}={old}, or start a new one with another --out"
         )
-    folder = checkpoint.step_folder(out, steps[-1])
-    checkpoint.verify(folder)
-    return folder
+
+
+def say_run(name: str, number: int, total: int, quiet: bool) -> None:
+    """Which of several runs comes now."""
+    if not quiet and os.environ.get("RANK", "0") == "0":
+        print(f"run {number}/{total}: {name}", file=sys.stderr, flush=True)
 
 
 def _shown(value: Any) -> str:
@@ -148,7 +211,8 @@ class Loop:
         self.sinks: list[Sink] = []
         if world.main:
             self.sinks = open_sinks(self.config.train.sinks, out, self.config.model_dump(mode="json"), self.start)
-        self.display = Display(self.config.train.steps, self.start, quiet)
+        self.display = job.display = Display(self.config.train.steps, self.start, quiet)
+        self.trainer.progress = self.display.inside("micro-batch")
         if self.start:
             self.display.say(f"continuing {out} at step {self.start}{remark}")
 
@@ -179,10 +243,11 @@ class Loop:
         self.cores = time.process_time()
         try:
             while step < steps and not self.patience_ended:
-                figures, stop = self.trainer.step(self.job.data, step, bool(stopped))
-                step += 1
-                done += figures.pop("tokens")
-                self._after_step(step, figures, done / (time.monotonic() - begin))
+                figures, stop = self.trainer.step(self.job.data, step, stopped)
+                if figures:
+                    step += 1
+                    done += figures.pop("tokens")
+                    self._after_step(step, figures, done / (time.monotonic() - begin))
                 if stop and step < steps and not self.patience_ended:
                     self._interrupted(step)
                     break
@@ -275,20 +340,25 @@ class Loop:
         self.world.barrier()
 
     def _interrupted(self, step: int) -> None:
-        if checkpoint.steps(self.out)[-1:] != [step]:
+        if step and checkpoint.steps(self.out)[-1:] != [step]:
             self.save(step)
         if self.world.main:
-            self.display.say(f"stopped at step {step} and saved; run the same command again to continue", always=True)
+            what = f"stopped at step {step} and saved" if step else "stopped in the first step, nothing to save yet"
+            self.display.say(f"{what}; run the same command again to continue", always=True)
 
 
 @contextmanager
 def stop_signals() -> Iterator[list[int]]:
-    """SIGTERM and the first Ctrl-C are added to the list, which the loop checks after each step."""
+    """SIGTERM and the first Ctrl-C are added to the list, which is read after every micro-batch.
+
+    A second one acts as usual. Under torchrun it does not: it may be the same, sent on by torchrun, which kills after a
+    while what does not end.
+    """
     seen: list[int] = []
 
     def note(number: int, frame: object) -> None:
         seen.append(number)
-        signal.signal(number, before[number])  # a second one acts as usual
+        signal.signal(number, signal.SIG_IGN if launched() else before[number])
 
     numbers = (signal.SIGTERM, signal.SIGINT)
     before: dict[int, Any] = {}
@@ -302,4 +372,4 @@ def stop_signals() -> Iterator[list[int]]:
         yield seen
     finally:
         for number in numbers:
-            signal.signal(number, before[number])
+            signal.signal(number, signal.SIG_IGN if launched() and seen else before[number])

@@ -11,13 +11,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ..config import Config, TrainConfig
+from ..config import Config, TrainConfig, steps_of
 from ..data.loader import drop_labels, flip_strands, train_batch
 from ..data.pack import Rows
 from ..distributed import World, reshard, wrap
@@ -25,7 +26,7 @@ from ..hub import checkpoint
 from ..models.language_model import LanguageModel
 from ..networks.interface import Network
 from ..process.keys import Keys
-from ..types import Batch, UserError
+from ..types import Batch, Progress, UserError
 from .memory import keep_pages
 
 Cut = Callable[[Config, Any, range, Keys], Batch]  # some slots of the global batch of step keys.step, from some data
@@ -48,11 +49,12 @@ def text_batch(config: Config, rows: Rows, slots: range, keys: Keys) -> Batch:
 
 def learning_rate(spec: TrainConfig, step: int) -> float:
     """Linear warm-up, then constant, cosine or linear decay to final_lr; `step` counts from 0."""
-    if step < spec.warmup:
-        return spec.lr * (step + 1) / spec.warmup
+    warmup = steps_of(spec.warmup, spec.steps)
+    if step < warmup:
+        return spec.lr * (step + 1) / warmup
     if spec.decay == "constant":
         return spec.lr
-    done = (step - spec.warmup) / max(1, spec.steps - spec.warmup)
+    done = (step - warmup) / max(1, spec.steps - warmup)
     left = 1 - done if spec.decay == "linear" else 0.5 * (1 + math.cos(math.pi * done))
     return spec.lr * (spec.final_lr + (1 - spec.final_lr) * left)
 
@@ -120,6 +122,11 @@ class Trainer:
             keep_pages()
         if spec.batch_size < world.size:
             raise UserError(f"train.batch_size={spec.batch_size} is smaller than the {world.size} processes")
+        if spec.strategy == "fsdp" and len({len(shares) for shares in self._all_micro_slots()}) > 1:
+            raise UserError(
+                f"train.batch_size={spec.batch_size} gives some of the {world.size} processes more micro-batches than "
+                "others, which fsdp cannot do; make it a multiple of the processes"
+            )
         self.module = wrap(self.model, spec.strategy, world)
         if spec.compile:
             backbone: Any = self.model.backbone
@@ -134,6 +141,7 @@ class Trainer:
             fused=True if world.device.type in ("cpu", "cuda") and spec.strategy == "ddp" else None,
         )
         self.keys = Keys(config.seed).fork("train")
+        self.progress: Progress | None = None  # hears how many micro-batches of a step are done
 
     def autocast(self) -> Any:
         """bf16 where the config says so."""
@@ -149,33 +157,57 @@ class Trainer:
 
     def micro_slots(self) -> list[range]:
         """The slots of the global batch that are this process's, cut for accumulation."""
-        mine = self.world.slots(self.config.train.batch_size)
-        size = self.config.train.micro_batch_size or len(mine)
-        return [mine[i : i + size] for i in range(0, len(mine), size)]
+        return self._all_micro_slots()[self.world.rank]
 
-    def step(self, data: Any, step: int, stop: bool = False) -> tuple[dict[str, float], bool]:
+    def _all_micro_slots(self) -> list[list[range]]:
+        """The same for every process."""
+        spec, result = self.config.train, []
+        for rank in range(self.world.size):
+            share = replace(self.world, rank=rank).slots(spec.batch_size)
+            size = spec.micro_batch_size or len(share)
+            result.append([share[i : i + size] for i in range(0, len(share), size)])
+        return result
+
+    def step(self, data: Any, step: int, stop: Any = False) -> tuple[dict[str, float], bool]:
         """One optimizer step on data that `cut` understands: its figures, and whether any process was asked to stop.
 
-        "tokens" is the weight of its loss; what it counts depends on the model.
+        "tokens" is the weight of its loss; what it counts depends on the model. `stop` is true as soon as this process
+        is asked to stop: it is read after every micro-batch. If that is before the last one, nothing has changed, and
+        there are no figures.
         """
         keys = self.keys.at(step)
         micros = self.micro_slots()
+        # All processes ask each other equally often, after what DDP sends with the first forward pass of a step and
+        # before the gradients, which travel with the last backward pass.
+        questions = max(map(len, self._all_micro_slots())) - 1
         total = torch.zeros(3, dtype=torch.float64)
         self.module.train()
         for micro, slots in enumerate(micros):
+            last = micro == len(micros) - 1
             batch = self.cut(self.config, data, slots, keys).to(self.world.device)
             torch.manual_seed(keys.torch_seed("dropout", micro * self.world.size + self.world.rank))
-            with self._sync(micro == len(micros) - 1):
+            with self._sync(last):
                 with self.autocast():
                     loss, weight = self.module(batch, keys)
+                for _ in range(questions if last else min(micro, 1)):
+                    questions -= 1
+                    if self._asked(stop):
+                        self.optimizer.zero_grad(set_to_none=True)
+                        return {}, True
                 loss.backward()
             total += torch.tensor([loss.item(), weight.item(), 0.0], dtype=torch.float64)
-        total[2] = float(stop)
+            if self.progress and len(micros) > 1:
+                self.progress(micro + 1, len(micros))
+        total[2] = float(bool(stop))
         loss_sum, weight_sum, stops = self.world.sum(total).tolist()
         weight_sum = max(weight_sum, 1.0)  # a step of cross-entropy may, by chance, have masked nothing
         norm = self._apply(weight_sum, step)
         figures = {"loss": loss_sum / weight_sum, "lr": learning_rate(self.config.train, step), "grad_norm": norm}
         return figures | {"tokens": weight_sum}, stops > 0
+
+    def _asked(self, stop: Any) -> bool:
+        """Whether any process was asked to stop (all processes call)."""
+        return bool(self.world.sum(torch.tensor([float(bool(stop))])).item())
 
     def _sync(self, last: bool) -> Any:
         """Gradients travel between processes only with the last micro-batch."""

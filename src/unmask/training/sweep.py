@@ -10,7 +10,6 @@ again.
 from __future__ import annotations
 
 import itertools
-import json
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -22,10 +21,12 @@ from ..config import Config
 from ..data import tasks
 from ..evaluation.uncertainty import deviation, extent, mean
 from ..files import write_text
+from ..jsonable import to_json
 from ..lm import LM
 from ..recipes import GENOMICS_GRID, GENOMICS_SEEDS
 from ..types import UserError
 from .finetune import RESULTS, TaskResult, finetune
+from .loop import say_run
 
 Grid = Mapping[str, Sequence[Any]]  # setting -> values
 
@@ -64,9 +65,11 @@ def sweep(
     """Train every cell of the grid with every seed, choose by validation, and test the best; or continue a sweep."""
     out, task = Path(out), _task(config)
     cells = [Cell(settings, out / _name(settings)) for settings in _settings(grid or GENOMICS_GRID)]
+    number = itertools.count(1)
     for cell in cells:
         chosen = config.override([f"{key}={value}" for key, value in cell.settings.items()])
         for seed in seeds:
+            say_run(f"{cell.out.name}, seed {seed}", next(number), len(cells) * len(seeds), quiet)
             run = finetune(lm, _with_seed(chosen, seed), cell.out / f"seed-{seed}", quiet=quiet, test=False)
             cell.runs.append(run)
             if not run.finished:
@@ -77,7 +80,7 @@ def sweep(
     best.runs = [finetune(lm, _with_seed(chosen, seed), best.out / f"seed-{seed}", quiet=quiet) for seed in seeds]
     done = Swept(cells, best, True)
     if os.environ.get("RANK", "0") == "0":  # of those that torchrun started
-        write_text(out / RESULTS, json.dumps(tree(done, task, seeds), indent=1) + "\n")
+        write_text(out / RESULTS, to_json(tree(done, task, seeds), indent=1) + "\n")
     return done
 
 

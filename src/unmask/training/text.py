@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..config import Config
+from ..config import Config, load_yaml
 from ..data.labels import load_labels, save_labels
 from ..data.pack import Prepared, prepare
 from ..data.tokenization import Tokenizer
@@ -25,8 +27,10 @@ from ..process.keys import Keys
 from ..progress import progress_bar
 from ..sampling import SAMPLERS
 from ..sampling.params import SamplingParams
-from ..types import Likelihood, UserError
-from .loop import MAY_CHANGE, Evaluated, Loop, TrainingJob, open_folder, stop_signals
+from ..sampling.recommended import of_training
+from ..types import Likelihood, Progress, UserError
+from .budget import describe, fitting, mean_over, measure
+from .loop import MAY_CHANGE, Evaluated, Loop, TrainingJob, alone_in, folder_of, open_folder, stop_signals
 from .step import Trainer, text_batch
 
 __all__ = ["MAY_CHANGE", "TextJob", "TrainResult", "check", "load_weights", "train"]
@@ -45,21 +49,54 @@ class TrainResult:
     stopped_early: bool = False  # by train.patience: finished before train.steps
 
 
-def train(config: Config, out: str | Path, *, quiet: bool = False, start: LM | None = None) -> TrainResult:
-    """Train, or continue the run that is in `out`. SIGTERM and Ctrl-C save before they stop.
+def train(
+    config: Config, out: str | Path, *, quiet: bool = False, start: LM | None = None, remark: str = ""
+) -> TrainResult:
+    """Train, or continue the run that is in `out`; a finished one is evaluated. SIGTERM and Ctrl-C save and stop.
 
     With `start` a new run begins with the weights and the tokenizer of that model, which config.train.start names; a
-    run that is continued has its own, and needs no `start`.
+    run that is continued has its own, and needs no `start`. A new run says `remark` when it begins.
     """
-    out = Path(out)
-    with join_world(config.train.device) as world:
+    out = folder_of(out)
+    with join_world(config.train.device) as world, alone_in(out, world):
         hidden = quiet or not world.main
-        folder = open_folder(config, out)
-        job = TextJob(config, world, hidden, folder, start)
+        config = continued(config, out)
+        fixed, folder = open_folder(config, out)
+        job = TextJob(fixed, world, hidden, folder, start)
+        if config.train.minutes is not None and folder is None:
+            fixed = in_time(job, config, out, world, hidden)
+            job = TextJob(fixed, world, hidden, folder, start, job.prepared)
         loop = Loop(job, out, world, hidden, folder)
+        if remark and folder is None:
+            loop.display.say(remark)
         with stop_signals() as stopped:
             end = loop.run(stopped)
+        if end.finished and job.valid is None:  # it was finished before
+            with progress_bar("evaluating", hidden) as progress:
+                job.likelihood(loop.trainer, progress)
     return TrainResult(out, end.step, end.finished, job.valid, end.seconds, end.per_second, end.stopped_early)
+
+
+def in_time(job: TextJob, config: Config, out: Path, world: World, quiet: bool) -> Config:
+    """The config with the steps that fit into train.minutes; what they cost is measured, and the job is used up."""
+    assert config.train.minutes is not None
+    begin, seconds = time.monotonic(), 60 * config.train.minutes
+    if not quiet:
+        print(f"measuring how many steps fit into {config.train.minutes:g} minutes", file=sys.stderr, flush=True)
+    cost = measure(job, out, world, seconds)
+    left = seconds - mean_over(time.monotonic() - begin, world)
+    fixed = fitting(config, cost, left)
+    if not quiet:
+        print(f"train.minutes={config.train.minutes:g}: {describe(fixed, cost)}", file=sys.stderr, flush=True)
+    return fixed
+
+
+def continued(config: Config, out: Path) -> Config:
+    """The config for a run that an older version began: its documents have no learned ends unless that is asked for."""
+    if config.data.learn_end is not None or not (out / "config.yaml").is_file():
+        return config
+    before = load_yaml(out / "config.yaml").data
+    return config.override(["data.learn_end=false"]) if before.layout == "pad" and not before.has_ends else config
 
 
 class TextJob(TrainingJob):
@@ -68,17 +105,29 @@ class TextJob(TrainingJob):
     model: LanguageModel
     figure = "nats"
 
-    def __init__(self, config: Config, world: World, quiet: bool, folder: Path | None, start: LM | None = None) -> None:
+    def __init__(
+        self,
+        config: Config,
+        world: World,
+        quiet: bool,
+        folder: Path | None,
+        start: LM | None = None,
+        prepared: Prepared | None = None,
+    ) -> None:
         self.config, self.world, self.cut = config, world, text_batch
         self.valid: Likelihood | None = None
         check(config, start, folder)
         tokenizer, labels = self._inherited(folder, start)
-        with world.first(), progress_bar("tokenizing", quiet) as progress:
-            splits = ("train", config.eval.split)
-            self.prepared: Prepared = prepare(config.data, tokenizer, splits, progress, labels)
+        if prepared is None:
+            with world.first(), progress_bar("tokenizing", quiet) as progress:
+                prepared = prepare(config.data, tokenizer, ("train", config.eval.split), progress, labels)
+        self.prepared: Prepared = prepared
         self.data, self.valid_rows = self.prepared.split("train"), self.prepared.split(config.eval.split)
         torch.manual_seed(Keys(config.seed).torch_seed("init"))
         self.model = registry.model(config, self.prepared.tokenizer.vocab, len(self.prepared.labels))
+        self.recommended = of_training(
+            config.sample.recommended, self.prepared.tokenizer.kind, self.model.default_sampler
+        )
         if config.train.patience is not None and not self.model.likelihood:
             raise UserError("train.patience waits for a better likelihood, and this model has none; leave it out")
         if start is not None and folder is None:
@@ -114,24 +163,36 @@ class TextJob(TrainingJob):
 
     def evaluate(self, trainer: Trainer, step: int) -> Evaluated | None:
         """The likelihood of the validation split."""
-        if not self.model.likelihood:
+        valid = self.likelihood(trainer, self.display.inside("evaluating") if self.display else None)
+        if valid is None:
             return None
-        spec = self.config.eval
-        with trainer.averaged():
-            self.valid = valid = evaluate(
-                self.model,
-                self.valid_rows,
-                draws=spec.draws,
-                batch_size=spec.batch_size,
-                seed=spec.seed,
-                limit=spec.rows,
-                world=self.world,
-                attend_pads=self.config.data.attend_pads,
-            )
         nats, error, perplexity = valid.nats_per_token, valid.stderr_nats, valid.perplexity
         bar = f" ± {perplexity * error:.2f}" if error else ""
         logged = {"valid_nats": nats, "valid_stderr_nats": error, "valid_perplexity": perplexity}
         return Evaluated(nats, {"valid ppl": f"{perplexity:.2f}{bar}"}, logged)
+
+    def likelihood(self, trainer: Trainer, progress: Progress | None = None, **how: Any) -> Likelihood | None:
+        """The likelihood of the averaged weights, as eval.* says; None where there is none."""
+        if not self.model.likelihood:
+            return None
+        spec = self.config.eval
+        options = {"draws": spec.draws, "batch_size": spec.batch_size, "seed": spec.seed, "limit": spec.rows, **how}
+        pads = self.config.data.attend_pads
+        with trainer.averaged():
+            self.valid = evaluate(
+                self.model, self.valid_rows, world=self.world, attend_pads=pads, progress=progress, **options
+            )
+        return self.valid
+
+    def evaluation_seconds(self, trainer: Trainer) -> float:
+        """From one draw of a few rows."""
+        spec, rows = self.config.eval, len(self.valid_rows)
+        rows = min(rows, spec.rows or rows)
+        few = min(rows, 2 * spec.batch_size * self.world.size)
+        begin = time.monotonic()
+        if few == 0 or self.likelihood(trainer, draws=1, limit=few) is None:
+            return 0.0
+        return (time.monotonic() - begin) * rows / few * (1 if self.model.exact else spec.draws)
 
     def _writer(self) -> tuple[LM, int | None]:
         """The model with its tokenizer, and the steps of its samples: None where its sampler takes no steps."""
@@ -148,10 +209,12 @@ class TextJob(TrainingJob):
             return lm.sample(spec.n, length=spec.length, steps=steps, seed=self.config.seed)
 
     def describe(self, folder: Path, step: int) -> None:
-        """The tokenizer and the names of the labels."""
+        """The tokenizer, the names of the labels, and the settings that the model recommends."""
         self.prepared.tokenizer.save(folder)
         if self.config.data.label is not None:
             save_labels(folder, self.config.data.label, self.prepared.labels)
+        if self.recommended:
+            self.recommended.write(folder)
 
 
 def check(config: Config, start: LM | None, folder: Path | None) -> None:

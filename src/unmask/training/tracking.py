@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ..files import write_text, writing
+from ..jsonable import finite
 from ..types import UserError
 
 
@@ -35,7 +36,7 @@ class Journal:
         """Append a line."""
         fix = "checkpoints are untouched, free some space and run the same command again"
         with writing(self.path, fix), self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps({"step": step, **figures}) + "\n")
+            file.write(json.dumps(finite({"step": step, **figures})) + "\n")
 
     def close(self) -> None:
         """Every line is already on its way to the disk."""

@@ -1,4 +1,4 @@
-"""FASTA files, plain or gzip (bgzip too), as a stream of bases: any line width, lines of any length, little memory.
+"""FASTA files, plain, gzip (bgzip too) or xz, as a stream of bases: any line width, lines of any length, little memory.
 
 A base comes as a code: 0 to 3 for A, C, G, T (U reads as T), 4 for N and the other IUPAC codes; 8 is added to lower
 case, the soft-masking of repeats. Anything else is refused in one sentence that names file, record and line.
@@ -13,10 +13,11 @@ from pathlib import Path
 import numpy as np
 
 from ...types import Progress, UserError
-from ..readers import DamagedFile, is_gzip, line_of, read_bytes
+from ..readers import COMPRESSED, DamagedFile, is_compressed, line_of, read_bytes, unpacked_name
 from .bases import AMBIGUOUS, BASES
 
-EXTENSIONS = (".fa", ".fasta", ".fna", ".ffn", ".fas")
+EXTENSIONS = (".fa", ".fasta", ".fna", ".faa", ".ffn", ".fas")
+ENDINGS = f"{', '.join(EXTENSIONS[:-1])} or {EXTENSIONS[-1]}, also with .gz or .xz"  # in words
 CHUNK = 2 << 20  # bytes of text that are read at once
 LONGEST_HEADER = 1 << 20  # bytes: beyond it there are no line ends that we know
 UNKNOWN, LOWER, WRONG = 4, 8, 16  # codes: N; the bit of lower case; not a nucleotide
@@ -36,8 +37,7 @@ TABLE = _table()
 
 def is_fasta(path: Path) -> bool:
     """Whether the name of a file says that it is FASTA."""
-    name = path.name.lower()
-    return name.removesuffix(".gz").endswith(EXTENSIONS)
+    return unpacked_name(path).endswith(EXTENSIONS)
 
 
 def read_fasta(path: Path, progress: Progress | None = None) -> Iterator[tuple[str, np.ndarray]]:
@@ -102,8 +102,9 @@ class FastaReader:
         yield held + b"\n"
 
     def _chunks(self, progress: Progress | None) -> Iterator[bytes]:
-        if self.path.name.lower().endswith(".gz") and not is_gzip(self.path):
-            raise UserError(f"{self.path} is not a gzip file, though its name says so; unpack it or copy it again")
+        if (ending := self.path.suffix.lower()) in COMPRESSED and not is_compressed(self.path):
+            kind = "an xz" if ending == ".xz" else "a gzip"
+            raise UserError(f"{self.path} is not {kind} file, though its name says so; unpack it or copy it again")
         try:
             yield from read_bytes(self.path, CHUNK, progress)
         except DamagedFile as error:

@@ -17,13 +17,13 @@ from ...config import DataConfig
 from ...types import Progress, UserError
 from .. import dataset_files, records
 from ..cache import cache_folder, content_key, file_hash
-from ..documents import Piece, format_of
+from ..documents import Piece, format_of, table_of
 from ..pack import Prepared
 from ..streams import Corpus, Division
 from ..tokenizer import Tokenizer
 from .bases import dna_tokenizer
 from .bed import read_bed
-from .fasta import EXTENSIONS, is_fasta
+from .fasta import ENDINGS, is_fasta
 from .regions import GenomeRows, Regions, blocks, divide, from_intervals
 from .store import Genome, open_genome
 
@@ -104,6 +104,8 @@ def prepare_genome(spec: DataConfig, tokenizer: Tokenizer | None, progress: Prog
     source = find_source(spec, bases)
     if source is None:
         _check_text(spec)
+        if bases:
+            _check_sequences(spec)
         return None
     if not bases:
         remark = "" if tokenizer is None else f", and the tokenizer {tokenizer.name!r} of this model is for text"
@@ -249,6 +251,14 @@ def _check_text(spec: DataConfig) -> None:
     for name, default in (("intervals", None), ("soft_mask", "keep")):
         value = getattr(spec, name)
         if value != default:
-            raise UserError(
-                f"data.{name}={value} is for FASTA ({', '.join(EXTENSIONS)}), and {spec.source} is text; leave it out"
-            )
+            raise UserError(f"data.{name}={value} is for FASTA ({ENDINGS}), and {spec.source} is text; leave it out")
+
+
+def _check_sequences(spec: DataConfig) -> None:
+    """Raise for a model of DNA whose source is a set of texts, or a file of no kind that holds sequences."""
+    path, give = Path(spec.source).expanduser(), f"give a FASTA file ({ENDINGS}): data.source=genome.fa.gz"
+    record = records.find(spec.source)
+    if record is not None and not record.unread:
+        raise UserError(f"data.tokenizer=dna reads bases, and {spec.source!r} is text; {give}")
+    if path.is_file() and format_of(path) is None and table_of(path) is None:
+        raise UserError(f"the name of {path} does not say what it holds; {give}")

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -21,7 +21,7 @@ import numpy as np
 from filelock import FileLock
 
 from ...errors import nearest
-from ...files import replacing, write_json
+from ...files import replacing, stamped, write_json
 from ...types import Progress, UserError
 from ..cache import content_key, file_hash, writing
 from ..packed import map_file, read_record
@@ -30,6 +30,7 @@ from .fasta import LOWER, UNKNOWN, read_fasta
 
 FORMAT = 1
 BASES_FILE, UNKNOWN_FILE, SOFT_FILE, INDEX_FILE = "bases.2bit", "unknown.runs", "soft.runs", "index.json"
+SHOWN = 4  # names of records in a sentence
 SAMPLES, SAMPLE = 64, 1 << 16  # large files are checked by so many pieces of so many bytes
 _UNPACK = np.array([[A + (byte >> shift & 3) for shift in (0, 2, 4, 6)] for byte in range(256)], dtype=np.uint8)
 _LETTERS = np.frombuffer(b"ACGTN", dtype=np.uint8)
@@ -64,11 +65,12 @@ class Genome:
         return int(self.offsets[-1])
 
     def index(self, name: str) -> int:
-        """The number of a record; one sentence with the nearest name where there is none."""
-        number = self._numbers.get(name)
-        if number is None:
-            raise UserError(f"the genome has no record {name!r}{near(name, self.names)}")
-        return number
+        """The number of a record, by its name or another spelling of it."""
+        return self._numbers[self.record(name)]
+
+    def record(self, name: str) -> str:
+        """The name that the genome has for a record: chr1 and 1 are the same, and so are chrM and MT."""
+        return record_name(name, self._numbers)
 
     @cached_property
     def _numbers(self) -> dict[str, int]:
@@ -137,13 +139,35 @@ class Genome:
         return int(self.offsets[i]) + start
 
 
-def near(name: str, names: Sequence[str]) -> str:
-    """What was probably meant: the same name with or without chr, or the nearest one."""
-    stem = name.removeprefix("chr")
-    for other in (stem, f"chr{stem}"):
-        if other != name and other in names:
-            return f" (did you mean {other!r}? the names differ in 'chr')"
-    return nearest(name, names)
+def record_name(name: str, names: Collection[str]) -> str:
+    """The record that a name means, with or without chr; one sentence where there is none, or more than one."""
+    if name in names:
+        return name
+    same = _by_stem(tuple(names)).get(_stem(name), [])
+    if len(same) > 1:
+        raise UserError(f"{name!r} could be any of the genome's records {', '.join(same)}; write one of these names")
+    if not same:
+        raise UserError(f"the genome has no record {name!r}{nearest(name, names) or _listed(names)}")
+    return same[0]
+
+
+def _listed(names: Collection[str]) -> str:
+    first = [*names][:SHOWN]
+    return f" (it has {', '.join(first)}{', ...' * (len(names) > len(first))})"
+
+
+@lru_cache(maxsize=4)
+def _by_stem(names: tuple[str, ...]) -> dict[str, list[str]]:
+    same: dict[str, list[str]] = {}
+    for name in names:
+        same.setdefault(_stem(name), []).append(name)
+    return same
+
+
+def _stem(name: str) -> str:
+    """A chromosome without its prefix; the mitochondrion is M or MT."""
+    stem = name[3:] if name[:3].lower() == "chr" else name
+    return "MT" if stem == "M" else stem
 
 
 # ---- runs: start, end, start, end, ... in order, so that the number of edges before a place says where it is
@@ -278,7 +302,7 @@ def _pack(paths: Sequence[Path], folder: Path, progress: Progress | None) -> dic
         "lengths": list(lengths.values()),
         "files": {name: _checksum(folder / name) for name in (BASES_FILE, UNKNOWN_FILE, SOFT_FILE)},
     }
-    write_json(folder / INDEX_FILE, index)
+    write_json(folder / INDEX_FILE, stamped(index))
     if progress is not None:
         progress(total, total)
     return index

@@ -20,6 +20,7 @@ from ...errors import UserError
 from ...types import Batch
 from ..genome.bases import COMPLEMENT
 from ..tokenization import Tokenizer
+from ..unknown import count_unknown, warn_unknown
 from .definition import Example
 
 
@@ -119,6 +120,9 @@ def encode(examples: Sequence[Example], tokenizer: Tokenizer, length: int) -> En
         raise UserError(f"task.length={length} leaves no room for text; give at least {5 if pairs else 3}")
     firsts = tokenizer.arrays([example.first for example in examples])
     seconds = tokenizer.arrays([example.second or "" for example in examples]) if pairs else [None] * len(examples)
+    texts = [ids for ids in (*firsts, *seconds) if ids is not None]
+    unknown, tokens = sum(count_unknown(tokenizer, ids) for ids in texts), sum(map(len, texts))
+    warn_unknown(tokenizer, unknown, tokens, "the examples of the task")
     parts: list[np.ndarray] = [np.empty(0, dtype=np.uint32)]
     ends, second, cut, end = [], [], 0, 0
     opening, closing = np.array([bos], dtype=np.uint32), np.array([eos], dtype=np.uint32)

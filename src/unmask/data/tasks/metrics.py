@@ -2,22 +2,22 @@
 
 Values come from scikit-learn and scipy. Every metric has a standard error over the examples: of the accuracy p it is
 sqrt(p (1 - p) / n), of the others the standard deviation of a bootstrap (REPLICATES sets of n examples drawn with
-replacement, a fixed seed). Where a metric is not defined (constant predictions have no correlation) it is 0, as it is
-for Matthews' correlation in scikit-learn.
+replacement, a fixed seed). Where a metric is not defined (constant predictions have no correlation, and no Matthews) it
+is NaN, and null in JSON; scikit-learn says 0, as if it were chance level.
 """
 
 from __future__ import annotations
 
-import importlib
-from typing import Any
+import math
 
 import numpy as np
 
-from ...errors import UserError
+from ...errors import UserError, optional
 from .definition import Task
 
 REPLICATES = 1000
 CHUNK = 1 << 21  # numbers of a bootstrap held at once
+SKLEARN, SCIPY = ((module, "a metric of this task", "tasks") for module in ("sklearn.metrics", "scipy.stats"))
 
 
 def compute(task: Task, predictions: np.ndarray, labels: np.ndarray) -> dict[str, float]:
@@ -28,6 +28,16 @@ def compute(task: Task, predictions: np.ndarray, labels: np.ndarray) -> dict[str
         value, error = _correlation(name, predicted, true) if task.regression else _counted(name, predicted, true, task)
         out |= {name: value, f"{name}_stderr": error}
     return out
+
+
+def check_packages(task: Task) -> None:
+    """Raise if a package is missing that `compute` needs: before anything is trained, and not after it."""
+    optional(*SCIPY if task.regression else SKLEARN)
+
+
+def in_words(value: float, error: str = "") -> str:
+    """A metric for people."""
+    return "undefined (all predictions are the same)" if math.isnan(value) else f"{value:.4f}{error}"
 
 
 def _checked(task: Task, predictions: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -49,7 +59,7 @@ def _checked(task: Task, predictions: np.ndarray, labels: np.ndarray) -> tuple[n
 
 def _counted(name: str, predicted: np.ndarray, true: np.ndarray, task: Task) -> tuple[float, float]:
     """A metric of classes from scikit-learn, with its standard error."""
-    sk = _package("sklearn.metrics", "scikit-learn")
+    sk = optional(*SKLEARN)
     if name == "accuracy":
         p = float(sk.accuracy_score(true, predicted))
         return p, float(np.sqrt(p * (1 - p) / len(true)))
@@ -57,7 +67,7 @@ def _counted(name: str, predicted: np.ndarray, true: np.ndarray, task: Task) -> 
         assert len(task.labels) == 2, "F1 is that of the second of two classes"
         value = float(sk.f1_score(true, predicted, zero_division=0.0))
     elif _alike(true) or _alike(predicted):
-        value = 0.0  # what scikit-learn says too, with a warning
+        return math.nan, math.nan
     else:
         value = float(sk.matthews_corrcoef(true, predicted))
     n = len(task.labels)
@@ -89,9 +99,9 @@ def matthews_of(tables: np.ndarray) -> np.ndarray:
 
 def _correlation(name: str, predicted: np.ndarray, true: np.ndarray) -> tuple[float, float]:
     """A correlation from scipy, with its standard error."""
-    stats = _package("scipy.stats", "scipy")
+    stats = optional(*SCIPY)
     if _alike(predicted) or _alike(true):
-        return 0.0, 0.0
+        return math.nan, math.nan
     value = float({"spearman": stats.spearmanr, "pearson": stats.pearsonr}[name](predicted, true).statistic)
     n, stream, correlations = len(true), _stream(name), []
     for start in range(0, REPLICATES, step := max(1, CHUNK // n)):
@@ -123,10 +133,3 @@ def _stream(name: str) -> np.random.Generator:
     from ...process.keys import Keys
 
     return Keys(0).stream(f"bootstrap/{name}")
-
-
-def _package(module: str, package: str) -> Any:
-    try:
-        return importlib.import_module(module)
-    except ImportError:
-        raise UserError(f"the metrics of tasks need the package {package}; pip install 'unmask[tasks]'") from None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -12,8 +11,9 @@ import torch
 from torch import Tensor
 
 from ...data.online import hub
-from ...networks.architectures import quiet
-from ...types import UserError
+from ...errors import UserError, optional
+from ...files import read_json
+from ...networks.architectures import check_fits, check_sizes, quiet
 from .scorers import CausalScorer
 
 LONGEST = 2048  # tokens of context: more would make windows of no use larger than memory
@@ -72,11 +72,16 @@ class HfScorer(CausalScorer):
             raise UserError(f"scorer {self.name} sees later tokens; give a causal language model, such as GPT-2")
 
 
+def _check_sizes(transformers: Any, path: Path) -> None:
+    """Raise if a folder describes a network that is far larger than its files."""
+    check_sizes(read_json(path / "config.json", "cannot read the model"))
+    spec = transformers.AutoConfig.from_pretrained(str(path), local_files_only=True, trust_remote_code=False)
+    held = sum(file.stat().st_size for file in path.glob("*.safetensors"))
+    check_fits(lambda: transformers.AutoModelForCausalLM.from_config(spec, trust_remote_code=False), held, path)
+
+
 def _load(where: str) -> tuple[Any, Any]:
-    try:
-        transformers = importlib.import_module("transformers")
-    except ImportError:
-        raise UserError("a causal scorer needs the package transformers; pip install 'unmask[judge]'") from None
+    transformers = optional("transformers", "a causal scorer", "judge")
     path = Path(where).expanduser()
     if path.is_file():
         raise UserError(f"scorer {where} is a file; give the folder with config.json, model.safetensors and tokenizer")
@@ -88,10 +93,14 @@ def _load(where: str) -> tuple[Any, Any]:
     name, safe = str(path) if local else where, {"trust_remote_code": False, "local_files_only": local}
     with nullcontext(True) if local else hub() as online, quiet():
         try:
+            if local:
+                _check_sizes(transformers, path)
             tokenizer = transformers.AutoTokenizer.from_pretrained(name, **safe)
             model, info = transformers.AutoModelForCausalLM.from_pretrained(
                 name, **safe, use_safetensors=True, dtype=torch.float32, output_loading_info=True
             )
+        except UserError as error:
+            raise UserError(f"scorer {where} cannot be loaded: {error}") from None
         except Exception as error:  # whatever the library raises; its own words say it best
             reason = " ".join(str(error).split())[:200]
             if not online:

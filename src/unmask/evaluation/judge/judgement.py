@@ -6,14 +6,13 @@ together, and `unmask eval --generative` adds the same figures of real text.
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from ...types import UserError
+from ...errors import UserError, optional
 from ..likelihood import summarise
 from ..uncertainty import Statistic, mean
 from .diversity import Tokens, distinct, entropy, repetition, self_bleu
@@ -122,7 +121,4 @@ def mauve_parts(scorer: Scorer | None) -> tuple[Any, Callable[[Sequence[str]], n
     features = getattr(scorer, "features", None)
     if features is None:
         raise UserError("MAUVE compares hidden states; give it a causal scorer (hf: or llama2c:)")
-    try:
-        return importlib.import_module("mauve"), features
-    except ImportError as error:
-        raise UserError(f"MAUVE needs mauve-text (GPLv3); pip install 'unmask[mauve]' ({error})") from None
+    return optional("mauve", "MAUVE (GPLv3)", "mauve"), features

@@ -14,18 +14,19 @@ How foreign files describe a network is next to that network: `networks/foreign`
 """
 
 from ...networks.foreign.fields import value
-from .encoder_folders import NoHead, named, with_tokenizer
+from .encoder_folders import NoHead, named, with_length, with_tokenizer
 from .folder import (
     check_tokenizer,
     is_folder,
     load_tokenizer,
     read_folder,
     refuse_existing,
+    verify_folder,
     write_files,
     write_folder,
 )
 from .ours import FORMAT, describe, from_json, to_json, to_published
-from .published import noise_schedule, paper_config, read_network
+from .published import need_scale, noise_schedule, paper_config, read_network
 from .terms import (
     CARD,
     CHECKPOINT,
@@ -85,6 +86,7 @@ __all__ = [
     "known_vocab",
     "load_tokenizer",
     "named",
+    "need_scale",
     "needs_mask",
     "noise_schedule",
     "our_names",
@@ -98,6 +100,8 @@ __all__ = [
     "to_json",
     "to_published",
     "value",
+    "verify_folder",
+    "with_length",
     "with_tokenizer",
     "write_files",
     "write_folder",

@@ -7,7 +7,9 @@ names of tensors that its older versions wrote; what is missing or unknown after
 
 from __future__ import annotations
 
+import copy
 import logging
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +22,7 @@ from ...config import Config, DataConfig, EncoderConfig, TrainConfig, parse
 from ...data.tokenization import Tokenizer
 from ...networks.architectures import (
     buffers_of,
+    check_fits,
     class_of,
     dropout_of,
     fresh,
@@ -28,6 +31,7 @@ from ...networks.architectures import (
     positions_of,
     quiet,
     settings,
+    understood_by_library,
 )
 from ...networks.encoder import ties_of
 from ...networks.foreign import FORMATS
@@ -41,7 +45,8 @@ from .terms import Described, inside
 from .weights import PREFIX, our_names
 
 log = logging.getLogger(__name__)
-LENGTH = 128  # tokens a row, where the network has positions for so many
+LENGTH = 1024  # tokens a row at most: as many as the network has positions, but attention to all costs their square
+ALIBI = 128  # of MosaicBERT, which has no positions: what it was trained on
 PADDING = 1024  # rows that the embedding of a network may have beyond its tokenizer
 
 
@@ -51,12 +56,23 @@ def is_encoder(tree: Mapping[str, Any]) -> bool:
     return isinstance(kind, str) and kind not in ("mdlm", "unmask") and kind in masked_lms()
 
 
+def with_type(tree: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A config.json with its model_type; those of early versions have only the name of their class."""
+    classes = tree.get("architectures")
+    if tree.get("model_type") is not None or not isinstance(classes, list) or len(classes) != 1:
+        return tree
+    stem = re.match(r"(\w+?)(For\w+|WithLMHeadModel|Model)$", str(classes[0]))
+    known = {name.partition("For")[0].removesuffix("WithLMHeadModel"): kind for kind, name in masked_lms().items()}
+    return tree if stem is None or stem[1] not in known else {**tree, "model_type": known[stem[1]]}
+
+
 def read_encoder(tree: Mapping[str, Any], where: str | Path, tokenizer: str | None = None) -> Described:
     """A masked language model of transformers; `tokenizer` is the path or name of its tokenizer."""
     spec = inside(where, lambda: settings(tree))
     kind, width = tree["model_type"], type(spec).attribute_map.get("hidden_size", "hidden_size")
     if not {width, "hidden_size"} & tree.keys():
         raise UserError(f"{where} does not describe a network: its model_type is {kind!r}, and it has no {width}")
+    understood_by_library(tree, spec, where)
     size = value(tree, "vocab_size", int, where, spec.vocab_size)
     with torch.device("meta"):
         most = positions_of(inside(where, lambda: fresh(spec)))[1]
@@ -77,7 +93,7 @@ def read_mosaic(tree: Mapping[str, Any], where: str | Path, tokenizer: str | Non
     """MosaicBERT, whose config.json is that of BERT with ALiBi."""
     network = {"network": "mosaicbert", **FORMATS["mosaicbert"].from_published(tree, where)}
     size = value(tree, "vocab_size", int, where)
-    return Described(inside(where, lambda: _config(network, LENGTH, tokenizer or "bert-base-uncased")), None, (), size)
+    return Described(inside(where, lambda: _config(network, ALIBI, tokenizer or "bert-base-uncased")), None, (), size)
 
 
 def _config(network: Mapping[str, Any], length: int, tokenizer: str | None) -> Config:
@@ -107,6 +123,19 @@ def with_tokenizer(described: Described, tokenizer: Tokenizer, given: Any = None
     if vocab.eos is None:
         data |= {"block_ends": False, "eos_between": False}
     return replace(described, config=config.model_copy(update={"data": config.data.model_copy(update=data)}))
+
+
+def with_length(described: Described, length: int | None, where: str) -> Described:
+    """A foreign encoder with rows of another length; a model of ours has the one that it was trained with."""
+    if length is None:
+        return described
+    config = described.config
+    if described.vocab is not None or config.model.network not in ("transformers", "mosaicbert"):
+        raise UserError(f"{where} was trained on rows of {config.data.length} tokens; leave out the length")
+    if length < 2:
+        raise UserError(f"length={length} must be at least 2")
+    data = config.data.model_copy(update={"length": length, "block_ends": config.data.block_ends and length > 2})
+    return replace(described, config=config.model_copy(update={"data": data}))
 
 
 # -- config.json with our part ---------------------------------------------------------------------------------------
@@ -199,6 +228,7 @@ def untied(model: Any) -> list[str]:
 def _load(architecture: Mapping[str, Any], tensors: Mapping[str, Tensor], where: str | Path) -> tuple[Any, Any]:
     """The model of transformers with these tensors, and the report of its loader."""
     spec = inside(where, lambda: settings(architecture))
+    check_fits(lambda: fresh(copy.deepcopy(spec)), sum(tensor.numel() for tensor in tensors.values()), where)
     floats = {name: tensor for name, tensor in tensors.items() if tensor.is_floating_point() or not _other(name)}
     with quiet(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)  # of a new head

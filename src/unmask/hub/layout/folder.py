@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from ...config import Config
 from ...data.tokenization import CONFIG_FILE, JSON_FILE, VOCAB_FILE, Tokenizer, read_backend, read_tokenizer, size_of
-from ...files import read_json, replacing_folder, writing
+from ...files import MANIFEST, read_json, replacing_folder, seal, verify, writing
+from ...sampling.recommended import Recommended
 from ...types import UserError
 from .encoder_folders import fits
 from .ours import describe, from_json
@@ -76,10 +77,11 @@ def write_folder(
     labels: Sequence[str] = (),
     dtype: str = "float32",
     card: str | None = None,
+    recommended: Recommended | None = None,
 ) -> Path:
     """Write a model as a portable folder, atomically; nothing is overwritten."""
     described = describe(config, tokenizer, labels, dtype)
-    return write_files(folder, described, tensors_of(model, config, dtype), tokenizer, card)
+    return write_files(folder, described, tensors_of(model, config, dtype), tokenizer, card, recommended)
 
 
 def write_files(
@@ -88,6 +90,7 @@ def write_files(
     weights: Mapping[str, Tensor],
     tokenizer: Tokenizer | None = None,
     card: str | None = None,
+    recommended: Recommended | None = None,
 ) -> Path:
     """Write the files of a folder."""
     folder = Path(folder)
@@ -100,7 +103,17 @@ def write_files(
             tokenizer.save(new)
         if card is not None:
             (new / CARD).write_text(card, encoding="utf-8")
+        if recommended:
+            recommended.write(new)
+        seal(new, CARD)
     return folder
+
+
+def verify_folder(folder: Path) -> None:
+    """Raise if a folder that we wrote is not as it was written; folders of others have no manifest."""
+    if (folder / MANIFEST).is_file():
+        fix = f"; copy it again, or delete {MANIFEST} if it was changed on purpose"
+        verify(folder, "model", fix)
 
 
 def refuse_existing(folder: Path) -> None:

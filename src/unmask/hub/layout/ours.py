@@ -13,7 +13,7 @@ from ...networks.foreign import format_of
 from ...networks.foreign.fields import mapping
 from ...types import UserError, Vocab
 from .dna_layouts import read_genomic
-from .encoder_folders import agree, is_encoder, read_encoder, read_mosaic, sections_of, with_part
+from .encoder_folders import agree, is_encoder, read_encoder, read_mosaic, sections_of, with_part, with_type
 from .published import read_mdlm, read_sedd
 from .terms import CONFIG, DTYPES, GPT2, ROLES, SHAPE, Described, inside, is_published, read_vocab
 
@@ -87,9 +87,15 @@ def from_json(tree: Mapping[str, Any], where: str | Path = CONFIG, tokenizer: st
         return read_sedd(tree, where)
     if (known := format_of(tree)) is not None:
         return (read_mosaic if known == "mosaicbert" else read_genomic)(tree, where, tokenizer)
+    tree = with_type(tree)
     if is_encoder(tree):
         return read_encoder(tree, where, tokenizer)
     kind = tree.get("model_type")
+    if kind is None and "hidden_size" in tree:
+        raise UserError(
+            f'{where} has no model_type, so its network is unknown; write it into the file, for example "model_type": '
+            '"bert" for a BERT'
+        )
     raise UserError(
         f"{where} does not describe a masked diffusion model: its model_type is {kind!r}, and unmask reads 'mdlm', "
         "'unmask', SEDD's config, 'caduceus', 'mamba', 'hyenadna', and masked language models (bert, roberta, ...), "

@@ -45,7 +45,7 @@ def read_tensors(folder: str | Path) -> dict[str, Tensor]:
         return _read(folder / WEIGHTS)
     if (folder / INDEX).is_file():
         return _read_shards(folder)
-    if files := sorted(folder.glob("*.safetensors")):
+    if files := sorted(path for path in folder.glob("*.safetensors") if path.is_file()):  # a pipe would never end
         return _joined(files)
     if (folder / PICKLE).is_file():
         return pickled.tensors(pickled.load(folder / PICKLE), folder / PICKLE)

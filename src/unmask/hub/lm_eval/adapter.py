@@ -17,12 +17,12 @@ from typing import Any
 import torch
 
 from ...config import nearest
+from ...errors import UserError, optional
 from ...evaluation.likelihood import compute_dtype
 from ...lm import LM
 from ...process.keys import check_seed
 from ...progress import progress_bar
 from ...sampling.params import settings_on
-from ...types import UserError
 from ...version import __version__
 from ..resolve import load
 from .generation_requests import GenerationRequests
@@ -124,14 +124,9 @@ def protocol(settings: Settings, reading: LikelihoodRequests, asking: Generation
 @functools.cache
 def adapter() -> type[Any]:
     """The class, registered as `unmask`; the harness is imported only here."""
-    try:
-        base: Any = importlib.import_module("lm_eval.api.model").LM
-        register = importlib.import_module("lm_eval.api.registry").register_model
-        parse = importlib.import_module("lm_eval.utils").simple_parse_args_string
-    except ImportError as error:
-        raise UserError(
-            f"the lm-evaluation-harness cannot be imported ({error}); install it with: pip install 'unmask[eval]'"
-        ) from None
+    base: Any = optional("lm_eval.api.model", "the lm-evaluation-harness", "eval").LM
+    register = optional("lm_eval.api.registry", "the lm-evaluation-harness", "eval").register_model
+    parse = optional("lm_eval.utils", "the lm-evaluation-harness", "eval").simple_parse_args_string
 
     class Unmask(base):
         """A model of this library as the harness sees it."""

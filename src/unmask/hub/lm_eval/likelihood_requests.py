@@ -29,7 +29,7 @@ from ...evaluation import ESTIMATORS, count_weights, default_method, strata_nats
 from ...evaluation.exact import time_of
 from ...evaluation.likelihood import eval_keys, evaluating, need_likelihood, refuse_nan
 from ...evaluation.predictions import diffusion, token_nll
-from ...evaluation.spans import Passage, lay_out
+from ...evaluation.spans import Passage, lay_out, with_end
 from ...lm import LM
 from ...models.language_model import LanguageModel
 from ...models.masked import MaskedDiffusion, as_masked
@@ -105,7 +105,8 @@ class LikelihoodRequests:
         ids, prefix = self.lm.prompt_builder.encode(storable(text)), self._prefix() if text else []
         size = self.room - len(prefix)
         blocks = [ids[i : i + size] for i in range(0, len(ids), size)]
-        return [Passage(number, [*prefix, *block], None, len(prefix)) for block in blocks]
+        passages = [Passage(number, [*prefix, *block], None, len(prefix)) for block in blocks]
+        return [*passages[:-1], *(with_end(self.lm.prompt_builder, last) for last in passages[-1:])]
 
     def _given(self) -> int:
         """The number of tokens at the start of a row that the model cannot score, such as BOS."""
@@ -267,7 +268,7 @@ def next_tokens(
 ) -> tuple[list[float], list[bool]]:
     """-log p of the scored tokens of each row, and whether each of them is the most likely next one."""
     batch, _ = lay_out(builder, passages, 0, len(passages))
-    x, asked = batch.tokens.to(model.device), batch.weight()
+    x, asked = batch.tokens.to(model.device), batch.counted()
     places = [torch.nonzero(row).squeeze(-1) for row in asked]
     most = max(map(len, places))
     columns = torch.stack([torch.cat([row, row[-1:].expand(most - len(row))]) for row in places]).to(x.device)

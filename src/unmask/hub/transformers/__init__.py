@@ -6,10 +6,12 @@ Importing this package (or `unmask.transformers`, its short name) registers our 
 entry points for external models.
 """
 
+from ...errors import pip
+
 try:
     from transformers import AutoConfig, AutoModelForMaskedLM
 except ImportError as error:
-    message = "unmask.transformers needs the package transformers; pip install 'unmask[transformers]'"
+    message = f"unmask.transformers needs the package transformers; install it with: {pip('transformers')}"
     raise ImportError(message) from error
 
 from ..card import model_card

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from copy import deepcopy
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,6 +17,7 @@ from ...models import registry
 from ...models.masked import MaskedDiffusion
 from ...types import UserError
 from ..layout import Described, check_tokenizer, describe, fill, is_published
+from ..resolve import advised
 from .configuration import MDLMConfig
 
 if TYPE_CHECKING:
@@ -35,9 +37,9 @@ def lm_of(model: MDLM, tokenizer: Any) -> LM:
         registry.law(config.objective, config.schedule),
         objective=registry.objective(config.objective),
     )
-    return LM(
-        diffusion.train(model.training), tokenizer_of(tokenizer, described), config, labels=list(described.labels)
-    )
+    lm = LM(diffusion.train(model.training), tokenizer_of(tokenizer, described), config, labels=list(described.labels))
+    source = getattr(model.config, "_name_or_path", "")
+    return advised(lm, Path(source)) if source and Path(source).is_dir() else lm
 
 
 def tokenizer_of(tokenizer: Any, described: Described) -> Tokenizer:

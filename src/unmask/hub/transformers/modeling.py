@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -97,28 +98,47 @@ class MDLM(PreTrainedModel):
         output_attentions: bool | None = None,
         output_hidden_states: bool | None = None,
         return_dict: bool | None = None,
-    ) -> MaskedLMOutput:
-        """Logits (B, L, V) and, with labels, a loss; always a MaskedLMOutput (return_dict and token types are ignored).
+    ) -> MaskedLMOutput | tuple[Any, ...]:
+        """Logits (B, L, V) and, with labels, a loss; a tuple of them if return_dict is False (token types are ignored).
 
         `attention_mask` (B, L): 0 = absent, not attended to. `timesteps` (B,): sigma = -log alpha, 0 by default, of no
         effect unless config.time_conditioning. `classes` (B,): the label of a model for labelled data, -1 = none.
         Labels of `MDLMCollator` give the bound of MDLM; with plain `labels` and `weights` too; plain labels alone the
-        mean cross-entropy of all that are not -100.
+        mean cross-entropy of all that are not -100. `output_hidden_states` adds the embeddings and the output of every
+        block, before the last norm, as the published class does.
         """
-        if output_attentions or output_hidden_states:
-            raise UserError("an MDLM model returns only logits; leave out output_attentions and output_hidden_states")
+        if output_attentions:
+            raise UserError("the attention of an MDLM model is fused and never exists as weights; no output_attentions")
         if (input_ids is None) == (inputs_embeds is None):
             raise UserError("give an MDLM model either input_ids or inputs_embeds")
         x = inputs_embeds if input_ids is None else self.backbone.vocab_embed(input_ids)
         assert x is not None
-        with self._half(x):
+        states: list[Tensor] = [x.float()]
+        wanted = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
+        with self._half(x), self._kept(states if wanted else None):
             cond = self.backbone.condition(self._sigma(timesteps, x), classes)
             valid = self._valid(attention_mask)
             hidden, _ = self.backbone(embeddings=x.float(), condition=cond, valid=valid, positions=position_ids)
             logits = self.backbone.head(hidden)  # (B, L, V)
         logits[..., self.config.mask_token_id] = float("-inf")  # SUBS: zero mass on [MASK]; nobody else uses the tensor
         loss = None if labels is None else self._loss(logits, labels, weights, attention_mask, num_items_in_batch)
-        return MaskedLMOutput(loss=loss, logits=logits)  # type: ignore[arg-type]
+        out = MaskedLMOutput(loss=loss, logits=logits, hidden_states=tuple(states) if wanted else None)  # type: ignore[arg-type]
+        return out.to_tuple() if return_dict is False else out
+
+    @contextlib.contextmanager
+    def _kept(self, states: list[Tensor] | None) -> Iterator[None]:
+        """Append the output of every block to `states`, while the network runs."""
+
+        def keep(_module: nn.Module, _args: Any, out: Any) -> None:
+            assert states is not None
+            states.append(out[0] if isinstance(out, tuple) else out)
+
+        hooks = [] if states is None else [block.register_forward_hook(keep) for block in self.backbone.blocks]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
 
     def _valid(self, attention_mask: Tensor | None) -> Tensor | None:
         if attention_mask is None:

@@ -16,9 +16,43 @@ from torch import Tensor
 
 from ...errors import UserError
 from ..hyena import BANDS, deltas, positions
-from .fields import mapping, only, value
+from .fields import HARMLESS, Allowed, mapping, only, understood, value
 from .state_space import our_tensors as without_copies
 
+FIXED: Allowed = {  # of a layer, by the names of the training code
+    "emb_dim": (5,),
+    "order": (2,),
+    "num_inner_mlps": (2,),
+    "short_filter_order": (3,),
+    "local_order": (3,),
+    "bias": (True,),
+    "modulate": (True,),
+    "normalized": (False,),
+    "bidirectional": (False,),
+    "num_heads": (1,),
+    "num_blocks": (1,),
+    "inner_factor": (1,),
+    "outer_mixing": (False,),
+    "post_order_ffn": (False,),
+    "activation": ("id",),
+}
+OUTER: Allowed = {
+    "layer_norm_epsilon": (1e-5,),
+    "attn_layer_idx": ([], None),
+    "max_position_embeddings": (0,),
+    "attn_cfg": ({}, None),
+}
+READ = {"d_model", "d_inner", "n_layer", "layer", "embed_dropout", "vocab_size"}
+OF_LAYER = {  # read, or: learning rates, dropout, and what the tensors of the sines hold
+    "_name_", "l_max", "max_seq_len", "filter_order", "shift", "w", "wd", "lr", "lr_pos_emb", "dropout",
+    "filter_dropout", "train_freq", "activation_freq", "hyena_dropout", "hyena_filter_dropout", "fused_fft_conv",
+}  # fmt: skip
+PORT = {"pad_vocab_size_multiple", "tie_word_embeddings"}  # checked in the tensors
+TRAINING = {
+    "_name_", "resid_dropout", "fused_mlp", "fused_dropout_add_ln", "checkpoint_mixer", "checkpoint_mlp",
+    "residual_in_fp32", "pad_vocab_size_multiple", "return_hidden_state", "process_group", "sequence_parallel",
+    "initializer_cfg", "dropout_cls", "device",
+}  # fmt: skip
 PORT_SHIFT = 0.05  # of HyenaDNA in transformers
 
 
@@ -26,35 +60,20 @@ def settings(tree: Mapping[str, Any], where: str | Path) -> dict[str, Any]:
     """The settings of a HyenaDNA: flat (transformers), or with a section `layer` (the training code)."""
     port = tree.get("model_type") == "hyenadna"
     layer = tree if port else mapping(tree, "layer", where)
-    names = ("hyena_order", "max_seq_len", "use_bias") if port else ("order", "l_max", "bias")
-    only(
-        {"emb_dim": 3} | dict(layer),
-        {  # 3 is the default of both
-            "emb_dim": (5,),
-            names[0]: (2,),
-            "num_inner_mlps": (2,),
-            "short_filter_order": (3,),
-            "local_order": (3,),
-            names[2]: (True,),
-            "modulate": (True,),
-            "normalized": (False,),
-            "bidirectional": (False,),
-            "num_heads": (1,),
-            "num_blocks": (1,),
-            "inner_factor": (1,),
-            "outer_mixing": (False,),
-            "post_order_ffn": (False,),
-            "activation": ("id",),
-        },
-        where,
-        "" if port else "layer.",
-    )
-    only(tree, {"layer_norm_epsilon": (1e-5,), "attn_layer_idx": ([], None), "max_position_embeddings": (0,)}, where)
+    names = {"order": "hyena_order", "bias": "use_bias"} if port else {}
+    fixed = {name: FIXED[key] for key, name in (*zip(FIXED, FIXED, strict=True), *names.items())}
+    only({"emb_dim": 3} | dict(layer), fixed, where, "" if port else "layer.")  # 3 is the default of both
+    only(tree, OUTER, where)
+    if port:
+        understood(tree, {*HARMLESS, *fixed, *OUTER, *READ, *OF_LAYER, *PORT}, where)
+    else:
+        understood(tree, {*HARMLESS, *OUTER, *READ, *TRAINING}, where)
+        understood(layer, {*fixed, *OF_LAYER}, where, "layer.")
     dim = value(tree, "d_model", int, where)
     inner = value(tree, "d_inner", int, where, 4 * dim)
     if inner < 1 or dim < 1 or inner % dim:
         raise UserError(f"{where} has d_inner {inner}, which is not a multiple of its d_model")
-    longest = value(layer, names[1], int, where)
+    longest = value(layer, "max_seq_len" if port else "l_max", int, where)
     return {
         "hidden_dim": dim,
         "n_blocks": value(tree, "n_layer", int, where),

@@ -11,15 +11,29 @@ import torch
 from torch import Tensor
 
 from ...errors import UserError
-from .fields import value
+from .fields import HARMLESS, Allowed, only, understood, value
 
+FIXED: Allowed = {
+    "hidden_act": ("gelu",),
+    "layer_norm_eps": (1e-12,),
+    "position_embedding_type": ("absolute",),  # what BERT's config says by default: it has ALiBi
+    "tie_word_embeddings": (True,),
+    "use_glu_mlp": (True,),
+    "normalization": ("layernorm",),
+}
+SIZES = {"hidden_dim": "hidden_size", "n_blocks": "num_hidden_layers", "n_heads": "num_attention_heads"}
+MORE = {  # read below, seen from the tensors, or of training only
+    "alibi_starting_size", "attention_probs_dropout_prob", "hidden_dropout_prob", "intermediate_size",
+    "max_position_embeddings", "type_vocab_size", "vocab_size",
+}  # fmt: skip
 OTHERS = re.compile(r"(^|\.)(pooler|position_ids|token_type_ids|inv_freq|seq_relationship|contact_head)(\.|$)")
 
 
 def settings(tree: Mapping[str, Any], where: str | Path) -> dict[str, Any]:
     """The settings of a MosaicBERT."""
-    names = {"hidden_dim": "hidden_size", "n_blocks": "num_hidden_layers", "n_heads": "num_attention_heads"}
-    network = {ours: value(tree, theirs, int, where) for ours, theirs in names.items()}
+    only(tree, FIXED, where)
+    understood(tree, {*HARMLESS, *FIXED, *SIZES.values(), *MORE}, where)
+    network = {ours: value(tree, theirs, int, where) for ours, theirs in SIZES.items()}
     inner = value(tree, "intermediate_size", int, where)
     if inner < 1 or inner % network["hidden_dim"]:
         raise UserError(f"{where} has intermediate_size {inner}, which is not a multiple of its hidden_size")

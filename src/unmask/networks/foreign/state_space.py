@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,26 +19,44 @@ from torch import Tensor
 
 from ...data.genome.bases import COMPLEMENT, VOCAB
 from ...errors import UserError
-from .fields import Allowed, only, value
+from .fields import HARMLESS, Allowed, only, understood, value
 
 SIZES = {"d_state": "state_dim", "d_conv": "conv_width", "expand": "expand"}  # of ssm_cfg
 NO_MATTER = {"dt_min", "dt_max", "dt_init", "dt_scale", "dt_init_floor", "use_fast_path"}  # initialisation and speed
+FIXED: Allowed = {
+    "rms_norm": (True,),
+    "norm_epsilon": (1e-5,),
+    "tie_word_embeddings": (True,),
+    "tie_embeddings": (True,),
+    "d_intermediate": (0,),
+    "attn_layer_idx": ([], None),
+    "attn_cfg": ({},),
+}
+BOTH_WAYS: Allowed = {  # of Caduceus
+    "bidirectional": (True,),
+    "bidirectional_strategy": ("add", None),
+    "bidirectional_weight_tie": (True,),
+}
+READ = {"d_model", "n_layer", "ssm_cfg", "vocab_size"}
+CADUCEUS = {*BOTH_WAYS, "complement_map", "rcps"}
+SPEED = {"fused_add_norm", "initializer_cfg", "pad_vocab_size_multiple", "residual_in_fp32"}  # or rounding, or shapes
+PORTED = {  # by transformers: initialisation and speed
+    "rescale_prenorm_residual", "residual_in_fp32", "time_step_floor", "time_step_init_scheme", "time_step_max",
+    "time_step_min", "time_step_scale", "use_associative_scan", "use_mambapy", "vocab_size",
+}  # fmt: skip
+ORIGIN = {"d_model", "d_inner", "n_layer", "ssm_cfg", "fused_add_norm", "pad_vocab_size_multiple", "rms_norm"}
 BEFORE = re.compile(r"^(model\.)?(caduceus\.|hyena\.)?(?=backbone\.|lm_head\.)")
 EMBEDDINGS = "backbone.embeddings."
 
 
 def caduceus(tree: Mapping[str, Any], where: str | Path) -> dict[str, Any]:
     """The settings of a Caduceus."""
-    only(
-        tree,
-        {"bidirectional": (True,), "bidirectional_strategy": ("add", None), "bidirectional_weight_tie": (True,)},
-        where,
-    )
+    only(tree, BOTH_WAYS, where)
     both = value(tree, "rcps", bool, where, False)
     fused = value(tree, "fused_add_norm", bool, where, True)
     if both:
         _check_complements(tree.get("complement_map"), where)
-    return {"strands": "ps" if both else "ph", "swap_strands": both and fused, **_state_space(tree, where)}
+    return {"strands": "ps" if both else "ph", "swap_strands": both and fused, **_state_space(tree, where, CADUCEUS)}
 
 
 def mamba(tree: Mapping[str, Any], where: str | Path) -> dict[str, Any]:
@@ -46,21 +64,11 @@ def mamba(tree: Mapping[str, Any], where: str | Path) -> dict[str, Any]:
     return _ported_mamba(tree, where) if "hidden_size" in tree else _state_space(tree, where)
 
 
-def _state_space(tree: Mapping[str, Any], where: str | Path) -> dict[str, Any]:
+def _state_space(tree: Mapping[str, Any], where: str | Path, more: Collection[str] = ()) -> dict[str, Any]:
     """The sizes of a Mamba, under the names of mamba_ssm and Caduceus."""
     dim = value(tree, "d_model", int, where)
-    only(
-        tree,
-        {
-            "rms_norm": (True,),
-            "norm_epsilon": (1e-5,),
-            "tie_word_embeddings": (True,),
-            "tie_embeddings": (True,),
-            "d_intermediate": (0,),
-            "attn_layer_idx": ([], None),
-        },
-        where,
-    )
+    only(tree, FIXED, where)
+    understood(tree, {*HARMLESS, *FIXED, *READ, *SPEED, *more}, where)
     ssm = tree.get("ssm_cfg") or {}
     if not isinstance(ssm, Mapping):
         raise UserError(f"{where} is damaged: its ssm_cfg is {str(ssm)[:80]!r}")
@@ -92,19 +100,17 @@ def _ported_mamba(tree: Mapping[str, Any], where: str | Path) -> dict[str, Any]:
     network = {ours: value(tree, theirs, int, where) for ours, theirs in names.items()}
     network |= {ours: value(tree, theirs, int, where) for ours, theirs in more.items() if theirs in tree}
     dim = network["hidden_dim"]
-    only(
-        tree,
-        {
-            "use_bias": (False,),
-            "use_conv_bias": (True,),
-            "hidden_act": ("silu",),
-            "layer_norm_epsilon": (1e-5,),
-            "tie_word_embeddings": (True,),
-            "time_step_rank": ("auto", math.ceil(dim / 16)),
-            "intermediate_size": (network.get("expand", 2) * dim,),
-        },
-        where,
-    )
+    fixed: Allowed = {
+        "use_bias": (False,),
+        "use_conv_bias": (True,),
+        "hidden_act": ("silu",),
+        "layer_norm_epsilon": (1e-5,),
+        "tie_word_embeddings": (True,),
+        "time_step_rank": ("auto", math.ceil(dim / 16)),
+        "intermediate_size": (network.get("expand", 2) * dim,),
+    }
+    only(tree, fixed, where)
+    understood(tree, {*HARMLESS, *names.values(), *more.values(), *fixed, *PORTED, *ORIGIN}, where)
     return network | {"dropout": 0.0}
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from ...lm import LM
 from ...models import registry
+from ...sampling.params import SamplingParams
 from .. import paper
 from ..bench import Bench, ScoredModel
 from ..bert_models import AFTER, BEFORE, ENCODER, encoder_sizes
@@ -66,7 +67,8 @@ def _bound(bench: Bench, name: str) -> ScoredModel:
 
 def _samples(lm: LM, length: int) -> list[str]:
     """The samples, one line each."""
-    return [" ".join(text.split()) for text in lm.sample(SAMPLES, length=length, steps=SAMPLE_STEPS, seed=0)]
+    options = SamplingParams(steps=SAMPLE_STEPS, seed=0)
+    return [" ".join(sample.text.split()) for sample in lm.write([lm.prompt_canvas("", length)] * SAMPLES, options)]
 
 
 ENCODER_TABLE = PaperTable("encoder", encoder, ENCODER, "c4", local=True, encoder=True)

@@ -17,6 +17,8 @@ FILES = (
     "stage.js",
     "score.js",
     "export.js",
+    "film.js",
+    "gif.js",
     "rewriting.js",
     "icon.svg",
 )

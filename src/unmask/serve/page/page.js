@@ -1,9 +1,10 @@
 // The live page: a form, a stage, a player. Everything that a model wrote enters the page as text, never as HTML.
 import { fit, hasGap, makeEditor } from "./editor.js";
 import { fillShell, save, traceOf } from "./export.js";
+import { makeFilm } from "./film.js";
 import { whole, withGap } from "./rewriting.js";
 import { readScore, showScore } from "./score.js";
-import { beginnings, fromHash, learn, Side, toHash } from "./settings.js";
+import { fromHash, learn, Side, toHash } from "./settings.js";
 import { Run, Stage } from "./stage.js";
 import { getJson, getText, postEvents, postJson, useKey } from "./stream.js";
 
@@ -16,6 +17,7 @@ const FIELD = { write: "prompt", fill: "gaps", score: "scored" };
 const VERB = { write: "Write", fill: "Fill", score: "Score" };
 
 let models = [], sides = [], stopper = null, generation = 0;
+let unfolded = false; // whether the settings were shown without being asked for
 
 const card = makeCard($("card"), $("main"), $("player"), say);
 const stage = new Stage($("stage"), {
@@ -49,6 +51,7 @@ function mode(name) {
   $("keep").hidden = scoring ? true : !stage.ready();
   for (const side of sides) side.box.classList.toggle("filling", name === "fill");
   compare($("compare").checked);
+  told();
   $("sides").classList.toggle("scoring", scoring);
   if (name === "fill") editor.draw();
   for (const area of document.querySelectorAll("textarea")) if (area.offsetParent) fit(area);
@@ -70,6 +73,17 @@ function compare(on) {
   sides[1].box.hidden = !two;
   $("sides").classList.toggle("two", two);
   offerBases();
+}
+
+// The settings in one line, which is all that is seen of them while they are folded, and by which law tokens are drawn.
+function told() {
+  const scoring = chosen("mode") === "score", advised = Object.entries(sides[0].recommended());
+  $("settingsLine").textContent = scoring ? sides[0].model?.id ?? "" : active().map((side) => ($("compare").checked ? `${side.name}: ` : "") + side.summary()).join("  |  ");
+  $("lawBox").hidden = scoring || !advised.length;
+  $("lawName").title = `Recommended by the model: ${advised.map((pair) => pair.join(" ")).join(", ")}`;
+  const law = sides[0].law();
+  document.querySelector(`[name=law][value=${law}]`).checked = true;
+  $("customBox").hidden = law !== "custom";
 }
 
 const active = () => ($("compare").checked ? sides : sides.slice(0, 1));
@@ -107,6 +121,7 @@ async function run() {
     $("gaps").focus();
     return fail("There is no gap yet: select words and press Ctrl+M, or write {{3}}.");
   }
+  if (unfolded) $("settings").open = unfolded = false;
   stopper?.abort();
   const stop = (stopper = new AbortController()), current = ++generation;
   for (const { inputs } of active()) if (inputs.seed.value === "") inputs.seed.value = anySeed(); // so that the link contains it
@@ -118,6 +133,7 @@ async function run() {
     const label = $("compare").checked ? side.name : "";
     return Object.assign(new Run(label, side.summary(), protocol, { dna: side.dna, n }), { request: body });
   });
+  told();
   history.replaceState(null, "", link());
   stage.open(runs);
   offerBases();
@@ -248,10 +264,11 @@ function follow(hash) {
   const { a, b, rest, empty } = fromHash(hash);
   if (empty) return;
   const name = Object.hasOwn(FIELD, rest.mode ?? "") ? rest.mode : "write";
-  const usual = { ...beginnings(), model: models[0]?.id, length: "", seed: "0", n: "1" }; // nothing of what stood here before
-  sides[0].set({ ...usual, ...a });
-  sides[1].set({ ...usual, ...b });
+  const first = { model: models[0]?.id, length: "", seed: "0", n: "1" }; // nothing of what stood here before
+  sides[0].start({ ...first, ...a });
+  sides[1].start({ ...first, ...b });
   $("compare").checked = rest.compare === "1";
+  for (const field of Object.values(FIELD)) $(field).value = "";
   $(FIELD[name]).value = rest.text ?? "";
   $("suffix").value = rest.suffix ?? "";
   if (rest.suffix) $("suffix").closest("details").open = true;
@@ -277,32 +294,40 @@ async function copy(text, button) {
   setTimeout(() => { button.textContent = said; }, 1500);
 }
 
-const TRY = [
-  { on: ["text"], name: "From nothing", mode: "write", prompt: "" },
-  { on: ["text"], name: "Fill a story", mode: "fill", gaps: 'One day, a little girl named {{1}} went to the {{1}}. She saw a {{2}} and wanted to {{3}}. Her {{1}} said, "{{6}}." The {{1}} was very {{1}}.', set: { temperature: "0.6", seed: "3" } },
-  { on: ["text"], name: "8 or 64 steps", mode: "write", prompt: "Once upon a time, there was", set: { steps: "8", temperature: "0.8" }, b: { steps: "64" } },
-  { on: ["text"], name: "Any order or left to right", mode: "write", prompt: "", b: { sampler: "left-to-right" } },
-  { on: ["text"], name: "Score", mode: "score", scored: "The cat sat on the refrigerator and sang." },
-  { on: ["dna"], name: "From nothing", mode: "write", prompt: "" },
-  { on: ["dna"], name: "Fill a motif", mode: "fill", gaps: "ACGT{{8}}TATAAA{{12}}ACGT" },
-];
+// Examples for a model: those that it recommends, and some that suit every model of text or DNA.
+function tries({ kind, recommended = {}, samplers = [], infills, likelihood }) {
+  const { infill, prompts = [] } = recommended;
+  if (kind === "dna") return [
+    ...(infills ? [{ name: "Fill a motif", mode: "fill", gaps: infill || "ACGT{{8}}TATAAA{{12}}ACGT" }] : []),
+    { name: "From nothing", mode: "write", prompt: "" },
+  ];
+  const begin = prompts[0] ?? "Once upon a time, there was";
+  return [
+    ...(infills ? [{ name: "Gaps", mode: "fill", gaps: infill || "The {{2}} sat on the {{3}} and {{4}}." }] : []),
+    { name: "Continue", mode: "write", prompt: begin },
+    { name: "From nothing", mode: "write", prompt: "" },
+    ...(samplers.length > 1 ? [{ name: "8 or 64 steps", mode: "write", prompt: begin, set: { steps: "8" }, b: { steps: "64" } }] : []),
+    ...(samplers.length > 1 && samplers.includes("left-to-right") ? [{ name: "Two orders", mode: "write", prompt: begin, b: { sampler: "left-to-right" } }] : []),
+    ...(likelihood ? [{ name: "Score", mode: "score", scored: "The cat sat on the refrigerator and sang." }] : []),
+  ];
+}
+
+function take(one) {
+  if (one.prompt !== undefined) { $("prompt").value = one.prompt; $("suffix").value = ""; }
+  if (one.gaps !== undefined) $("gaps").value = one.gaps;
+  if (one.scored !== undefined) $("scored").value = one.scored;
+  sides[0].start(one.set);
+  sides[0].fit();
+  if (one.b) sides[1].set({ ...sides[0].values(), ...one.b });
+  $("compare").checked = Boolean(one.b);
+  mode(one.mode);
+}
+
 function examples() {
-  const kind = sides[0]?.dna ? "dna" : "text", known = sides[0]?.facts.samplers ?? [];
-  const fitting = TRY.filter((one) => one.on.includes(kind) && (!one.b?.sampler || known.includes(one.b.sampler)));
-  $("examples").replaceChildren(...fitting.map((one) => {
+  $("examples").replaceChildren(...tries(sides[0]?.facts ?? {}).map((one) => {
     const button = make("button", "chip", one.name);
     button.type = "button";
-    button.onclick = () => {
-      if (one.prompt !== undefined) { $("prompt").value = one.prompt; $("suffix").value = ""; }
-      if (one.gaps !== undefined) $("gaps").value = one.gaps;
-      if (one.scored !== undefined) $("scored").value = one.scored;
-      sides[0].set({ ...beginnings(), ...one.set });
-      sides[0].fit();
-      if (one.b) sides[1].set({ ...sides[0].values(), ...one.b });
-      $("compare").checked = Boolean(one.b);
-      mode(one.mode);
-      run();
-    };
+    button.onclick = () => { take(one); run(); };
     return button;
   }));
 }
@@ -335,7 +360,15 @@ $("dice").onclick = () => { const seed = anySeed(); for (const { inputs } of sid
 document.querySelector(".skip").onclick = (event) => { event.preventDefault(); $(chosen("mode") === "score" ? "scores" : "stage").focus(); }; // the address already holds the settings
 $("makeGap").onmousedown = (event) => event.preventDefault(); // the selection stays
 $("makeGap").onclick = () => editor.gap();
-$("compare").onchange = () => { if ($("compare").checked) sides[1].set(sides[0].values()); compare($("compare").checked); };
+$("compare").onchange = () => {
+  const on = $("compare").checked;
+  if (on) sides[1].differ(sides[0]);
+  if (on && !$("settings").open) { $("settings").open = true; unfolded = true; } // until it runs
+  compare(on);
+  told();
+};
+for (const radio of document.querySelectorAll("[name=law]")) radio.onchange = () => sides[0].follow(radio.value);
+$("sides").addEventListener("input", () => told());
 for (const radio of document.querySelectorAll("[name=mode]")) radio.onchange = () => mode(radio.value);
 for (const radio of document.querySelectorAll("[name=view]")) radio.onchange = () => view(radio.value);
 $("key").addEventListener("input", () => useKey($("key").value));
@@ -353,6 +386,22 @@ $("permalink").onclick = () => { history.replaceState(null, "", link()); copy(lo
 const begunRuns = () => stage.runs.filter(({ words }) => words);
 $("copyText").onclick = () => copy(begunRuns().flatMap((one) => one.texts().map(whole)).join("\n\n"), $("copyText"));
 $("saveJson").onclick = () => save("trace.json", `${JSON.stringify(traceOf(begunRuns()))}\n`, "application/json");
+$("saveGif").onclick = async () => {
+  const button = $("saveGif"), said = button.textContent, k = stage.at();
+  if (transport.playing()) transport.pause();
+  stage.settle();
+  button.disabled = true;
+  button.textContent = "Recording …";
+  document.body.classList.add("recording");
+  try {
+    save("unmask.gif", await makeFilm($("stage"), stage.count(), (step) => stage.show(step, false)), "image/gif");
+    say("the film is saved");
+  } catch (error) { fail(error); }
+  document.body.classList.remove("recording");
+  button.textContent = said;
+  button.disabled = false;
+  stage.show(k, false);
+};
 $("saveHtml").onclick = async () => {
   try {
     save("replay.html", fillShell(await getText("/page/replay.txt"), traceOf(begunRuns())), "text/html");
@@ -366,13 +415,12 @@ async function begin() {
     return fail(error);
   }
   learn(models);
-  sides = ["A", "B"].map((name) => new Side(name, models, (field) => { if (field === "model") { offerBases(); about(); examples(); } }));
+  sides = ["A", "B"].map((name) => new Side(name, models, (field) => { if (field === "model") { offerBases(); about(); examples(); } told(); }));
   $("sides").replaceChildren(...sides.map((side) => side.box));
-  if (matchMedia("(max-width: 34rem)").matches) $("settings").open = false;
   compare(false);
   view("order");
   offerBases();
-  mode("write");
+  take(tries(sides[0].facts)[0]);
   follow(location.hash);
   about();
   fail(null);

@@ -31,8 +31,9 @@ export function showScore(section, score, words, exact) {
 
 // A board for the card: tokens can be pointed at, tapped and walked over as on the stage.
 function makeScoreBoard(canvas, score) {
-  const elements = score.tokens.map(([piece, nats], p) => {
-    const element = make("span", `k ${nats === null ? "g" : `h${heat(nats / Math.LN2)}`}`, make("span", "", ...spellPiece(piece)));
+  const texts = joined(score.tokens.map(([piece]) => piece));
+  const elements = score.tokens.map(([, nats], p) => {
+    const element = make("span", `k ${nats === null ? "g" : `h${heat(nats / Math.LN2)}`}`, make("span", "", ...(texts[p] === "" ? [REST] : spellPiece(texts[p]))));
     return Object.assign(element, { p, board: null });
   });
   const facts = (p) => {

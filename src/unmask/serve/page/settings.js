@@ -6,6 +6,7 @@ const STEP = { temperature: 0.05, guidance: 0.1 }; // of the arrow keys
 const SAID = new Set(["steps", "seed", "n"]); // sent also where they are what they began with
 const SHARED = new Set(["n"]); // both sides have as many samples
 const TEXT = new Set(["select", "flag"]);
+const DRAWN = ["temperature", "top_p", "top_k", "min_p"]; // without them, tokens are drawn from the model's exact law
 let ALL = []; // { name, title, kind (select, number or flag), whole, begin, more, attributes }
 
 // The controls that the models of a server need: the settings of each say their kind, limits and help.
@@ -29,8 +30,9 @@ export function learn(models) {
   ALL = [...front, ...more.map((one) => ({ ...one, more: true }))].map((one) => ({ begin: BEGIN[one.name] ?? "", ...one }));
 }
 
-// What the examples begin with.
-export const beginnings = () => Object.fromEntries(ALL.filter(({ name }) => !["model", "length", "seed", "n"].includes(name)).map(({ name, begin }) => [name, begin]));
+// What settings are without a recommendation.
+const beginnings = () => Object.fromEntries(ALL.filter(({ name }) => !["model", "length", "seed", "n"].includes(name)).map(({ name, begin }) => [name, begin]));
+const number = (text) => (text === "" ? null : Number(text));
 
 export class Side {
   constructor(name, models, changed) {
@@ -55,6 +57,10 @@ export class Side {
       (more ? rest : this.box).append(box);
     }
     this.box.append(this.more);
+    this.longer = make("p", "hint longer");
+    this.advice = make("p", "hint advice");
+    this.box.append(this.longer, this.advice);
+    this.changed = changed;
     for (const model of models) this.inputs.model.append(new Option(model.id, model.id));
     this.adapt();
   }
@@ -66,8 +72,49 @@ export class Side {
   // The settings of this model, by name.
   get settings() { return new Map((this.facts.settings ?? []).map((one) => [one.name, one])); }
 
+  // What the model recommends, as its controls hold it; and what they hold where nothing is recommended.
+  recommended(facts = this.facts) {
+    const known = Object.entries(facts.recommended?.settings ?? {}).filter(([name]) => this.inputs[name]);
+    return Object.fromEntries(known.map(([name, value]) => [name, String(value)]));
+  }
+  plain(facts = this.facts) {
+    const first = beginnings(), names = new Set([...DRAWN.filter((name) => this.inputs[name]), ...Object.keys(this.recommended(facts))]);
+    return Object.fromEntries([...names].map((name) => [name, first[name] ?? ""]));
+  }
+  // As at the beginning, with these values; whoever sets one of those by which tokens are drawn sets all of them.
+  start(values = {}) {
+    this.set({ model: values.model ?? this.model?.id });
+    const drawn = DRAWN.some((name) => name in values) ? this.plain() : {};
+    this.set({ ...beginnings(), ...this.recommended(), ...drawn, ...values });
+  }
+
+  // How tokens are drawn: "recommended", "exact" or "custom".
+  law(facts = this.facts) {
+    const plain = this.plain(facts);
+    const same = (wanted) => Object.entries(wanted).every(([name, value]) => {
+      const { type, value: held } = this.inputs[name];
+      return type === "number" ? number(held) === number(value) || (name === "top_p" && [held, value].every((one) => one === "" || one === "1")) : held === value;
+    });
+    if (same({ ...plain, ...this.recommended(facts) })) return "recommended";
+    return same(plain) ? "exact" : "custom";
+  }
+  follow(law) {
+    if (law !== "custom") this.set({ ...this.plain(), ...(law === "recommended" ? this.recommended() : {}) });
+    this.changed("law");
+  }
+
+  // Settings that differ from those of another side, so that there is something to compare.
+  differ(other) {
+    this.set(other.values());
+    if (Object.keys(this.recommended()).length) return void this.set(other.law() === "exact" ? { ...this.plain(), ...this.recommended() } : this.plain());
+    if (!this.inputs.steps.disabled) return void this.set({ steps: Number(other.inputs.steps.value) > 16 ? "8" : "64" });
+    this.set({ temperature: other.inputs.temperature.value === "1" ? "0.7" : "1" });
+  }
+
   // What this model can do.
   adapt() {
+    const before = this.last ? this.law(this.last) : "recommended";
+    this.last = this.facts;
     const { samplers = [], usual_sampler: usual, length, max_steps: steps } = this.facts;
     const lists = { sampler: [usual ? `auto (${usual})` : "auto", samplers] };
     for (const { name, kind, choices, default_words: words } of this.settings.values())
@@ -79,6 +126,7 @@ export class Side {
     }
     this.inputs.length.placeholder = length ?? "";
     if (steps) this.inputs.steps.max = steps;
+    if (before !== "custom") for (const [name, value] of Object.entries({ ...this.plain(), ...(before === "recommended" ? this.recommended() : {}) })) this.inputs[name].value = value;
     this.enable();
     this.fit();
   }
@@ -107,16 +155,30 @@ export class Side {
     if (inputs.guidance && !given("label")) inputs.guidance.disabled = true;
     const longest = facts.any_length || given("stride") || !length ? most ?? length : Math.min(length, most ?? length);
     if (longest) inputs.length.max = longest;
+    this.hints(windows && !given("stride"));
   }
 
-  // What goes to the server: only what was said.
+  // What is recommended, and how to write more than the model's length.
+  hints(windows) {
+    const { length } = this.inputs, { length: most, max_length: longest } = this.facts, stride = Math.max(1, Math.floor(most / 2));
+    this.longer.hidden = !windows || (length.value !== "" && Number(length.value) < most);
+    const button = make("button", "small", `Write ${Math.min(2 * most, longest)} tokens`);
+    button.type = "button";
+    button.onclick = () => { this.set({ stride: String(stride), length: String(Math.min(2 * most, longest)) }); this.changed("stride"); };
+    this.longer.replaceChildren(make("span", "", `The model was trained on ${most} tokens. A window stride, for example ${stride}, writes up to ${longest?.toLocaleString("en")}.`), button);
+    const known = Object.entries(this.recommended());
+    this.advice.hidden = !known.length || this.name !== "A";
+    this.advice.textContent = `Recommended by ${this.model?.id}: ${known.map(([name, value]) => `${titleOf(name)} ${value}`).join(", ")}. The exact law has temperature 1 and no filter; figures and scores always use it.`;
+  }
+
+  // What goes to the server: only what was said, and whatever the model would recommend something else for.
   request() {
-    const body = {};
+    const body = {}, advised = this.recommended();
     for (const { name, kind, begin } of ALL) {
       const { value, disabled } = this.inputs[name];
       if (value === "" || disabled) continue;
       if (TEXT.has(kind)) body[name] = kind === "flag" ? true : value;
-      else if (SAID.has(name) || value !== begin) body[name] = Number(value);
+      else if (SAID.has(name) || name in advised || value !== begin) body[name] = Number(value);
     }
     return body;
   }
@@ -132,6 +194,7 @@ export class Side {
       if (more && value !== "" && !disabled) parts.push(`${title.toLowerCase()} ${value}`);
     }
     parts.push(`seed ${seed.value}`);
+    if (Object.keys(this.recommended()).length) parts.push({ recommended: "recommended by the model", exact: "exact law", custom: "" }[this.law()]);
     return parts.filter(Boolean).join(" · ");
   }
 
@@ -168,6 +231,8 @@ export class Side {
     this.enable();
   }
 }
+
+const titleOf = (name) => (ALL.find((one) => one.name === name)?.title ?? name).toLowerCase();
 
 // #mode=fill&text=...&steps=32&seed=3&b.steps=128
 export function toHash(page) {

@@ -12,6 +12,7 @@ const plural = (n, word) => `${n.toLocaleString("en")} ${word}${n === 1 ? "" : "
 const SVG = "http://www.w3.org/2000/svg";
 const SPELLED = { space: "s", tab: "t", line: "n", code: "u" };
 const BLANK = "\u2003\u2002\u200b"; // a line may break after a mask
+const REST = "\u200a"; // a token whose character is shown by the one before it
 
 // A piece of text as nodes: what cannot be seen is made visible.
 const spellPiece = (piece) => visible(piece).map(([kind, text]) => (kind === "text" ? text : make("i", SPELLED[kind], text)));
@@ -25,6 +26,8 @@ function sentenceOf(player) {
   return [`step ${event.step + 1}`, ...time, plural(event.calls, "call"), left ? `${plural(left, "mask")} left` : "all written"];
 }
 
+const REACH = 3; // a character has at most four bytes, so that it begins at most three tokens before its last one
+
 // Moving in time touches only the tokens that differ. `words`: {mask, special: Set of ids, piece(id), name(id)?};
 // name gives a class of its own to a token (the bases of DNA).
 function makeBoard(canvas, words) {
@@ -35,16 +38,34 @@ function makeBoard(canvas, words) {
   let settled = true; // masks are as wide as their final tokens; a live canvas does not know these yet
 
   const spell = (id) => (words.special.has(id) ? [make("i", "u", words.piece(id))] : spellPiece(words.piece(id)));
+  const parts = new Map(); // id -> whether it holds a part of a character
+  function partial(id) {
+    if (!parts.has(id)) parts.set(id, !words.special.has(id) && hasPart(words.piece(id)));
+    return parts.get(id);
+  }
 
-  // A mask is as wide as the token that will replace it in the end, so that the text does not jump.
+  // What a position shows, with the tokens beside it where these hold the rest of its character.
+  function display(p, at) {
+    const id = at(p);
+    if (!partial(id)) return words.piece(id);
+    const from = Math.max(0, p - REACH), ids = Array.from({ length: Math.min(player.size, p + REACH + 1) - from }, (_, i) => at(from + i));
+    return joined(ids.map((one) => (one === words.mask || words.special.has(one) ? null : words.piece(one))))[p - from];
+  }
+
+  // A mask is as wide as the token that will replace it in the end, so that the text does not jump. So is a part of a
+  // character whose other parts are still masked.
   function write(p) {
     const element = tokens[p], id = player.token(p), masked = id === words.mask;
-    const wanted = !masked ? id : settled ? player.finally(p) : words.mask;
-    if (shown[p] !== wanted) {
-      element.firstChild.replaceChildren(...(wanted === words.mask ? [BLANK] : spell(wanted)));
-      shown[p] = wanted;
+    const now = masked ? null : display(p, player.token), last = player.finally(p);
+    const half = !masked && settled && last === id && hasPart(now) && now !== display(p, player.finally);
+    const wanted = !masked && !half ? id : settled ? last : words.mask;
+    const text = wanted === words.mask ? null : wanted === id && !half ? now : display(p, player.finally);
+    if (shown[p]?.wanted !== wanted || shown[p].text !== text) {
+      const nodes = wanted === words.mask ? [BLANK] : words.special.has(wanted) ? spell(wanted) : text === "" ? [REST] : spellPiece(text);
+      element.firstChild.replaceChildren(...nodes);
+      shown[p] = { wanted, text };
     }
-    let name = "k";
+    let name = half ? "k half" : "k";
     if (!player.exists(p)) name += " x";
     else if (masked) name += " m";
     else if (player.given(p)) name += " g";
@@ -85,11 +106,19 @@ function makeBoard(canvas, words) {
     if (sizes.length) canvas.classList.toggle("letters", sizes.reduce((a, b) => a + b, 0) / sizes.length < 1.2);
   }
 
+  // Positions, and those beside them whose characters they complete or break up.
+  function around(positions) {
+    const all = new Set(positions);
+    for (const q of positions)
+      for (let p = Math.max(0, q - REACH); p <= Math.min(tokens.length - 1, q + REACH); p++)
+        if (p !== q && partial(player.token(p))) all.add(p);
+    return all;
+  }
+
   function show(k, lively) {
     grow();
     const touched = player.seek(k);
-    for (const p of fresh) write(p);
-    for (const p of touched) write(p);
+    for (const p of around([...fresh, ...touched])) write(p);
     const at = player.at();
     fresh = at ? player.changed(at - 1) : [];
     if (at < player.events.length || lively) for (const p of fresh) tokens[p].classList.add("f");
@@ -102,6 +131,16 @@ function makeBoard(canvas, words) {
     grow();
     tokens.forEach((_, p) => write(p));
     letters();
+  }
+
+  // The character that a part belongs to: this token shows it, or one of those before it.
+  function character(p) {
+    for (let q = p; q >= Math.max(0, p - REACH); q--) {
+      if (!partial(player.token(q))) return "";
+      const text = display(q, player.token);
+      if (text !== "") return hasPart(text) ? "" : text.trim();
+    }
+    return "";
   }
 
   function bar(id, prob, chosen) {
@@ -121,6 +160,8 @@ function makeBoard(canvas, words) {
       const next = history.find((later) => later.event >= player.at() && later.token !== words.mask);
       if (next) rows.push(["written in step", player.events[next.event].step + 1]);
     }
+    const whole = id !== words.mask && partial(id) ? character(p) : "";
+    if (whole) rows.push(["part of", whole]);
     rows.push(["position", `${p + 1} of ${player.length[player.at()]}`]);
     const again = history.filter((past) => past.token === words.mask && past.event < player.at()).length;
     if (again) rows.push(["masked again", again === 1 ? "once" : `${again} times`]);
@@ -145,7 +186,7 @@ function makeBoard(canvas, words) {
   function describe(p) {
     const id = player.token(p);
     const kind = player.given(p) ? ["given"] : player.change(p) && id !== words.mask ? [`probability ${percent(player.change(p).prob)}`] : [];
-    return [id === words.mask ? "mask" : JSON.stringify(words.piece(id)), ...kind, ...facts(p).map((row) => row.join(" "))].join(", ");
+    return [id === words.mask ? "mask" : JSON.stringify(display(p, player.token) || words.piece(id)), ...kind, ...facts(p).map((row) => row.join(" "))].join(", ");
   }
 
   return Object.assign(board, {

@@ -102,4 +102,49 @@ function visible(piece) {
   return parts.length ? parts : [["code", "⟨⟩"]];
 }
 
-if (typeof module !== "undefined") module.exports = { makePlayer, visible, orderBin, confidenceBin };
+// Tokens of a byte-level vocabulary may hold parts of characters, which come as ⟨d0⟩. Neighbours that make a whole
+// character together are shown as that character, at the token that begins it; "" is all that is left of the others.
+const PART = /⟨([0-9a-f]{2}(?: [0-9a-f]{2})*)⟩/;
+const hasPart = (piece) => PART.test(piece);
+const HEX = new Map(Array.from({ length: 256 }, (_, byte) => [byte, byte.toString(16).padStart(2, "0")]));
+const strict = typeof TextDecoder === "undefined" ? null : new TextDecoder("utf-8", { fatal: true, ignoreBOM: true });
+
+// What each of the pieces shows; null is a mask, and nothing is joined across it.
+function joined(pieces) {
+  const shown = pieces.map((piece) => (piece === null ? null : []));
+  const items = []; // { p, text } or { p, byte }, in order; a mask is { p, text: null }
+  pieces.forEach((piece, p) => {
+    if (piece === null || !hasPart(piece)) return void items.push({ p, text: piece });
+    piece.split(PART).forEach((part, i) => {
+      if (i % 2) for (const hex of part.split(" ")) items.push({ p, byte: parseInt(hex, 16) });
+      else if (part) items.push({ p, text: part });
+    });
+  });
+  for (let i = 0; i < items.length; ) {
+    const { p, text, byte } = items[i];
+    if (byte === undefined) { shown[p]?.push(text); i++; continue; }
+    const size = byte >= 0xf0 ? 4 : byte >= 0xe0 ? 3 : byte >= 0xc2 ? 2 : 1;
+    const bytes = items.slice(i, i + size).map((item) => item.byte);
+    let character = null;
+    if (size > 1 && bytes.length === size && !bytes.includes(undefined)) {
+      try { character = strict.decode(Uint8Array.from(bytes)); } catch { /* not a character */ }
+    }
+    if (character === null) { shown[p].push(byte); i++; continue; }
+    shown[p].push(character);
+    i += size;
+  }
+  return shown.map((parts) => (parts === null ? null : spelled(parts)));
+}
+
+// Text with bytes in it: ⟨d0 bf⟩.
+function spelled(parts) {
+  let text = "", open = false;
+  for (const part of parts) {
+    if (typeof part === "number") { text += `${open ? " " : "⟨"}${HEX.get(part)}`; open = true; continue; }
+    text += `${open ? "⟩" : ""}${part}`;
+    open = false;
+  }
+  return text + (open ? "⟩" : "");
+}
+
+if (typeof module !== "undefined") module.exports = { makePlayer, visible, joined, orderBin, confidenceBin };

@@ -8,6 +8,7 @@ every token a float32 score, an int32 length and its bytes; ids 1 and 2 are BOS 
 from __future__ import annotations
 
 import heapq
+import math
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from ..scorers import CausalScorer
 BOS, BYTES, GONE = 1, 3, -1
 HEADER = struct.Struct("<7i")
 MAGIC = 0x616B3432  # "ak42": the later layouts, which begin with a version
+LARGEST = 1 << 26  # bytes of a tokenizer
 EPS, THETA = 1e-5, 10000.0
 
 
@@ -70,7 +72,9 @@ class Shape:
 
 def read_model(path: Path) -> tuple[Shape, dict[str, Tensor]]:
     """The shape and the weights of a model file; raises if the file does not match its header."""
-    content = path.read_bytes()
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        content = file.read(HEADER.size)
     if len(content) < HEADER.size:
         raise UserError(f"{path} is too short for a llama2.c model: {len(content)} bytes")
     d, h, n, heads, kv, v, length = HEADER.unpack_from(content)
@@ -81,13 +85,14 @@ def read_model(path: Path) -> tuple[Shape, dict[str, Tensor]]:
         raise UserError(f"{path} is not a llama2.c model: its header makes no sense")
     shape = Shape(d, h, n, heads, kv, abs(v), length, shared=v > 0)
     layout = shape.layout()
-    expected = HEADER.size + 4 * sum(int(np.prod(size)) for size in layout.values())
-    if len(content) != expected:
-        raise UserError(f"{path} is damaged: it has {len(content)} bytes but its header requires {expected}")
+    expected = HEADER.size + 4 * sum(math.prod(part) for part in layout.values())
+    if size != expected:  # before it is read
+        raise UserError(f"{path} is damaged: it has {size} bytes but its header requires {expected}")
+    content = path.read_bytes()
     weights, at = {}, HEADER.size
-    for name, size in layout.items():
-        flat = np.frombuffer(content, dtype="<f4", count=int(np.prod(size)), offset=at)
-        weights[name] = torch.from_numpy(flat.astype(np.float32).reshape(size))
+    for name, part in layout.items():
+        flat = np.frombuffer(content, dtype="<f4", count=math.prod(part), offset=at)
+        weights[name] = torch.from_numpy(flat.astype(np.float32).reshape(part))
         at += flat.nbytes
     del weights["cos"], weights["sin"]  # tables that are computed anew
     return shape, weights
@@ -147,6 +152,8 @@ class SentencePieces:
     @classmethod
     def read(cls, path: Path, size: int) -> SentencePieces:
         """The tokenizer file of a model with `size` tokens."""
+        if (held := path.stat().st_size) > LARGEST:
+            raise UserError(f"{path} is not a tokenizer of llama2.c: it has {held:,} bytes")
         content, at = path.read_bytes(), 4
         pieces, scores = [], []
         try:

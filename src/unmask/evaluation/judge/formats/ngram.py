@@ -15,7 +15,7 @@ import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TextIO
 
 from ....types import UserError
 from ..scorers import JudgedText
@@ -24,6 +24,8 @@ START, STOP = "<s>", "</s>"
 UNKNOWN = ("<unk>", "<UNK>")
 MARKS = re.compile(r"(\W*)(.*?)(\W*)", re.DOTALL)  # what is around a word
 SENTENCE = re.compile(r"[.!?]['\")\]”’]*$")
+LONGEST = 1 << 16  # characters of a line
+UNPACKED = 100  # times that a packed file may grow
 LN10 = math.log(10)
 
 
@@ -74,12 +76,23 @@ def read_arpa(path: Path) -> Arpa:
         raise UserError(f"n-gram model {path} does not exist")
     try:
         with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as lines:
-            return _parse(lines, path)
+            return _parse(_bounded(lines, path), path)
     except UnicodeDecodeError:
         hint = "; for a binary model of pocketsphinx write trigram: before its name" if path.suffix == ".bin" else ""
         raise UserError(f"{path} is not an ARPA file in UTF-8{hint}") from None
     except (EOFError, gzip.BadGzipFile, zlib.error):
         raise UserError(f"{path} is damaged: it cannot be unpacked") from None
+
+
+def _bounded(lines: TextIO, path: Path) -> Iterator[str]:
+    """The lines of a file; one without an end, or far more than the packed file can hold, is an error."""
+    left = UNPACKED * path.stat().st_size + LONGEST
+    while line := lines.readline(LONGEST):
+        left -= len(line)
+        if len(line) == LONGEST or left < 0:
+            what = f"a line of {LONGEST:,} characters" if left >= 0 else f"over {UNPACKED} times its size when unpacked"
+            raise UserError(f"{path} is not an ARPA file: it has {what}")
+        yield line
 
 
 def _parse(lines: Iterable[str], path: Path) -> Arpa:
@@ -115,6 +128,8 @@ def _parse(lines: Iterable[str], path: Path) -> Arpa:
             except (ValueError, IndexError):
                 raise UserError(f"{path} is damaged in line {number}: no {section}-gram") from None
             seen[section] += 1
+            if seen[section] > announced.get(section, 0):
+                raise UserError(f"{path} is damaged: it holds more {section}-grams than it announces, {announced}")
     raise UserError(
         f"{path} is damaged: it ends before \\end\\" if section else f"{path} is not an ARPA file: no \\data\\"
     )
