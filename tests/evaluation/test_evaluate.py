@@ -21,6 +21,7 @@ from support.helpers import SENTENCE, folder, random_model, random_rows, refused
 from unmask.config import DataConfig
 from unmask.data.pack import prepare
 from unmask.distributed import World
+from unmask.evaluation import STRATA, default_estimator
 from unmask.evaluation.likelihood import baselines, evaluate, pick_rows, row_nats, summarise
 from unmask.models.masked import MaskedDiffusion
 from unmask.process.keys import Keys
@@ -239,7 +240,8 @@ def test_a_byte_is_a_token_where_nothing_is_added(tmp_path: Path) -> None:
 def test_the_command_is_the_function() -> None:
     lm, rows = learnt()
     found = run("eval", str(trained()), "--json", "--draws", "3", "--seed", "4", "--batch-size", "7").json()
-    want = evaluate(lm.model, rows, draws=3, seed=4).as_dict()
+    want = evaluate(lm.model, rows, draws=3, seed=4, estimator=default_estimator(lm.model)).as_dict()
+    assert found["protocol"]["estimator"] == STRATA.name
     assert found["nats_per_token"] == pytest.approx(want["nats_per_token"], rel=1e-5)
     assert found["stderr_nats"] == pytest.approx(want["stderr_nats"], rel=1e-4)
     assert run("eval", str(trained()), "--json", "--draws", "1").json()["stderr_nats"] is None
@@ -249,7 +251,7 @@ def test_evaluation_in_training_is_the_command() -> None:
     """The last figure of the log comes again from the saved folder."""
     lines = [json.loads(line) for line in (trained() / "log.jsonl").read_text().splitlines()]
     logged = [line["valid_nats"] for line in lines if "valid_nats" in line][-1]
-    found = run("eval", str(trained()), "--json", "--draws", "2", "--rows", "24").json()
+    found = run("eval", str(trained()), "--json", "--draws", "2", "--rows", "24", "--estimator", "times").json()
     assert found["nats_per_token"] == pytest.approx(logged, rel=1e-5)
 
 

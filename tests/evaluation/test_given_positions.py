@@ -271,6 +271,15 @@ def test_a_text_of_nothing_but_n_is_a_sentence(lm: LM, text: str, span: Any) -> 
         score(lm.model, lm.prompt_builder, text, span=span)
 
 
+def test_rows_of_nothing_but_n_are_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "bases.txt").write_text("NNNNNNNN\n" * 8)
+    spec = DataConfig(
+        source=str(tmp_path / "bases.txt"), tokenizer="dna", length=8, eos_between=False, valid_fraction=0.5
+    )
+    with pytest.raises(UserError, match="nothing to score"):
+        evaluate(dna_lm(length=8).model, prepare(spec).split("train"))
+
+
 @pytest.mark.parametrize("layout", ["wrap", "pad"])
 def test_n_in_a_text_file_is_given_as_in_a_genome(tmp_path: Path, layout: str) -> None:
     (tmp_path / "bases.txt").write_text("ACGTNNAC\nGGNA\nTTTTTTTT\n" * 4)

@@ -78,7 +78,9 @@ def evaluate(
         int | None, typer.Option(help="Number of steps T of the discrete bound, or of the sampler.")
     ] = None,
     draws: Annotated[int, typer.Option(help="Independent Monte Carlo draws; 2 or more give an error bar.")] = 4,
-    estimator: Annotated[str, typer.Option(help="times (as in the paper) or strata (less noise).")] = "times",
+    estimator: Annotated[
+        str | None, typer.Option(help="strata (default where it is unbiased: less noise) or times (as in the paper).")
+    ] = None,
     schedule: Annotated[str | None, typer.Option(help="Noise schedule (default: the model's).")] = None,
     batch_size: Annotated[int, typer.Option(help="Rows per network call; does not change the result.")] = 32,
     rows: Annotated[int | None, typer.Option(help="Use at most this many rows, evenly spaced.")] = None,
@@ -207,7 +209,7 @@ def evaluate_model(
     which: str,
     weights: str,
     device: str,
-    estimator: str = "times",
+    estimator: str | None = None,
     label_column: str | None = None,
     local: str | None = None,
     tokenizer: str | None = None,
@@ -216,6 +218,7 @@ def evaluate_model(
     """The bound of a saved model on a data set; without a split, on all of a file or folder that is not the model's."""
     from ..data.pack import prepare
     from ..distributed import world as join_world
+    from ..evaluation import default_estimator
     from ..evaluation.likelihood import evaluate as evaluate_rows
     from ..hub.resolve import load
     from ..models import registry
@@ -245,7 +248,7 @@ def evaluate_model(
                 limit=rows,
                 world=world,
                 attend_pads=config.data.attend_pads,
-                estimator=chosen,
+                estimator=chosen or default_estimator(model),
                 progress=progress,
                 protocol={"model": path, "checkpoint": which, "weights": used_weights(lm, weights), "split": split},
             )
@@ -259,12 +262,13 @@ def evaluate_members(
     which: str,
     weights: str,
     device: str,
-    estimator: str = "times",
+    estimator: str | None = None,
     tokenizer: str | None = None,
     **how: Any,
 ) -> list[SuiteResult]:
     """The bound of a saved model on every set of a suite; `how` as in `evaluate_suite`."""
     from ..distributed import world as join_world
+    from ..evaluation import default_estimator
     from ..evaluation.suites import evaluate_suite, suite
     from ..hub.resolve import load
 
@@ -275,16 +279,16 @@ def evaluate_members(
             lm,
             members,
             world=world,
-            estimator=chosen,
+            estimator=chosen or default_estimator(lm.model),
             **how,
             protocol={"model": path, "checkpoint": which, "weights": used_weights(lm, weights), "suite": name},
         )
 
 
-def _estimator(name: str) -> Estimator:
+def _estimator(name: str | None) -> Estimator | None:
     from ..evaluation import ESTIMATORS
 
-    return ESTIMATORS[choose(name, ESTIMATORS, "estimator")]
+    return None if name is None else ESTIMATORS[choose(name, ESTIMATORS, "estimator")]
 
 
 def _foreign(spec: DataConfig, source: str | None, field: str | None) -> str | None:

@@ -4,7 +4,7 @@
 most 1 for a bound, exactly 1 for an exact law, and anything for a pseudo-likelihood.
 """
 
-from .estimators import ESTIMATORS, STRATA, TIMES, count_weights, strata_nats, times_nats
+from .estimators import ESTIMATORS, STRATA, TIMES, count_weights, default_estimator, strata_nats, times_nats
 from .exact import MOST_TOKENS, exact_nats, pseudo_nats
 from .scoring import METHODS, default_method, score
 from .show import score_lines, token_lines
@@ -19,6 +19,7 @@ __all__ = [
     "TIMES",
     "Span",
     "count_weights",
+    "default_estimator",
     "default_method",
     "exact_nats",
     "iw_bound",

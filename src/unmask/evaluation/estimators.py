@@ -21,6 +21,8 @@ are chosen to cover its positions evenly. The standard deviation of a mean over 
 from __future__ import annotations
 
 import functools
+import itertools
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -28,13 +30,14 @@ import torch
 from torch import Tensor
 
 from ..models.language_model import LanguageModel
+from ..models.masked import MaskedDiffusion, as_masked
 from ..process.keys import Keys
 from ..process.schedule import ContinuousTime, DiscreteTime, Law, Schedule, strata
 from ..types import Batch, TokenNats, UserError
 from .likelihood import TIMES, Estimator
 from .predictions import diffusion, token_nll
 
-__all__ = ["ESTIMATORS", "STRATA", "TIMES", "count_weights", "strata_nats", "times_nats"]
+__all__ = ["ESTIMATORS", "STRATA", "TIMES", "count_weights", "default_estimator", "strata_nats", "times_nats"]
 
 FEW = 4  # with fewer strata than this the proposal is c_n itself: no stratum may contain different weights
 
@@ -156,8 +159,34 @@ def _cover(counts: np.ndarray, weights: np.ndarray, total: int) -> np.ndarray:
     return chosen
 
 
+def every_set(net: MaskedDiffusion, batch: Batch, row: int, free: Tensor, batch_size: int) -> Tensor:
+    """(L,) the bound of one row as a sum over every set of its free positions (L,) that may be hidden: no random draws.
+
+    A set of n of M positions has chance 1 / C(M, n) among those of its size, and its tokens count c_n / n each.
+    """
+    places = torch.nonzero(free.cpu()).squeeze(-1)
+    m = len(places)
+    sets = torch.tensor(list(itertools.product((False, True), repeat=m)), dtype=torch.bool)[1:]  # (2^m - 1, m)
+    masked = torch.zeros(len(sets), len(free), dtype=torch.bool)
+    masked[:, places] = sets
+    rows = torch.full((len(sets),), row)
+    t = torch.ones(len(sets), dtype=torch.float64)  # not used
+    nll = token_nll(net, batch, rows, masked, masked & batch.weight().cpu()[row], t, batch_size)
+    c, n = count_weights(net.law, net.schedule, m), sets.sum(1)
+    ways = torch.tensor([math.comb(m, int(size)) for size in n], dtype=torch.float64)
+    return (c[n] / (n * ways)) @ nll
+
+
 def _token_nats(batch: Batch, nats: Tensor) -> TokenNats:
     return TokenNats(nats.float().to(batch.tokens.device), batch.counted())
+
+
+def default_estimator(model: LanguageModel) -> Estimator:
+    """The one with the least noise and with true error bars: mask counts, where they are unbiased, else times."""
+    net = as_masked(model)
+    if net is None or not net.normalised or net.time_conditioned:
+        return TIMES
+    return STRATA if isinstance(net.law, ContinuousTime | DiscreteTime) else TIMES
 
 
 STRATA = Estimator("one mask count a row and draw, strata over the data set", strata_nats)

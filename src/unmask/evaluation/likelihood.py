@@ -124,6 +124,8 @@ def row_nats(
             if progress:
                 progress(min(start + batch_size, len(mine)), len(mine))
     both = world.sum(torch.from_numpy(np.column_stack((nats, tokens)))).cpu().numpy()
+    if not both[:, -1].any():
+        raise UserError("there is nothing to score: all tokens of these rows are given, as N in a text of bases")
     return both[:, :-1], both[:, -1]
 
 

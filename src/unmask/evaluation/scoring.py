@@ -14,14 +14,13 @@ from ..data.canvas import PromptBuilder
 from ..data.unknown import count_unknown, unknown_facts
 from ..errors import UserError, at_least, choose, known_keywords
 from ..models.language_model import LanguageModel
-from ..models.masked import as_masked
 from ..process.keys import Keys
 from ..sampling import FirstHitting, LeftToRight, Sampler
 from ..types import Batch, Likelihood, Progress
-from .estimators import strata_nats, times_nats
+from .estimators import STRATA, default_estimator, every_set, strata_nats, times_nats
 from .exact import exact_nats, pseudo_nats
 from .likelihood import compute_dtype, eval_keys, evaluating, need_likelihood, refuse_nan, summarise
-from .predictions import RowNats
+from .predictions import RowNats, diffusion
 from .spans import Passage, ScoredPassage, each_span, lay_out, read_passages
 from .trajectories import plan_nats
 from .uncertainty import combined, standard_errors
@@ -68,7 +67,13 @@ def _bound(ask: ScoreRequest, batch: Batch, free: Tensor) -> RowNats:
 
 def _strata(ask: ScoreRequest, batch: Batch, free: Tensor) -> RowNats:
     how: dict[str, Any] = {"calls": ask.calls, "free": free, "batch_size": ask.batch_size}
-    return _drawn([strata_nats(ask.model, batch, ask.keys.at(d), **how).nats for d in range(ask.draws)])
+    drawn = [strata_nats(ask.model, batch, ask.keys.at(d), **how).nats for d in range(ask.draws)]
+    net = diffusion(ask.model, "strata", timeless=True)
+    for i in torch.nonzero(2 ** free.sum(1).clamp(max=62) <= ask.draws * ask.calls + 1).squeeze(-1).tolist():
+        exact = every_set(net, batch, i, free[i], ask.batch_size)  # costs no more than the draws, and has no error
+        for nats in drawn:
+            nats[i] = exact.to(nats)
+    return _drawn(drawn)
 
 
 def _pll(ask: ScoreRequest, batch: Batch, _free: Tensor) -> RowNats:
@@ -108,12 +113,10 @@ METHODS: dict[str, Method] = {
 
 
 def default_method(model: LanguageModel, plan: Sampler | None = None) -> str:
-    """The likelihood under a plan, if there is one; else the bound with the least noise that the model allows."""
+    """The likelihood under a plan, if there is one; else the bound by the default estimator of the model."""
     if plan is not None:
         return "plan" if plan.deterministic else "orders"
-    net = as_masked(model)
-    known = net is not None and net.normalised and not net.time_conditioned
-    return "strata" if known else "bound"
+    return "strata" if default_estimator(model) is STRATA else "bound"
 
 
 @known_keywords
