@@ -48,7 +48,7 @@ export class Side {
       const input = document.createElement(TEXT.has(kind) ? "select" : "input");
       input.id = `${name.toLowerCase()}-${field}`;
       if (kind === "number") { input.type = kind; input.value = begin; input.inputMode = whole ? "numeric" : "decimal"; }
-      if (kind === "flag") input.append(new Option("no", ""), new Option("yes", "true"));
+      if (kind === "flag") input.append(new Option("auto", ""), new Option("yes", "true"), new Option("no", "false"));
       for (const [key, value] of Object.entries(attributes)) input.setAttribute(key, value);
       this.inputs[field] = input;
       input.addEventListener("change", () => { if (field === "model") this.adapt(); else this.enable(); if (field === "stride") this.fit(); changed(field); });
@@ -177,7 +177,7 @@ export class Side {
     for (const { name, kind, begin } of ALL) {
       const { value, disabled } = this.inputs[name];
       if (value === "" || disabled) continue;
-      if (TEXT.has(kind)) body[name] = kind === "flag" ? true : value;
+      if (TEXT.has(kind)) body[name] = kind === "flag" ? value === "true" : value;
       else if (SAID.has(name) || name in advised || value !== begin) body[name] = Number(value);
     }
     return body;
