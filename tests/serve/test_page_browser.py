@@ -283,7 +283,7 @@ def test_infill_by_selecting_words(open_page, lms, artefacts):
     page.press("#gaps", "Enter")
     finish(page)
     page.screenshot(path=artefacts / "filled.png")
-    (text,) = lms["tiny-en"].infill("The {{2}} ran to the {{2}} house.", steps=32, seed=0)
+    (text,) = lms["tiny-en"].infill("The {{2}} ran to the {{2}} house.", seed=0)
     assert shown(page) == text and text.startswith("The ") and text.endswith(" house.")
     # And a part of what was written, again: the other words stay.
     page.locator("#stage .k:not(.g)").first.hover()
@@ -333,7 +333,7 @@ def test_more_settings(open_page, lms, address, artefacts):
     page.fill("#a-seed", "5")
     page.click("#run")
     finish(page)
-    how = {"sampler": "confidence", "k": 3, "top_k": 7, "min_p": 0.01, **lms["tiny-en"].recommended.settings}
+    how = {"sampler": "confidence", "k": 3, "top_k": 7, "min_p": 0.01, "temperature": 0.7, "top_p": 0.9}
     (sample,) = lms["tiny-en"].write_samples(1, length=21, seed=5, **how)
     assert shown(page) == sample.text and "7 calls" in page.locator("#status").inner_text()
     assert "top-k 7" in page.locator(".run .summary").inner_text()
@@ -513,7 +513,7 @@ def test_it_opens_with_gaps_that_the_model_fills_well(open_page, lms):
     }
     page.click("#run")
     finish(page)
-    assert shown(page) == lm.infill(lm.recommended.infill, steps=32, seed=0)[0]
+    assert shown(page) == lm.infill(lm.recommended.infill, seed=0)[0]
     page.evaluate("scrollTo(0, 0)")
     lines = page.evaluate("""(() => {
         const box = document.querySelector('#stage .canvas'), style = getComputedStyle(box);
@@ -904,7 +904,7 @@ def test_only_what_is_used_must_be_right(open_page, lms):
     page = open_page("#mode=fill&text=The+{{2}}+sat.&length=9999&temperature=0.72")
     page.click("#run")
     finish(page)  # a length that is not used, and a temperature between two steps of the arrow keys
-    assert shown(page) == lms["tiny-en"].infill("The {{2}} sat.", steps=32, seed=0, temperature=0.72)[0]
+    assert shown(page) == lms["tiny-en"].infill("The {{2}} sat.", seed=0, temperature=0.72)[0]
     page = open_page("#mode=score&text=hello&temperature=-1")
     page.click("#run")
     page.wait_for_selector("#scores .k")

@@ -142,8 +142,21 @@ def test_gaps_are_found_as_python_finds_them(folder):
     from unmask.data.canvas import parse_gaps
     from unmask.types import UserError
 
-    texts = ["a {{3}} b", "{{2-6}}", "{{ 12 }}", "{{}}", "{{x}}", "{3}", "no", "{{1}}{{2}}", "{{{4}}}"]
-    found = in_node(folder, "editor.js", "console.log(JSON.stringify(given.map(own.hasGap)));", texts)
+    texts = [
+        "a {{3}} b",
+        "{{2-6}}",
+        "{{ 12 }}",
+        "{{}}",
+        "{{x}}",
+        "{3}",
+        "no",
+        "{{1}}{{2}}",
+        "{{{4}}}",
+        "a ___ b",
+        "a [MASK] b",
+        "_____",
+    ]
+    found = in_node(folder, "editor.js", "console.log(JSON.stringify(given.map((text) => own.hasGap(text))));", texts)
     for text, has in zip(texts, found, strict=True):
         try:
             parse_gaps(text)

@@ -1,7 +1,8 @@
 // The infill editor: a text area whose gaps, {{3}}, are drawn as masks by a copy of the text behind it.
 
 const GAP = /\{\{\s*(\d+)\s*(?:-\s*(\d+)\s*)?\}\}/g;
-export const hasGap = (text) => text.search(GAP) >= 0;
+// [MASK] is a gap, too, and so is ___ in a text without any other.
+export const hasGap = (text, blanks = true) => text.search(GAP) >= 0 || text.includes("[MASK]") || (blanks && text.includes("___"));
 
 // How many tokens a piece of text may have: letters of DNA and bytes are counted, words are estimated.
 export function tokensIn(text, kind) {

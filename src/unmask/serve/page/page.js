@@ -236,7 +236,7 @@ function rewrite({ run: one, sequence, from, to }) {
   const { before, after, size } = withGap(pieces, from, to);
   getSelection()?.removeAllRanges();
   hideRewrite();
-  if (hasGap(before) || hasGap(after)) return fail("The text itself contains {{…}}, which would be read as a gap.");
+  if (hasGap(before, false) || hasGap(after, false)) return fail("The text itself contains {{…}} or [MASK], which would be read as a gap.");
   const text = `${before}{{${size}}}${after}`;
   mode("fill");
   editor.set(/^\s/.test(sequence.text) ? text : text.trimStart()); // some tokenizers begin every text with a space

@@ -48,7 +48,7 @@ export class Side {
       const input = document.createElement(TEXT.has(kind) ? "select" : "input");
       input.id = `${name.toLowerCase()}-${field}`;
       if (kind === "number") { input.type = kind; input.value = begin; input.inputMode = whole ? "numeric" : "decimal"; }
-      if (kind === "flag") input.append(new Option("no", ""), new Option("yes", "true"));
+      if (kind === "flag") input.append(new Option("auto", ""), new Option("yes", "true"), new Option("no", "false"));
       for (const [key, value] of Object.entries(attributes)) input.setAttribute(key, value);
       this.inputs[field] = input;
       input.addEventListener("change", () => { if (field === "model") this.adapt(); else this.enable(); if (field === "stride") this.fit(); changed(field); });
@@ -77,9 +77,9 @@ export class Side {
     const known = Object.entries(facts.recommended?.settings ?? {}).filter(([name]) => this.inputs[name]);
     return Object.fromEntries(known.map(([name, value]) => [name, String(value)]));
   }
-  plain(facts = this.facts) {
-    const first = beginnings(), names = new Set([...DRAWN.filter((name) => this.inputs[name]), ...Object.keys(this.recommended(facts))]);
-    return Object.fromEntries([...names].map((name) => [name, first[name] ?? ""]));
+  plain() {
+    const first = beginnings();
+    return Object.fromEntries(DRAWN.filter((name) => this.inputs[name]).map((name) => [name, first[name] ?? ""]));
   }
   // As at the beginning, with these values; whoever sets one of those by which tokens are drawn sets all of them.
   start(values = {}) {
@@ -90,12 +90,12 @@ export class Side {
 
   // How tokens are drawn: "recommended", "exact" or "custom".
   law(facts = this.facts) {
-    const plain = this.plain(facts);
+    const plain = this.plain(), advised = Object.fromEntries(Object.entries(this.recommended(facts)).filter(([name]) => name in plain));
     const same = (wanted) => Object.entries(wanted).every(([name, value]) => {
       const { type, value: held } = this.inputs[name];
       return type === "number" ? number(held) === number(value) || (name === "top_p" && [held, value].every((one) => one === "" || one === "1")) : held === value;
     });
-    if (same({ ...plain, ...this.recommended(facts) })) return "recommended";
+    if (same({ ...plain, ...advised })) return "recommended";
     return same(plain) ? "exact" : "custom";
   }
   follow(law) {
@@ -177,7 +177,7 @@ export class Side {
     for (const { name, kind, begin } of ALL) {
       const { value, disabled } = this.inputs[name];
       if (value === "" || disabled) continue;
-      if (TEXT.has(kind)) body[name] = kind === "flag" ? true : value;
+      if (TEXT.has(kind)) body[name] = kind === "flag" ? value === "true" : value;
       else if (SAID.has(name) || name in advised || value !== begin) body[name] = Number(value);
     }
     return body;
