@@ -177,5 +177,8 @@ def test_progress_ends_at_the_size(tmp_path, monkeypatch):
 
 
 def test_names():
-    assert all(is_fasta(Path(name)) for name in ("a.fa", "b.FASTA", "c.fna.gz", "d.ffn", "e.fas.gz", "hg38.ml.fa"))
-    assert not any(is_fasta(Path(name)) for name in ("a.txt", "fa", "b.fa.txt", "c.fastq", "d.gz", "a.faa"))
+    assert all(
+        is_fasta(Path(name))
+        for name in ("a.fa", "b.FASTA", "c.fna.gz", "d.ffn", "e.fas.gz", "hg38.ml.fa", "g.fa.xz", "p.faa")
+    )
+    assert not any(is_fasta(Path(name)) for name in ("a.txt", "fa", "b.fa.txt", "c.fastq", "d.gz", "e.xz"))

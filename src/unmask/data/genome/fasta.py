@@ -17,7 +17,7 @@ from ..readers import COMPRESSED, DamagedFile, is_compressed, line_of, read_byte
 from .bases import AMBIGUOUS, BASES
 
 EXTENSIONS = (".fa", ".fasta", ".fna", ".faa", ".ffn", ".fas")
-ENDINGS = f"{', '.join(EXTENSIONS[:-1])} or {EXTENSIONS[-1]}, also with .gz or .xz"  # in words
+ENDINGS = ".fa, .fasta, .fna, .ffn or .fas, also with .gz or .xz"  # of DNA, in words; .faa is protein
 CHUNK = 2 << 20  # bytes of text that are read at once
 LONGEST_HEADER = 1 << 20  # bytes: beyond it there are no line ends that we know
 UNKNOWN, LOWER, WRONG = 4, 8, 16  # codes: N; the bit of lower case; not a nucleotide
