@@ -127,6 +127,7 @@ def test_a_run_travels_bit_exactly(tmp_path):
     assert sorted(p.name for p in (tmp_path / "m").iterdir()) == [
         "README.md",
         "config.json",
+        "manifest.json",
         "model.safetensors",
         "tokenizer.json",
         "tokenizer_config.json",
@@ -299,9 +300,10 @@ def test_every_tensor_is_accounted_for(what, tmp_path):
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"n_blocks": 10**9}, "does not fit this model of 1000000000 blocks: it has 131 tensors"),
+        ({"n_blocks": 10**9}, "n_blocks=1000000000 is not valid"),
+        ({"n_blocks": 10**4}, "does not fit this model of 10000 blocks: it has 131 tensors"),
         ({"hidden_dim": 32 * 10**6}, r"has shape \(259, 32\), the model wants \(259, 32000000\)"),
-        ({"hidden_dim": 32 * 10**12}, "too large to exist"),
+        ({"hidden_dim": 32 * 10**12}, "hidden_dim=32000000000000 is not valid"),
         ({"cond_dim": 10**9}, r"has shape \(12, 256\), the model wants \(1000000000, 256\)"),
         ({"mlp_ratio": 10**30}, "too large to exist"),
     ],
