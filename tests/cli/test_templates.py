@@ -70,7 +70,7 @@ WRONG: list[tuple[object, str]] = [
     (A | {"steps": 0}, "steps=0"), (A | {"sampler": "plam"}, "did you mean 'plan'"),
     (A | {"sampler": []}, r"sampler=\[\]"), (A | {"k": 1}, "does not take k"),
     (A | {"ban": "x"}, 'ban must be a list, not "x"'), (A | {"ban": [None]}, "ban="),
-    (A | {"stop": ""}, 'stop must be a list, not ""'),
+    (A | {"only": ["xy"]}, "'xy' is 2 tokens"), (A | {"stop": ""}, 'stop must be a list, not ""'),
     (A | {"stop": [""]}, "stop="), (A | {"stop": [5]}, "stop="),
     ({"text": "a{{1}}b", "stop": ["x"]}, "ends in given text"), (A | {"stop_at_eos": 1}, "stop_at_eos=1"),
     (A | {"allowed": ["a"]}, "allowed must map"), (A | {"allowed": {"0": "a"}}, "allowed must map"),

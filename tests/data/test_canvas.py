@@ -263,10 +263,8 @@ def test_gaps_are_parsed() -> None:
 
 def test_blanks_and_masks_are_gaps_too() -> None:
     assert parse_gaps("The ___ sat on __.") == ["The ", Gap(3, 3), " sat on ", Gap(2, 2), "."]
-    assert parse_gaps("[MASK][MASK] sat") == ["", Gap(1, 1), "", Gap(1, 1), " sat"]
-    assert parse_gaps("a {{2}} [MASK] b") == ["a ", Gap(2, 2), " ", Gap(1, 1), " b"]
-    assert parse_gaps("a [MASK] {{2-4}}") == ["a ", Gap(1, 1), " ", Gap(2, 4), ""]
-    assert parse_gaps("____ {{2}} {x} f{3}") == ["____ ", Gap(2, 2), " {x} f{3}"]  # as before: braces say what is one
+    assert parse_gaps("[MASK][MASK] sat __") == ["", Gap(2, 2), " sat ", Gap(2, 2), ""]
+    assert parse_gaps("____ {{2}} [MASK] f{3}") == ["____ ", Gap(2, 2), " [MASK] f{3}"]  # braces say what is a gap
 
 
 @effort(max_examples=60)

@@ -90,7 +90,8 @@ def test_it_travels_with_the_folder_and_the_card(folder, lm, tmp_path):
 
 def test_a_folder_without_it_is_read_as_before(folder, tmp_path):
     old = shutil.copytree(folder, tmp_path / "old")
-    (old / FILE).unlink()
+    for name in (FILE, "manifest.json"):
+        (old / name).unlink()
     assert unmask.load(old).sampling_params({"seed": 2}) == SamplingParams(seed=2)
 
 
@@ -116,6 +117,7 @@ def test_a_folder_without_it_is_read_as_before(folder, tmp_path):
 def test_a_damaged_file_is_named(folder, tmp_path, content, why):
     bad = shutil.copytree(folder, tmp_path / "bad")
     (bad / FILE).write_text(content)
+    (bad / "manifest.json").unlink()  # which would say that it was changed
     with pytest.raises(UserError) as error:
         unmask.load(bad)
     assert why in str(error.value) and str(bad / FILE) in str(error.value) and "\n" not in str(error.value)

@@ -22,8 +22,7 @@ from .unknown import UnknownTokens
 
 MOST_LENGTHS = 256  # combinations of lengths of ranged gaps that are compared
 LONGEST = 2**22  # tokens of a text that is written in windows
-GAP_MARKS = re.compile(r"\{\{|" + re.escape(MASK))
-BLANKS = re.compile(r"(?<![\w{])_+(?!\w)")
+BLANKS = re.compile(r"(?<![\w{])_+(?!\w)|(?:\[MASK\])+")
 TORN = re.compile(r"\{\{\s*[0-9][0-9 -]*\}?(?!\})|(?<!\{)\{\s*[0-9][0-9 -]*\}\}")  # {{3}, {{3 and {3}}
 SINGLE = re.compile(r"\{[0-9]+(?:-[0-9]+)?\}")
 LENGTHS = re.compile(r"\s*0*([1-9][0-9]{0,8})\s*(?:-\s*0*([1-9][0-9]{0,8})\s*)?")
@@ -59,27 +58,22 @@ class Canvas:
 def split_gaps(text: str) -> list[str]:
     """What stands outside and inside of gaps, in turns: an odd number of strings, in linear time.
 
-    {{3}} is a gap; [MASK] is one of one token, and ___ is one of three tokens in a text without any other gap.
+    {{3}} is a gap. In a text without braces ___ is a gap of three tokens, and [MASK] one of one token.
     """
     parts, at = [], 0
-    last = text.rfind("}}")
-    for mark in GAP_MARKS.finditer(text):
-        start, braces = mark.start(), mark[0] == "{{"
-        if start < at or (braces and last < start + 2):  # inside of a gap, or never closed
-            continue
-        end = text.index("}}", start + 2) if braces else mark.end()
-        parts += [text[at:start], text[start + 2 : end] if braces else "1"]
-        at = end + 2 * braces
-    parts = [*parts, text[at:]]
-    return blanks(text, least=2) if len(parts) == 1 else parts
+    while (start := text.find("{{", at)) >= 0 and (end := text.find("}}", start + 2)) >= 0:
+        parts += [text[at:start], text[start + 2 : end]]
+        at = end + 2
+    return [*parts, text[at:]] if parts else blanks(text, least=2)
 
 
 def blanks(text: str, least: int = 1) -> list[str]:
-    """What stands outside of blanks, and their lengths, in turns: ___ is a gap of three tokens."""
+    """What stands outside of blanks, and their lengths, in turns: ___ is three tokens, [MASK] one."""
     parts, at = [], 0
     for run in BLANKS.finditer(text):
-        if len(run[0]) >= least:
-            parts += [text[at : run.start()], str(len(run[0]))]
+        masks = run[0].startswith("[")
+        if masks or len(run[0]) >= least:
+            parts += [text[at : run.start()], str(len(run[0]) // len(MASK) if masks else len(run[0]))]
             at = run.end()
     return [*parts, text[at:]]
 
