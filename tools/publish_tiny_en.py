@@ -41,10 +41,11 @@ TASKS = (
 )
 GAP = "Once upon a time, there was a {{1}} named {{1}}. He liked to {{3}} in the park."
 RECOMMENDED = Recommended(  # measured by benchmarks/recommend.py; docs/tiny-en.md has the table
-    {"temperature": 0.7, "top_p": 0.9},
+    {"temperature": 0.7, "top_p": 0.9, "steps": 256},
     "The beginning of a story for small children, of a speech to Congress, or of an encyclopedia article.",
-    ("Once upon a time, there was a little", "The Congress of the United States", "The river is"),
-    GAP,
+    ("Once upon a time, there was a little girl named Lily.", "The Congress of the United States", "The river is"),
+    "Once upon a time, there was a little {{1}} named {{1}}. She loved to play with her {{1}} in the {{1}}. "
+    "One day, she saw a big {{1}} and was very {{1}}.",
 )
 
 

@@ -135,7 +135,7 @@ class ModelConfig(Section):
     implementation: ClassVar[str] = ""  # module:class of the network, imported when it is built
     method: Annotated[str, AfterValidator(_method)] = "mdlm"
     network: str = "dit"
-    hidden_dim: int = Field(768, ge=1, le=1 << 20)
+    hidden_dim: int = Field(768, ge=1, le=1 << 25)
     n_blocks: int = Field(12, ge=1, le=10_000)  # a file that says more would keep a machine busy for days
 
     if TYPE_CHECKING:

@@ -346,6 +346,14 @@ def recipe(name: str) -> Config:
 SHARE = 0.1  # of the steps: warm-up, and the steps between evaluations and checkpoints, where the recipe's do not fit
 
 
+def named_keys(overrides: Sequence[str]) -> set[str]:
+    """The settings that a user sets; steps and a time are not set together."""
+    pairs = dict(text.partition("=")[::2] for text in overrides)
+    if "train.steps" in pairs and pairs.get("train.minutes", "null") != "null":
+        raise UserError("train.minutes (--minutes) chooses train.steps; give one of them, not both")
+    return set(pairs)
+
+
 def with_overrides(name: str, overrides: Sequence[str] = ()) -> Config:
     """A recipe (or a YAML file) with a user's settings; what a recipe says of steps follows the steps that it gets.
 
@@ -353,9 +361,7 @@ def with_overrides(name: str, overrides: Sequence[str] = ()) -> Config:
     nobody goes on from there. Settings of the user and of a file stay as they are.
     """
     base = recipe(name)
-    config, named = base.override(overrides), {text.partition("=")[0] for text in overrides}
-    if {"train.steps", "train.minutes"} <= named and config.train.minutes is not None:
-        raise UserError("train.minutes (--minutes) chooses train.steps; give one of them, not both")
+    config, named = base.override(overrides), named_keys(overrides)
     if "train.steps" in named and config.train.minutes is not None:
         config = config.changed(train={"minutes": None})
     if name not in RECIPES or not {"train.steps", "train.minutes"} & named:

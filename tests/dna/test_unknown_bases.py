@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from oracles.enumeration import bayes, keep_grid, kl, one_hot
 from support.dna_models import HEAD, IDS, MASK, coefficient, dna_lm, genome_of, log_softmax, logits, random_bases
 from unmask.config import DataConfig
 from unmask.data.loader import eval_batch
@@ -19,7 +18,7 @@ from unmask.dna.vcf import VcfRecord
 from unmask.evaluation import ESTIMATORS
 from unmask.evaluation.likelihood import evaluate
 
-LENGTH, STEPS = 8, 3
+LENGTH = 8
 CHR = "GATNACAGNTC"
 VARIANTS = ["chr1 6 . C T", "chr1 6 . C CG", "chr1 5 . AC A", "chr1 7 . A C"]  # windows of 5 have one N or two
 
@@ -78,23 +77,6 @@ def continuous(lm, window, sedd):
     return total
 
 
-def in_steps(lm, window, zero_mask):
-    """T steps without carry-over, from dense matrices: the last step rebuilds every known base, hidden or not."""
-    keep, total, free = keep_grid("log-linear", STEPS), 0.0, free_of(window)
-    for hidden, z in states(window):
-        rows = logits(lm, z)
-        log_x = log_softmax(rows) if zero_mask else rows - np.logaddexp.reduce(rows, axis=1, keepdims=True)
-        prior = one_hot(MASK, log_x.shape[1])
-        for i in range(1, STEPS + 1):
-            chance = (1 - keep[i]) ** len(hidden) * keep[i] ** (len(free) - len(hidden))
-            if i == 1:
-                total -= chance * log_x[free, window[free]].sum()
-            for place in hidden if i > 1 else ():
-                q = bayes(MASK, one_hot(window[place], len(prior)), keep[i - 1], keep[i], prior)
-                total += chance * kl(q, bayes(MASK, np.exp(log_x[place]), keep[i - 1], keep[i], prior))
-    return total
-
-
 def left_to_right(lm, window):
     backbone = lm.model.backbone
     with torch.no_grad():
@@ -106,19 +88,13 @@ def left_to_right(lm, window):
 TRUTHS = {
     "mdlm": lambda lm, window: continuous(lm, window, False),
     "sedd": lambda lm, window: continuous(lm, window, True),
-    "no-carry-over": lambda lm, window: in_steps(lm, window, True),
-    "d3pm": lambda lm, window: in_steps(lm, window, False),
     "ar": left_to_right,
 }
 
 
-@pytest.mark.parametrize(
-    "method",
-    ["mdlm", "sedd", "ar", *(pytest.param(name, marks=pytest.mark.slow) for name in ("no-carry-over", "d3pm"))],
-)
+@pytest.mark.parametrize("method", TRUTHS)
 def test_variants_beside_n_are_scored_as_enumeration_says(tmp_path, method):
-    stepped = ["objective.bound=discrete", f"objective.steps={STEPS}"] if method in ("no-carry-over", "d3pm") else []
-    lm, genome = dna_lm(f"model.method={method}", *stepped, length=5, scale=1.0), genome_of(tmp_path, chr1=CHR)
+    lm, genome = dna_lm(f"model.method={method}", length=5, scale=1.0), genome_of(tmp_path, chr1=CHR)
     (tmp_path / "v.vcf").write_text(HEAD + "".join(row.replace(" ", "\t") + "\n" for row in VARIANTS))
     request = VariantRequest(window=5, draws=1 if method == "ar" else 400, batch_size=64)
     effects = list(score_variants(lm, tmp_path / "v.vcf", genome, request))

@@ -27,7 +27,7 @@ FOLDER = Path(__file__).parents[2] / "benchmarks"
 def bench():
     """The benchmark and its parts, as one namespace each."""
     sys.path.insert(0, str(FOLDER))
-    yield {name: importlib.import_module(name) for name in ("sampling", "sampling_table", "scan")}
+    yield {name: importlib.import_module(name) for name in ("sampling", "sampling_table", "scan", "corpus_sizes")}
     sys.path.remove(str(FOLDER))
 
 
@@ -240,3 +240,16 @@ def test_mistakes_in_the_lengths_are_said_in_a_sentence(scan, capsys):
         with pytest.raises(SystemExit) as stop:
             scan.main(given)
         assert stop.value.code == 2 and said in capsys.readouterr().err.splitlines()[-1]
+
+
+# -- corpora of odd shape --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_corpora_of_every_shape_are_measured(bench, capsys, tmp_path):
+    bench["corpus_sizes"].main(["--share=0.00001", f"--folder={tmp_path}", "--json"])
+    results = json.loads(capsys.readouterr().out)
+    assert [result["case"] for result in results] == list(bench["corpus_sizes"].CASES)
+    assert all(result["rows"] > 0 and result["seconds"] > 0 for result in results)
+    assert not list(tmp_path.iterdir())
+    assert bench["corpus_sizes"].shown(results[0]).startswith("| text | 20,000 bytes |")

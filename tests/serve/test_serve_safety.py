@@ -63,7 +63,7 @@ BAD_FIELDS = [
     {"seed": 1.5}, {"seed": "1"}, {"seed": 2**63 - 1, "n": 4}, {"prompt": 3}, {"prompt": ["a"]}, {"prompt": "x" * 60},
     {"prompt": {"a": 1}}, {"text": "no gap"}, {"text": "{{0}}"}, {"text": "{{999999999}}"}, {"text": "{{3-1}}"},
     {"text": "{{1-9}}{{1-9}}{{1-9}}{{1-9}} x"}, {"text": "a {{2}}", "prompt": "a"}, {"stop": ""}, {"stop": [""]},
-    {"stop": "x", "suffix": "y"}, {"stop": ["x"] * 17}, {"ban": ["\U0001f642"]}, {"ban": [9999]}, {"label": "cat"},
+    {"stop": "x", "suffix": "y"}, {"stop": ["x"] * 17}, {"ban": [""]}, {"ban": [9999]}, {"label": "cat"},
     {"guidance": 2}, {"guidance": -1}, {"stride": 48}, {"stride": 0}, {"eta": 0.1}, {"threshold": 0.5},
     {"tops": 11}, {"tops": -1}, {"model": "other"}, {"model": 3}, {"model": "x" * 900}, {"min_length": -1},
 ]  # fmt: skip

@@ -76,7 +76,8 @@ def test_a_bert_learns_to_write_and_says_how_well_before_and_after(masked_lm, ot
 def test_the_bound_before_is_what_eval_says_of_the_model(masked_lm, other, tmp_path):
     words = ["--data", str(other), "--out", str(tmp_path / "r"), "--json"]
     ran = run(*tune(masked_lm, "train.steps=1", "objective.cutoff=0.1", *words))  # as the recipe `tiny` has it
-    asked = run("eval", str(masked_lm), "--data", str(other), "--rows", "12", "--draws", "2", "--json")
+    same = ["--split", "valid", "--rows", "12", "--draws", "2", "--json"]
+    asked = run("eval", str(masked_lm), "--data", str(other), *same)
     assert ran.json()["before"]["nats_per_token"] == pytest.approx(asked.json()["nats_per_token"], rel=1e-6)
 
 
@@ -153,6 +154,11 @@ def test_settings_fit_the_machine(masked_lm, other, tmp_path, monkeypatch, capsy
     if not changes and cost is SLOW:
         assert "0.96 s, instead of 61.4 s with the recipe's rows; 30 minutes, until about" in said
         assert fitted.eval.rows == 128, "an evaluation takes a fiftieth of the time"
+
+
+def test_steps_and_minutes_are_not_both_given(masked_lm, other, tmp_path):
+    words = ["--data", str(other), "--out", str(tmp_path / "r"), "--minutes", "3"]
+    assert "give one of them, not both" in refused(*tune(masked_lm, *words))
 
 
 def test_a_row_is_measured(masked_lm):

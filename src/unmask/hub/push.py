@@ -9,6 +9,7 @@ from typing import Any
 
 from ..data.online import hub, reason
 from ..errors import nearest
+from ..files import MANIFEST
 from ..lm import LM
 from ..types import UserError
 from .card import model_card
@@ -51,6 +52,7 @@ def push_to_hub(
         folder = write_folder(
             Path(temporary) / "model", lm.model, lm.tokenizer, lm.config, lm.labels, dtype, card, lm.recommended
         )
+        (folder / MANIFEST).unlink()  # the Hub has checksums of its own, and files are edited there
         api = huggingface_hub.HfApi(token=token)
         try:
             name = api.create_repo(repo_id, private=private, exist_ok=True).repo_id

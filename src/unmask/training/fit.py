@@ -20,6 +20,7 @@ from ..hub import checkpoint
 from ..lm import LM
 from ..process.keys import Keys
 from ..progress import clock
+from ..recipes import named_keys
 from ..types import Batch
 from .budget import ending, mean_over, peak_memory
 
@@ -34,7 +35,7 @@ def fit_machine(lm: LM, config: Config, out: str | Path, overrides: Sequence[str
     The paper's fine-tuning is for GPUs, and stays as it is on one. Elsewhere the cost of a row is measured, and what
     would take longer than MINUTES gets fewer rows per step and a time. A run that is continued keeps what it has.
     """
-    named = {text.partition("=")[0] for text in overrides}
+    named = named_keys(overrides)
     if checkpoint.steps(Path(out)):
         return _kept(config, load_yaml(Path(out) / "config.yaml"), named)
     if pick_device(config.train.device).type == "cuda" and config.train.minutes is None:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from ...config import Config
 from ...data.tokenization import CONFIG_FILE, JSON_FILE, VOCAB_FILE, Tokenizer, read_backend, read_tokenizer, size_of
 from ...files import MANIFEST, read_json, replacing_folder, seal, verify, writing
+from ...sampling.recommended import FILE as SETTINGS
 from ...sampling.recommended import Recommended
 from ...types import UserError
 from .encoder_folders import fits
@@ -105,15 +106,18 @@ def write_files(
             (new / CARD).write_text(card, encoding="utf-8")
         if recommended:
             recommended.write(new)
-        seal(new, CARD)
+        seal(new, CARD, SETTINGS)  # which people edit
     return folder
 
 
 def verify_folder(folder: Path) -> None:
-    """Raise if a folder that we wrote is not as it was written; folders of others have no manifest."""
+    """Raise if a file of a folder that we wrote has its size and other bytes.
+
+    Where a size differs, another library has written into the folder: then its files speak for themselves.
+    """
     if (folder / MANIFEST).is_file():
         fix = f"; copy it again, or delete {MANIFEST} if it was changed on purpose"
-        verify(folder, "model", fix)
+        verify(folder, "model", fix, rewritten=True)
 
 
 def refuse_existing(folder: Path) -> None:
