@@ -1,3 +1,0 @@
-"""The version, apart from the package so that the build can read it without importing torch."""
-
-__version__ = "0.2.0"
