@@ -145,7 +145,7 @@ MISTAKES: dict[str, tuple[Callable[[], list[str]], str]] = {
     "keep": (lambda: sample("--sampler", "remask-loop", "--keep", "1"), "keep=1"),
     "corrections": (lambda: sample("--sampler", "corrector", "--corrections", "0"), "corrections=0"),
     "min_p": (lambda: sample("--min-p", "-1"), "min_p=-1"),
-    "ban of two tokens": (lambda: sample("--ban", "ab"), "'ab' is 2 tokens"),
+    "only two tokens": (lambda: sample("--only", "ab"), "'ab' is 2 tokens"),
     "ban of nothing": (lambda: sample("--ban", ""), "empty"),
     "ban outside the vocabulary": (lambda: sample("--ban", "#300"), "token 300"),
     "negative min_length": (lambda: sample("--min-length", "-1"), "min_length=-1"),

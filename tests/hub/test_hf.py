@@ -416,7 +416,7 @@ def test_published_models_with_the_tokenizer_of_gpt2():
     assert lm.tokenizer.vocab == Vocab(258, mask=257, eos=256) and lm.config.schedule.name == "log-linear"
     assert len(lm.sample(1, length=8, seed=0)) == 1
     nats = lm.score("a text", draws=64)  # of a network that knows nothing yet, 257 tokens are alike
-    assert nats.nats_per_token == pytest.approx(math.log(257), abs=5 * nats.stderr_nats)
+    assert nats.nats_per_token == pytest.approx(math.log(257), abs=5 * nats.stderr_nats + 1e-6)
 
 
 def test_the_published_size():

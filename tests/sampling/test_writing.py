@@ -93,7 +93,7 @@ WITH_MODEL: list[tuple[dict[str, Any], str]] = [  # n samples after "ab" with 40
     ({"guidance": 2}, "guidance=2 needs a label"),
     ({"stop": ["x"], "suffix": "y"}, "ends in given text"),
     ({"stop_at_eos": True, "suffix": "y"}, "ends in given text"),
-    ({"ban": ["the cat"]}, "'the cat' is 7 tokens"),
+    ({"only": ["the cat"]}, "'the cat' is 7 tokens"),
     ({"ban": [""]}, "token in a rule is empty"),
     ({"ban": [259]}, "token 259 is outside"),
     ({"ban": [-1]}, "token -1"),
