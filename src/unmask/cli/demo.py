@@ -13,8 +13,6 @@ from ..errors import UserError
 from .shared import Overrides, exit_code
 
 BUILT_IN = "tiny-en"
-STORY = "Once upon a time, there was a little"
-STORY_GAP = "Once upon a time, there was a {{1}} named {{1}}. He liked to {{3}} in the park."
 GAP = "This {{1}} is called when the {{2}} of the object is not found."
 
 
@@ -31,12 +29,12 @@ def show_built_in() -> None:
     from ..hub.resolve import load
 
     lm = load(BUILT_IN)
+    story, gaps = lm.recommended.prompts[0], lm.recommended.infill
     parameters = sum(p.numel() for p in lm.model.parameters())
-    print(f"{BUILT_IN}, a small model of {parameters:,} parameters, comes with the package. It continues a story:\n")
-    print(lm.sample(prompt=STORY, length=96, seed=0)[0])
-    print(f"\nIt fills gaps: {STORY_GAP}")
-    for text in lm.infill(STORY_GAP, n=3, seed=0):
+    print(f"{BUILT_IN}, a small model of {parameters:,} parameters, comes with the package. It fills gaps: {gaps}")
+    for text in lm.infill(gaps, n=3, seed=0):
         print(f"  {text}")
+    print(f"\nIt continues a story: {lm.sample(prompt=story, length=64, seed=0)[0]}")
     print(flush=True)
 
 
