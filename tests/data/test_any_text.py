@@ -10,10 +10,13 @@ import lzma
 import os
 import re
 import shutil
+from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+import unmask
 from support.helpers import folder, refused, run, text_file, trained
 from unmask.cli.data import lines_of_list
 from unmask.config import DataConfig
@@ -22,6 +25,7 @@ from unmask.data.adopted import read_tokenizer
 from unmask.data.corpora import open_corpus
 from unmask.data.detokenize import mojibake
 from unmask.data.overview import list_sets
+from unmask.data.rows import Rows
 from unmask.types import UserError
 
 ROWS = ["first, with a comma", 'second "quoted"', "third\nof two lines"]
@@ -177,7 +181,7 @@ def test_eval_scores_all_of_a_foreign_file(tmp_path):
     held_out.write_text("one two three four.\n" * 100)
     how = ("--draws", "1", "--batch-size", "64", "--json")
     ran = run("eval", str(trained()), "--data", str(held_out), *how).json()
-    assert ran["protocol"]["split"] == "all" and ran["tokens"] == 100 * 20 // 32 * 32
+    assert ran["protocol"]["split"] == "all" and ran["tokens"] == 100 * 20 + 1  # the end
     ran = run("eval", str(trained()), "--data", str(held_out), "--split", "valid", *how).json()
     assert ran["protocol"]["split"] == "valid" and ran["tokens"] < 1000
     assert run("eval", str(trained()), "--rows", "2", *how).json()["protocol"]["split"] == "valid"
@@ -218,3 +222,42 @@ def test_the_list_fits_the_terminal():
         assert max(map(len, lines)) <= width
         assert all(any(record["name"] in line for line in lines) for record in sets)
     assert len(lines_of_list(sets)) == len(sets) + 1  # a pipe gets one line per set
+
+
+@pytest.mark.parametrize("block_ends", [False, True])
+@pytest.mark.parametrize("size", [5, 20, 21, 39])
+def test_rest_is_a_shorter_row_and_nothing_else_changes(block_ends, size):
+    """Every token of the stream comes back once, in order, with the rest of a row that is not whole."""
+    stream = np.arange(10, 10 + size, dtype=np.uint16)
+    ends = (1, 2) if block_ends else None
+    make = partial(Rows, stream, None, {"documents": 1, "bytes": 3 * size}, 10, ends, pad=0)
+    whole, every = make(), make(rest=True)
+    tokens, counts = every.rows(range(len(every)))
+    counts = np.ones_like(tokens, dtype=bool) if counts is None else counts
+    inside = counts & ~np.isin(tokens, (1, 2))
+    assert tokens[inside].tolist() == stream.tolist() and (tokens[~counts] == 0).all()
+    assert (
+        np.array_equal(tokens[: len(whole)], whole.rows(range(len(whole)))[0])
+        and whole.rows(range(len(whole)))[1] is None
+    )
+    assert every.bytes_per_token * counts.sum() == pytest.approx(3 * size)
+    if block_ends:
+        assert [row[count].tolist()[-1] for row, count in zip(tokens, counts, strict=True)] == [2] * len(every)
+
+
+def test_a_foreign_file_is_scored_to_its_last_token(tmp_path):
+    """`eval` of a file shorter than a row is what `score` says of its text, by the exact law of a causal model."""
+    (tmp_path / "held.txt").write_text("a short text")
+    out = tmp_path / "ar"
+    train = ("train", "tiny", f"data.source={words(tmp_path)}", "data.tokenizer=bytes", "data.eos_between=false")
+    assert run(*train, "model.method=ar", "train.steps=2", "--out", str(out), "--quiet").code == 0
+    found = run("eval", str(out), "--data", str(tmp_path / "held.txt"), "--json").json()
+    scored = unmask.load(out).score("a short text")
+    assert found["tokens"] == scored.tokens == 12 and found["protocol"]["rest"]
+    assert found["nats_per_token"] == pytest.approx(scored.nats_per_token, rel=1e-5)
+
+
+def words(folder):
+    path = folder / "words.txt"
+    path.write_text("some words of a text that is long enough for a few rows\n" * 60)
+    return path

@@ -237,7 +237,7 @@ def evaluate_model(
             prepared = prepare(spec, lm.tokenizer, splits=(part,), progress=progress, labels=lm.labels or None)
             if split == "all" and prepared.corpus.division is None:
                 raise UserError(f"{spec.source} comes with its splits; choose one: {', '.join(prepared.corpus.splits)}")
-            split_rows = prepared.split(part)
+            split_rows = prepared.split(part, rest=split == "all")
         with progress_bar("evaluating", quiet=not world.main) as progress:
             return evaluate_rows(
                 model,

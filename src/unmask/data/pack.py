@@ -44,9 +44,9 @@ class Prepared:
     folder: Path
     labels: tuple[str, ...] = ()  # the names of the labels by their ids; none without `data.label`
 
-    def split(self, name: str) -> Rows:
-        """The rows of a split, or one sentence why there are none."""
-        return _rows(self, name, self.facts(name))
+    def split(self, name: str, rest: bool = False) -> Rows:
+        """The rows of a split, or one sentence why there are none; with `rest` the last may be shorter than others."""
+        return _rows(self, name, self.facts(name), rest)
 
     def facts(self, name: str) -> dict[str, Any]:
         """The record of a split that is in the cache when this returns."""
@@ -158,7 +158,7 @@ def preview(prepared: Prepared, split: str, n: int) -> Rows:
     )
 
 
-def _rows(prepared: Prepared, name: str, facts: dict[str, Any]) -> Rows:
+def _rows(prepared: Prepared, name: str, facts: dict[str, Any], rest: bool = False) -> Rows:
     spec, vocab = prepared.spec, prepared.tokenizer.vocab
     ends = map_file(prepared.folder / f"{name}.idx", np.dtype("<u8")) if spec.layout == "pad" else None
     about = {
@@ -192,6 +192,7 @@ def _rows(prepared: Prepared, name: str, facts: dict[str, Any]) -> Rows:
         pad=vocab.pad if vocab.pad is not None else vocab.eos,
         end=end_of(spec, vocab),
         never_hidden=prepared.tokenizer.never_hidden,
+        rest=rest,
         **label,
     )
     if not rows.documents:

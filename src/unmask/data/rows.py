@@ -48,6 +48,7 @@ class Rows:
     marks: np.ndarray | None = field(default=None, repr=False)  # (documents,) uint16: labels as the cache has them ...
     label_ids: np.ndarray | None = field(default=None, repr=False)  # ... and (labels,) int64: the id of each
     never_hidden: tuple[int, ...] = ()  # ids that are given wherever they stand, as N in a text of bases
+    rest: bool = False  # wrap: what is left after the last whole row is a row too, a shorter one
 
     @property
     def capacity(self) -> int:
@@ -70,7 +71,9 @@ class Rows:
         return self.marks is not None
 
     def __len__(self) -> int:
-        return self.tokens // self.capacity if self.ends is None else int(self.ends.size)
+        if self.ends is not None:
+            return int(self.ends.size)
+        return -(-self.tokens // self.capacity) if self.rest else self.tokens // self.capacity
 
     def rows(self, indices: np.ndarray | Iterable[int]) -> tuple[np.ndarray, np.ndarray | None]:
         """(n, L) int64 tokens, and (n, L) bool where they count (None = everywhere)."""
@@ -108,14 +111,24 @@ class Rows:
         chosen = np.asarray(list(indices) if not isinstance(indices, np.ndarray) else indices, dtype=np.int64)
         return np.asarray(self.label_ids[self.marks[chosen]])
 
-    def _wrapped(self, chosen: np.ndarray) -> tuple[np.ndarray, None]:
-        blocks = self.stream[: len(self) * self.capacity].reshape(len(self), self.capacity)
-        if self.block_ends is None:
-            return blocks[chosen].astype(np.int64), None
-        tokens = np.empty((len(chosen), self.length), dtype=np.int64)
-        tokens[:, 0], tokens[:, -1] = self.block_ends
-        tokens[:, 1:-1] = blocks[chosen]
-        return tokens, None
+    def _wrapped(self, chosen: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
+        whole, left = divmod(self.tokens, self.capacity)
+        tokens = np.full((len(chosen), self.length), self.pad or 0, dtype=np.int64)
+        before, after = (0, 0) if self.block_ends is None else (1, 1)
+        blocks = self.stream[: whole * self.capacity].reshape(whole, self.capacity)
+        tokens[chosen < whole, before : self.length - after] = blocks[chosen[chosen < whole]]
+        if self.block_ends is not None:
+            tokens[:, 0], tokens[:, -1] = self.block_ends
+        short = chosen == whole
+        if not short.any():
+            return tokens, None
+        counts = np.ones((len(chosen), self.length), dtype=bool)
+        counts[short, left + before + after :] = False
+        tokens[short, before : before + left] = self.stream[whole * self.capacity :]
+        tokens[short, before + left :] = self.pad or 0
+        if self.block_ends is not None:
+            tokens[short, before + left] = self.block_ends[1]
+        return tokens, counts
 
     def _padded(self, chosen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         assert self.ends is not None and self.pad is not None
@@ -138,7 +151,9 @@ class Rows:
         """Bytes of source text for each token that counts (where documents are cut, at the average rate)."""
         rate = self.facts["bytes"] / self.tokens
         if self.ends is None:
-            return float(rate * self.capacity / self.length)
+            ends = self.length - self.capacity
+            kept = self.tokens if self.rest else len(self) * self.capacity
+            return float(rate * kept / (kept + ends * len(self)))
         kept, scored, before = 0, 0, 0
         for at in range(0, len(self), 1 << 20):
             part = self.ends[at : at + (1 << 20)].astype(np.int64)
@@ -152,6 +167,8 @@ class Rows:
     def describe(self) -> dict[str, Any]:
         """What a reported number should carry: the text, the tokens and the convention."""
         about = {**self.facts, "length": self.length, "block_ends": self.block_ends is not None, "rows": len(self)}
+        if self.rest and self.tokens % self.capacity:
+            about["rest"] = "the last row is shorter, so that every token counts"
         if self.end is not None:
             about["ends"] = "an end-of-text token per document counts; the nats of the padding after it belong to it"
         return about

@@ -67,8 +67,8 @@ class GenomePrepared(Prepared):
     parts: Mapping[str, tuple[Genome, Regions]] = field(default_factory=dict, repr=False)
     about: Mapping[str, Any] = field(default_factory=dict)
 
-    def split(self, name: str) -> GenomeRows:
-        """The rows of a split, or one sentence why there are none."""
+    def split(self, name: str, rest: bool = False) -> GenomeRows:
+        """The rows of a split, or one sentence why there are none. Windows cover every base, with or without `rest`."""
         rows = self._rows(name)
         if not len(rows):
             if not rows.tokens:
