@@ -458,6 +458,15 @@ def test_a_recipe_of_dna_needs_dna(tmp_path, recipe):
     assert not list((tmp_path / "run").glob("checkpoints/*"))
 
 
+def test_proteins_are_not_read_base_by_base(tmp_path):
+    (tmp_path / "p.faa").write_text(">p\nMKVLAT\n")
+    for settings in ({}, {"tokenizer": "dna"}):
+        with pytest.raises(
+            UserError, match=r"p\.faa is FASTA of proteins; to train on them, write"
+        ):
+            prepare(DataConfig(source=str(tmp_path / "p.faa"), cache=str(tmp_path / "cache"), **settings))
+
+
 def test_a_file_of_no_known_kind_is_not_dna(tmp_path):
     (tmp_path / "x.2bit").write_bytes(b"ACGT")
     with pytest.raises(UserError, match=r"x\.2bit does not say what it holds; give a FASTA file \(\.fa, \.fasta"):

@@ -19,6 +19,7 @@ from .. import dataset_files, records
 from ..cache import cache_folder, content_key, file_hash
 from ..documents import Piece, format_of, table_of
 from ..pack import Prepared
+from ..readers import unpacked_name
 from ..streams import Corpus, Division
 from ..tokenizer import Tokenizer
 from .bases import dna_tokenizer
@@ -107,6 +108,11 @@ def prepare_genome(spec: DataConfig, tokenizer: Tokenizer | None, progress: Prog
         if bases:
             _check_sequences(spec)
         return None
+    if any(unpacked_name(file).endswith(".faa") for files in source.files.values() for file in files):
+        raise UserError(
+            f"{spec.source} is FASTA of proteins; to train on them, write a sequence per line to a .txt file and set "
+            "data.document=line data.layout=pad data.tokenizer=chars"
+        )
     if not bases:
         remark = "" if tokenizer is None else f", and the tokenizer {tokenizer.name!r} of this model is for text"
         raise UserError(f"{spec.source} is FASTA, which is read base by base{remark}; set data.tokenizer=dna")
