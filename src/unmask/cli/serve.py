@@ -60,7 +60,9 @@ def serve(
     from ..serve.server import bind
     from ..serve.server import serve as run
     from ..serve.threads import run_in_thread
+    from ..training.memory import share_heaps
 
+    share_heaps()
     limits = Limits(
         batch=batch_size,
         queue=max_queue,

@@ -1,11 +1,11 @@
-"""Keep freed memory: on Linux a large CPU tensor is otherwise new pages from the kernel every time."""
+"""What the allocator of C does with freed memory on Linux: keep it (training), or not a heap per thread (serving)."""
 
 from __future__ import annotations
 
 import ctypes
 import sys
 
-_MMAP_MAX, _TRIM_THRESHOLD = -4, -1  # glibc's names M_MMAP_MAX and M_TRIM_THRESHOLD
+_MMAP_MAX, _TRIM_THRESHOLD, _ARENA_MAX = -4, -1, -8  # glibc's names M_MMAP_MAX, M_TRIM_THRESHOLD and M_ARENA_MAX
 
 
 def keep_pages() -> bool:
@@ -14,10 +14,22 @@ def keep_pages() -> bool:
     A training step frees and allocates the same gigabytes again and again. With mmap each time costs a page fault
     for every 4 KiB, a noticeable part of a step on the CPU. The process then holds its peak memory until it ends.
     """
+    return _set(_MMAP_MAX, 0) and _set(_TRIM_THRESHOLD, 2**31 - 1)
+
+
+def share_heaps() -> bool:
+    """Let all threads share two heaps; returns whether that worked.
+
+    By default each thread may get a heap, up to eight a core, and each of them keeps the most that it ever held. A
+    server, in which many threads prepare requests, would grow with every new coincidence of large ones.
+    """
+    return _set(_ARENA_MAX, 2)
+
+
+def _set(name: int, value: int) -> bool:
     if not sys.platform.startswith("linux"):
         return False
     try:
-        mallopt = ctypes.CDLL("libc.so.6").mallopt
+        return bool(ctypes.CDLL("libc.so.6").mallopt(name, value))
     except (OSError, AttributeError):  # another C library
         return False
-    return bool(mallopt(_MMAP_MAX, 0)) and bool(mallopt(_TRIM_THRESHOLD, 2**31 - 1))
