@@ -461,9 +461,7 @@ def test_a_recipe_of_dna_needs_dna(tmp_path, recipe):
 def test_proteins_are_not_read_base_by_base(tmp_path):
     (tmp_path / "p.faa").write_text(">p\nMKVLAT\n")
     for settings in ({}, {"tokenizer": "dna"}):
-        with pytest.raises(
-            UserError, match=r"p\.faa is FASTA of proteins; to train on them, write"
-        ):
+        with pytest.raises(UserError, match=r"p\.faa is FASTA of proteins; to train on them, write"):
             prepare(DataConfig(source=str(tmp_path / "p.faa"), cache=str(tmp_path / "cache"), **settings))
 
 
