@@ -6,13 +6,16 @@ ends with the exit code of its signal, and not with a traceback.
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -109,9 +112,47 @@ def world(device: str = "auto") -> Iterator[World]:
         yield World(dist.get_rank(), dist.get_world_size(), place)
 
 
+def connect(backend: str, attempts: int = 3) -> None:
+    """Join the other processes, all of them or none.
+
+    After a restart of torchrun the processes sometimes do not reach each other, and would wait for half an hour. All of
+    them meet at the store that torchrun keeps before and after an attempt, so that they give up and try again together.
+    """
+    store, rank, size = next(dist.rendezvous("env://"))
+    default = dist.distributed_c10d._get_default_timeout(dist.Backend(backend))
+    for attempt in range(attempts):
+        meet(store, f"ready-{attempt}", size)
+        dist.distributed_c10d._world.group_count = 0  # groups are named by their number, which must agree everywhere
+        part = dist.PrefixStore(f"connect-{attempt}", store)
+        try:
+            limit = timedelta(seconds=CONNECT)
+            dist.init_process_group(backend, store=part, rank=rank, world_size=size, timeout=limit)
+        except RuntimeError:
+            if attempt + 1 == attempts:
+                raise
+            continue
+        if meet(store, f"connected-{attempt}", size, CONNECT + 10):
+            break
+        dist.destroy_process_group()
+    else:
+        raise UserError(f"the {size} processes cannot reach each other; check the network between them, and {CONTINUE}")
+    dist.distributed_c10d._set_pg_timeout(default, dist.group.WORLD)
+
+
+def meet(store: dist.Store, name: str, size: int, seconds: float = math.inf) -> bool:
+    """Wait until every process is here, for so long; whether they are."""
+    store.add(name, 1)
+    begin = time.monotonic()
+    while store.add(name, 0) < size:
+        if time.monotonic() - begin > seconds:
+            return False
+        time.sleep(0.05)
+    return True
+
+
 @contextmanager
 def _joined(backend: str) -> Iterator[None]:
-    dist.init_process_group(backend)
+    connect(backend)
     pulse = Pulse(dist.distributed_c10d._get_default_store(), dist.get_rank(), dist.get_world_size())
     try:
         yield
@@ -174,6 +215,7 @@ class Pulse:
 
 
 BEAT = 1.0  # seconds
+CONNECT = 30.0  # seconds of an attempt to connect: on one machine it takes none
 LEFT = 1 << 40  # in the count of a process that has left
 LOST = re.compile(r"gloo|connection (closed|reset|refused)|broken pipe|nccl|timed out", re.IGNORECASE)
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import socket
+import subprocess
+import sys
 import threading
 from collections import Counter
 from pathlib import Path
@@ -110,3 +114,38 @@ def test_a_process_that_has_left_or_not_begun_is_not_missed(monkeypatch: pytest.
     assert store.counts["pulse-0"] >= LEFT, "and this one says that it leaves"
     store.add("pulse-1", LEFT)
     assert watch(monkeypatch, store) == []
+
+
+def test_processes_that_do_not_reach_each_other_try_again_together(tmp_path: Path) -> None:
+    """The first attempt of one process fails; the other notices, and both connect in the second."""
+    code = """
+import os, sys
+import torch
+import torch.distributed as dist
+from unmask import distributed
+
+distributed.CONNECT = 1.0
+join, calls = dist.init_process_group, []
+
+def broken(*args, **settings):
+    calls.append(1)
+    if len(calls) == 1 and os.environ["RANK"] == "1":
+        raise RuntimeError("gloo: timed out")
+    join(*args, **settings)
+
+dist.init_process_group = broken
+with distributed.world("cpu") as world:
+    total = world.sum(torch.ones(1))
+print(len(calls), total.item(), dist.is_initialized())
+"""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
+    both = [
+        subprocess.Popen(
+            [sys.executable, "-c", code], env={**os.environ, **place, "RANK": rank}, stdout=subprocess.PIPE
+        )
+        for rank in ("0", "1")
+    ]
+    assert [process.communicate(timeout=120)[0] for process in both] == [b"2 2.0 False\n"] * 2
