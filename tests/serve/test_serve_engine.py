@@ -511,3 +511,16 @@ def test_a_network_that_fails_on_one_text_fails_that_request_only():
         assert bad.status == 500 and "step 0 cannot be written: for 1 of 1 positions" in bad.json["error"]["message"]
         (alone,) = diffusion_lm().infill("a{{6}}", **body)
         assert good.status == 200 and good.json["samples"][0]["text"] == alone
+
+
+def test_an_idle_engine_gives_memory_back_once(monkeypatch):
+    calls = []
+    monkeypatch.setattr("unmask.serve.engine.give_back", lambda: calls.append(1))
+    monkeypatch.setattr("unmask.serve.engine.IDLE", 0.01)
+    with running({"tiny": diffusion_lm()}, Limits(grace=1.0)) as server:
+        assert not calls  # nothing was used yet
+        for expected in (1, 2):
+            assert server.post("/v1/diffusion", {"length": 4, "steps": 2}).status == 200
+            wait_for(lambda expected=expected: len(calls) >= expected)
+            threading.Event().wait(0.1)
+            assert len(calls) == expected

@@ -19,12 +19,14 @@ import torch
 from ..lm import LM
 from ..sampling import Batcher
 from ..sampling.trace import changes_of
+from ..training.memory import give_back
 from ..types import State
 from .handles import Done, Failed, RequestHandle, Step
 from .limits import Limits, Refusal
 from .monitoring import Metrics
 from .threads import interruptible, use_cores
 
+IDLE = 2.0  # seconds without a request after which freed memory is given back to the system
 TOKEN_BUDGET = {"cpu": 32, "cuda": 2048}  # tokens that cost next to nothing compared with the call itself
 log = logging.getLogger("unmask.serve")
 
@@ -143,13 +145,19 @@ class Engine:
 
     def _run(self) -> None:
         use_cores(self.threads)
+        tidy = True  # whether freed memory was given back since the last request
         while True:
             with self._wake:
-                while not self._new and not self._stopping and not any(map(self._due, self._queues.values())):
-                    self._wake.wait()
+                while not self._ready() and self._wake.wait(None if tidy else IDLE):
+                    pass
+                idle = not self._ready()
                 new, self._new = self._new, []
                 ending, stopping = self._ending, self._stopping
                 self._ending = None
+            tidy = idle
+            if idle:
+                give_back()
+                continue
             for handle in new:
                 self._queues[handle.model].handles.append(handle)
             for queue in self._queues.values():
@@ -159,6 +167,9 @@ class Engine:
                     self._step(queue)
             if stopping and not self._new:
                 return
+
+    def _ready(self) -> bool:
+        return bool(self._new) or self._stopping or any(map(self._due, self._queues.values()))
 
     def _due(self, queue: _ModelQueue) -> bool:
         return queue.batcher.busy or bool(queue.handles)

@@ -26,10 +26,21 @@ def share_heaps() -> bool:
     return _set(_ARENA_MAX, 2)
 
 
+def give_back() -> None:
+    """Give freed memory back to the system."""
+    if (trim := getattr(_library(), "malloc_trim", None)) is not None:
+        trim(0)
+
+
 def _set(name: int, value: int) -> bool:
+    mallopt = getattr(_library(), "mallopt", None)
+    return mallopt is not None and bool(mallopt(name, value))
+
+
+def _library() -> ctypes.CDLL | None:
     if not sys.platform.startswith("linux"):
-        return False
+        return None
     try:
-        return bool(ctypes.CDLL("libc.so.6").mallopt(name, value))
-    except (OSError, AttributeError):  # another C library
-        return False
+        return ctypes.CDLL("libc.so.6")
+    except OSError:  # another C library
+        return None
