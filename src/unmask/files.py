@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import secrets
 import shutil
@@ -19,6 +20,7 @@ from typing import Any
 from .errors import UserError
 from .jsonable import finite
 
+log = logging.getLogger(__name__)
 LARGEST_JSON = 1 << 26  # bytes: an object in memory has many times as many
 MANIFEST = "manifest.json"  # of a sealed folder: the size and SHA-256 of every file
 CHECK = "checksum"  # of a stamped JSON object, in itself
@@ -134,8 +136,8 @@ def locked(folder: Path, what: str) -> Iterator[None]:
         lock.acquire()
     except Timeout:
         raise UserError(f"another process {what} {folder}; wait until it has ended, or choose another folder") from None
-    except NotImplementedError:  # a file system without locks
-        pass
+    except NotImplementedError:
+        log.warning("the file system of %s has no locks: take care that no other process uses it", folder)
     try:
         for leftover in (*folder.glob(".*.writing"), *folder.glob("*/.*.writing")):
             if leftover.is_dir():

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ledger import Ledger, hold
-from trainings import Ended, arguments, corpus, intact_steps, preload, ran, same_end
+from trainings import Ended, arguments, corpus, intact_steps, preload, ran, same_end, undisturbed
 
 MEGABYTES = 8
 
@@ -21,9 +21,7 @@ def run(ledger: Ledger) -> None:
     """A file system of 8 MB with a random number of bytes left, on which the cache, the run or a model is written."""
     preload()
     text, said = corpus(ledger.work), ledger.work / "said"
-    reference = ledger.work / "reference" / "run"
-    ended = ran(arguments(text, reference), said)
-    hold(ended.code == 0, f"the undisturbed training failed: {ended.said}")
+    reference, _ = undisturbed(ledger.work, text)
     with _small(ledger) as place:
         for number, rng in ledger.cases(60, 9):
             kind = ("tokenizing", "logging and saving", "saving a model for others")[number % 3]

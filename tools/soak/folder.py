@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 from ledger import Ledger, hold
-from trainings import arguments, corpus, fork, preload, ran, same_end, wait
+from trainings import arguments, corpus, fork, preload, same_end, undisturbed, wait
 
 OTHERS = 3
 
@@ -15,15 +15,13 @@ OTHERS = 3
 def run(ledger: Ledger) -> None:
     """Some start together, some while another is under way."""
     preload()
-    text, said = corpus(ledger.work), ledger.work / "said"
-    reference = ledger.work / "reference" / "run"
-    ended = ran(arguments(text, reference), said)
-    hold(ended.code == 0, f"the undisturbed training failed: {ended.said}")
+    text = corpus(ledger.work)
+    reference, seconds = undisturbed(ledger.work, text)
     for number, rng in ledger.cases(20, 3):
         folder = ledger.work / f"case-{number}"
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
-        pause = rng.uniform(0, ended.seconds / 2) if number % 2 else 0.0
+        pause = rng.uniform(0, seconds / 2) if number % 2 else 0.0
         how = "later" if number % 2 else "at the same moment"
         with ledger.case(f"trainings on the folder of another, started {how}", number, tried=OTHERS):
             _together(folder, text, reference, pause)

@@ -13,7 +13,20 @@ import time
 from pathlib import Path
 
 from ledger import Ledger, Lost, hold
-from trainings import arguments, corpus, environment, fork, intact_steps, preload, ran, same_end, torn, wait, watch
+from trainings import (
+    arguments,
+    corpus,
+    environment,
+    fork,
+    intact_steps,
+    preload,
+    ran,
+    same_end,
+    torn,
+    undisturbed,
+    wait,
+    watch,
+)
 
 KILLS = 2  # of each training
 KINDS = {
@@ -27,13 +40,11 @@ KINDS = {
 def run(ledger: Ledger) -> None:
     """100 kills: 50 trainings that are killed twice and then left alone."""
     preload()
-    text, said = corpus(ledger.work), ledger.work / "said"
-    reference, counted = ledger.work / "reference" / "run", ledger.work / "operations"
-    shutil.rmtree(reference.parent, ignore_errors=True)
-    ended = ran(arguments(text, reference), said, functools.partial(watch, reference.parent, 0, counted))
-    hold(ended.code == 0, f"the undisturbed training failed: {ended.said}")
+    text, place, counted = corpus(ledger.work), ledger.work / "reference", ledger.work / "operations"
+    shutil.rmtree(place, ignore_errors=True)
+    reference, seconds = undisturbed(ledger.work, text, functools.partial(watch, place, 0, counted))
     sizes = [path.stat().st_size for path in reference.parent.rglob("*") if path.is_file()]
-    limits = (ended.seconds, int(counted.read_text()), max(sizes))
+    limits = (seconds, int(counted.read_text()), max(sizes))
     names = dict(zip(KINDS.values(), KINDS, strict=True))
     for number, rng in ledger.cases(100 // KILLS, 10 // KILLS):
         kind = ("clock", "operation", "write", "operation", "launch")[number % 5]

@@ -128,6 +128,14 @@ def ran(args: list[str], said: Path, before: Callable[[], None] = lambda: None) 
     return wait(fork(args, said, before), said)
 
 
+def undisturbed(folder: Path, text: Path, before: Callable[[], None] = lambda: None) -> tuple[Path, float]:
+    """A training that nobody disturbs, with which the others are compared: its run and its seconds."""
+    out = folder / "reference" / "run"
+    ended = ran(arguments(text, out), folder / "said", before)
+    hold(ended.code == 0, f"the undisturbed training failed: {ended.said}")
+    return out, ended.seconds
+
+
 def launched(args: list[str], seconds: float = 240.0, **more: str) -> Ended:
     """`unmask ARGS` in a new process, to its end."""
     begun = time.monotonic()
