@@ -390,6 +390,7 @@ class TrainConfig(Section):
     keep_last: PositiveInt = 2
     patience: PositiveInt | None = None  # stop after this many evaluations in a row without improvement
     start: str | None = Field(None, min_length=1)  # a model with the initial weights: a run, a folder or a Hub id
+    embeddings: Literal["random", "counts"] = "random"  # of a new model: or from the pairs of tokens in its text
     sinks: list[Literal["tensorboard", "trackio", "wandb"]] = []
 
     @model_validator(mode="after")

@@ -25,7 +25,7 @@ from typing_extensions import override
 
 from ..data.genome.bases import COMPLEMENT
 from ..types import UserError, Vocab
-from .interface import Network, NetworkInput
+from .interface import Network, NetworkInput, TokenWeights
 from .layers import PackedRows, padded
 from .mamba import MambaLayer, Mixer, RMSNorm, initialise, undecayed
 
@@ -154,6 +154,10 @@ class Caduceus(Network):
     def complement(self) -> Tensor:
         """(V padded,) the id of the opposite base."""
         return torch.from_numpy(COMPLEMENT)
+
+    @override
+    def token_weights(self) -> TokenWeights:
+        return TokenWeights(self.embedding.weight)
 
     @override
     def head(self, rows: Tensor) -> Tensor:

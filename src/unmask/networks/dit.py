@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from ..types import Vocab
-from .interface import Network, NetworkInput
+from .interface import Network, NetworkInput, TokenWeights
 from .kernels.attention import Attention
 from .kernels.dropout import dropout
 from .kernels.positions import rotary_table, rotate
@@ -213,6 +213,10 @@ class DiT(Network):
         """
         assert inputs.condition is not None, "the DiT needs condition = network.condition(sigma)"
         return run_blocks(self, inputs)
+
+    @override
+    def token_weights(self) -> TokenWeights:
+        return TokenWeights(self.vocab_embed.embedding, self.output_layer.linear.weight, self.output_layer.linear.bias)
 
     @override
     def head(self, rows: Tensor) -> Tensor:

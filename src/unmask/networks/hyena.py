@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from ..types import UserError, Vocab
-from .interface import Network, NetworkInput
+from .interface import Network, NetworkInput, TokenWeights
 from .kernels.attention import Causal
 from .kernels.dropout import dropout
 from .kernels.fftconv import long_conv
@@ -270,6 +270,10 @@ class Hyena(Network):
             x, memory = block(x, memory, absent)
             kept.append(memory)
         return self.ln_f(x), kept
+
+    @override
+    def token_weights(self) -> TokenWeights:
+        return TokenWeights(self.table)
 
     @override
     def head(self, rows: Tensor) -> Tensor:

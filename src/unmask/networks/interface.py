@@ -34,6 +34,15 @@ class NetworkInput:
         return content
 
 
+@dataclass(frozen=True)
+class TokenWeights:
+    """The weights that stand for tokens, one row or number each; there may be more rows than tokens."""
+
+    embedding: nn.Parameter  # (V, dim) that tokens are read with
+    head: nn.Parameter | None = None  # (V, dim) that they are predicted with; None = the embedding itself
+    bias: nn.Parameter | None = None  # (V,) of the logits
+
+
 class Network(nn.Module, ABC):
     """A network, without a method. Fields of the input that it does not take raise an error before `forward`."""
 
@@ -85,6 +94,10 @@ class Network(nn.Module, ABC):
     def no_decay(self) -> set[str]:
         """The names of weights that train.weight_decay does not pull towards 0."""
         return set()
+
+    def token_weights(self) -> TokenWeights | None:
+        """The embedding, head and bias of its vocabulary; None if they are not to be set from outside."""
+        return None
 
     @property
     def name(self) -> str:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from ..types import Vocab
-from .interface import Network, NetworkInput
+from .interface import Network, NetworkInput, TokenWeights
 from .kernels.attention import Causal
 from .kernels.scan import selective_scan, short_conv
 from .layers import PackedRows, padded
@@ -212,6 +212,10 @@ class Mamba(Network):
         assert hidden is not None
         out = self.norm_f(residual + hidden.to(residual.dtype))
         return out if together is None else together.back(out), None if cache is None else kept
+
+    @override
+    def token_weights(self) -> TokenWeights:
+        return TokenWeights(self.embeddings.weight)
 
     @override
     def head(self, rows: Tensor) -> Tensor:
