@@ -175,25 +175,41 @@ class ModelConfig(Section):
         return str(cls.model_fields["network"].default)
 
 
-class DiTConfig(ModelConfig):
-    """The paper's diffusion transformer; with method ar the same blocks, causal."""
+class RotaryConfig(ModelConfig):
+    """What transformers with rotary positions have in common."""
 
-    implementation: ClassVar[str] = "unmask.networks.dit:DiT"
-    network: Literal["dit"] = "dit"
     n_heads: PositiveInt = 12
-    cond_dim: PositiveInt = 128
-    mlp_ratio: PositiveInt = 4
-    dropout: float = Field(0.1, ge=0, lt=1)
-    time_conditioning: bool = False
 
     @model_validator(mode="after")
-    def _heads(self) -> DiTConfig:
+    def _heads(self) -> Self:
         if self.hidden_dim % self.n_heads or (self.hidden_dim // self.n_heads) % 2:
             raise ValueError(
                 f"hidden_dim={self.hidden_dim} must be an even multiple of n_heads={self.n_heads} "
                 "(rotary positions turn pairs of channels)"
             )
         return self
+
+
+class DiTConfig(RotaryConfig):
+    """The paper's diffusion transformer; with method ar the same blocks, causal."""
+
+    implementation: ClassVar[str] = "unmask.networks.dit:DiT"
+    network: Literal["dit"] = "dit"
+    cond_dim: PositiveInt = 128
+    mlp_ratio: PositiveInt = 4
+    dropout: float = Field(0.1, ge=0, lt=1)
+    time_conditioning: bool = False
+
+
+class ModernConfig(RotaryConfig):
+    """A transformer with what was found useful since: RMS norms, QK-norm, ReLU², a tied head; causal with method ar."""
+
+    implementation: ClassVar[str] = "unmask.networks.modern:Modern"
+    network: Literal["modern"] = "modern"
+    mlp_ratio: PositiveInt = 4
+    dropout: float = Field(0.0, ge=0, lt=1)
+    time_conditioning: bool = False
+    skips: Literal["none", "x0", "both"] = "x0"  # what blocks see of the input: nothing, the embedding, also its values
 
 
 class MosaicBertConfig(ModelConfig):
@@ -271,7 +287,7 @@ class HyenaConfig(ModelConfig):
 
 NETWORKS: dict[str, type[ModelConfig]] = {
     settings.name(): settings
-    for settings in (DiTConfig, MosaicBertConfig, EncoderConfig, MambaConfig, CaduceusConfig, HyenaConfig)
+    for settings in (DiTConfig, ModernConfig, MosaicBertConfig, EncoderConfig, MambaConfig, CaduceusConfig, HyenaConfig)
 }
 
 

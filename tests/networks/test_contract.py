@@ -21,6 +21,7 @@ from unmask.networks.hyena import Hyena
 from unmask.networks.interface import Network, NetworkInput
 from unmask.networks.kernels.attention import Blocks, Causal, Full
 from unmask.networks.mamba import Mamba
+from unmask.networks.modern import Modern
 from unmask.networks.mosaicbert import MosaicBert
 from unmask.types import Vocab
 
@@ -41,11 +42,19 @@ def _dit(**more: Any) -> DiT:
     return DiT(VOCAB, DIM, n_blocks=2, n_heads=2, cond_dim=8, dropout=0.0, **more)
 
 
+def _modern(**more: Any) -> Modern:
+    return Modern(VOCAB, DIM, n_blocks=2, n_heads=2, **more)
+
+
 SMALL: dict[str, Callable[[], Network]] = {
     "dit": _dit,
     "dit with time": lambda: _dit(time_conditioning=True),
     "dit with labels": lambda: _dit(n_labels=2),
     "causal": lambda: CausalTransformer(VOCAB, DIM, 2, 2, dropout=0.0),
+    "modern": _modern,
+    "modern with time": lambda: _modern(time_conditioning=True, skips="both"),
+    "modern with labels": lambda: _modern(n_labels=2, skips="none"),
+    "modern causal": lambda: _modern(causal=True, skips="both"),
     "mosaicbert": lambda: MosaicBert(VOCAB, DIM, 2, 2, dropout=0.0),
     "mosaicbert causal": lambda: MosaicBert(VOCAB, DIM, 2, 2, dropout=0.0, causal=True),
     "mamba": lambda: Mamba(VOCAB, DIM, 2, 4),

@@ -30,7 +30,7 @@ from torch import Tensor, nn
 
 from ..errors import UserError, at_least
 from ..networks.interface import Network
-from ..networks.layers import Embedding
+from ..networks.layers import Embedding, TiedEmbedding
 from ..process.keys import Keys
 from ..process.masking import at_tokens
 from ..process.schedule import Law, Schedule, strata
@@ -95,7 +95,9 @@ class Plaid(LanguageModel):
         for weight in (self.read_guess.weight, self.read_noise.weight, self.read_noise.bias):
             nn.init.zeros_(weight)
         unused = getattr(backbone, "vocab_embed", None)
-        if isinstance(unused, Embedding):  # tokens never reach it; under DDP every trained weight needs a gradient
+        if isinstance(unused, Embedding) and not isinstance(
+            unused, TiedEmbedding
+        ):  # tokens never reach it; under DDP every trained weight needs a gradient
             unused.requires_grad_(False)
 
     # -- the network -------------------------------------------------------------------------------------------------

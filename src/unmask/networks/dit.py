@@ -9,9 +9,9 @@ The autoregressive network (`causal.py`) uses the same blocks, without adaLN and
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import fields
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -23,9 +23,19 @@ from .interface import Network, NetworkInput, TokenWeights
 from .kernels.attention import Attention
 from .kernels.dropout import dropout
 from .kernels.positions import rotary_table, rotate
-from .layers import Embedding, LayerNorm, TimestepEmbedder, wide
+from .layers import Embedding, LabelEmbedding, LayerNorm, TimestepEmbedder, wide
 
 KeyValue = tuple[Tensor, Tensor]  # keys (rotated) and values of one block, (B, H, L, D) each
+
+
+class BlockCall(NamedTuple):
+    """What a block of a transformer is called with, besides its columns."""
+
+    rotary: tuple[Tensor, Tensor]  # cos and sin, (1 or B, L, 1, D) each
+    attention: Attention
+    valid: Tensor | None = None  # (B, L), cached columns included
+    queries: Tensor | None = None  # (B, M): the columns that are wanted; None = all
+    past: KeyValue | None = None  # keys and values of the columns before
 
 
 class DiTBlock(nn.Module):
@@ -165,7 +175,7 @@ class DiT(Network):
         )
         self.output_layer = OutputLayer(hidden_dim, vocab.size, cond_dim)
         if n_labels:  # made last, so that all other weights are drawn as without labels
-            self.label_embed = Embedding(n_labels + 1, cond_dim)
+            self.label_embed = LabelEmbedding(n_labels, cond_dim)
 
     @override
     @classmethod
@@ -190,17 +200,10 @@ class DiT(Network):
             sigma = sigma.new_zeros(1)
         cond = self.sigma_map(sigma)
         if self.n_labels:
-            cond = cond + self._label(label)
+            cond = cond + self.label_embed(label)
         else:
             super().condition(sigma, label)  # refuses labels
         return F.silu(cond)
-
-    def _label(self, label: Tensor | None) -> Tensor:
-        """(B, cond_dim) for the labels, or (1, cond_dim) for "no label" in all rows."""
-        if label is None:
-            return self.label_embed.embedding[-1:]
-        beyond = label >= self.n_labels  # n_labels must fail like all larger ids, not mean "no label"
-        return self.label_embed(torch.where(label < 0, self.n_labels, label + beyond))
 
     @override
     def empty_cache(self, rows: int) -> list[KeyValue]:
@@ -234,20 +237,27 @@ class _Transformer(Protocol):
 
 
 def run_blocks(net: _Transformer, inputs: NetworkInput) -> tuple[Tensor, list[KeyValue] | None]:
-    """Embedding, blocks and the last norm; the last block computes only the columns that are wanted."""
-    cache: Sequence[KeyValue | None] = [None] * len(net.blocks) if inputs.cache is None else inputs.cache
+    """Embedding, blocks and the last norm."""
     x = net.vocab_embed(inputs.tokens) if inputs.embeddings is None else inputs.embeddings
+    kept = []
+    for block, how in block_calls(net, inputs):
+        x, past = block(x, inputs.condition, *how)
+        kept.append(past)
+    return net.output_layer(x, inputs.condition), None if inputs.cache is None else kept
+
+
+def block_calls(net: Any, inputs: NetworkInput) -> Iterator[tuple[nn.Module, BlockCall]]:
+    """Each block, and how it is called; the last one computes only the columns that are wanted."""
+    content, last = inputs.content, len(net.blocks) - 1
+    cache: Sequence[KeyValue | None] = [None] * len(net.blocks) if inputs.cache is None else inputs.cache
     positions = inputs.positions
     if positions is None:
         before = 0 if cache[0] is None else cache[0][0].shape[2]
-        positions = torch.arange(before, before + x.shape[1], device=x.device)
-    rotary = rotary_of(positions, net.head_dim)
-    attention, kept = inputs.attention or net.attention, []
-    for number, (block, past) in enumerate(zip(net.blocks, cache, strict=True), 1):
-        queries = inputs.queries if number == len(net.blocks) else None
-        x, past = block(x, inputs.condition, rotary, attention, inputs.valid, queries, past)
-        kept.append(past)
-    return net.output_layer(x, inputs.condition), None if inputs.cache is None else kept
+        positions = torch.arange(before, before + content.shape[1], device=content.device)
+    rotary, attention = rotary_of(positions, net.head_dim), inputs.attention or net.attention
+    for number, (block, past) in enumerate(zip(net.blocks, cache, strict=True)):
+        queries = inputs.queries if number == last else None
+        yield block, BlockCall(rotary, attention, inputs.valid, queries, past)
 
 
 def append(past: KeyValue, new: KeyValue) -> KeyValue:

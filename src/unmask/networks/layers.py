@@ -54,6 +54,29 @@ class Embedding(nn.Module):
         return F.embedding(tokens, self.embedding)
 
 
+class TiedEmbedding(Embedding):
+    """Token embedding that is the projection to the vocabulary, too; `std` is that of the logits of a fresh network."""
+
+    def __init__(self, size: int, dim: int, std: float) -> None:
+        super().__init__(size, dim)
+        nn.init.normal_(self.embedding, std=std / math.sqrt(dim))
+
+
+class LabelEmbedding(Embedding):
+    """Embedding of labels 0 .. n - 1; its last row means "no label"."""
+
+    def __init__(self, n_labels: int, dim: int) -> None:
+        super().__init__(n_labels + 1, dim)
+        self.n_labels = n_labels
+
+    def forward(self, label: Tensor | None) -> Tensor:
+        """(B, dim) for labels (B,), of which -1 is none, or (1, dim) for "no label" in all rows."""
+        if label is None:
+            return self.embedding[-1:]
+        beyond = label >= self.n_labels  # n_labels must fail like all larger ids, not mean "no label"
+        return super().forward(torch.where(label < 0, self.n_labels, label + beyond))
+
+
 class TimestepEmbedder(nn.Module):
     """sigma (B,) to (B, dim): a sinusoid of 256 channels and a small MLP."""
 
