@@ -335,7 +335,8 @@ class ObjectiveConfig(Section):
     loss: Literal["bound", "cross-entropy", "mlm"] = "bound"  # or the masked tokens' plain mean, or BERT's objective
     mask_rate: float | None = Field(None, gt=0, lt=1)  # mlm: share of tokens to be guessed; 0.15 (BERT) if not given
     clip: tuple[float, float] | None = None  # train on mask rates between these two only
-    times: Literal["strata", "independent"] = "strata"  # one row per stratum of time, or independent times
+    times: Literal["strata", "independent", "counts"] = "strata"  # one row a stratum of time, independent times, or
+    # one row a stratum of the number of masks
     start_token: bool = True  # ar: rows begin with a start symbol, so that their first token is scored too
 
     @model_validator(mode="after")
