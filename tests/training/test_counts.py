@@ -102,14 +102,14 @@ def test_the_bias_is_the_unigram_law() -> None:
 
 
 NETWORKS = {
-    "dit": {}, "mosaicbert": {}, "mamba": {"method": "ar"}, "hyena": {"method": "ar", "dropout": 0.0},
+    "dit": {}, "modern": {}, "mosaicbert": {}, "mamba": {"method": "ar"}, "hyena": {"method": "ar", "dropout": 0.0},
     "caduceus": {"strands": "ph"},
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("network", NETWORKS)
 def test_every_network_gets_them_at_its_own_scale(network: str) -> None:
-    heads = {"n_heads": 2} if network in ("dit", "mosaicbert") else {}
+    heads = {"n_heads": 2} if network in ("dit", "modern", "mosaicbert") else {}
     config = Config(model=ModelConfig(network=network, hidden_dim=16, n_blocks=1, **heads, **NETWORKS[network]))
     torch.manual_seed(0)
     model = registry.model(config, VOCAB)

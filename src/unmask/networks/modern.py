@@ -19,7 +19,7 @@ from typing_extensions import override
 
 from ..types import Vocab
 from .dit import BlockCall, KeyValue, append, block_calls, no_keys, pick
-from .interface import Network, NetworkInput
+from .interface import Network, NetworkInput, TokenWeights
 from .kernels.attention import Attention, Causal, Full
 from .kernels.dropout import dropout
 from .kernels.positions import rotate
@@ -169,6 +169,10 @@ class Modern(Network):
             x, first, past = block(x, x0, first, how)
             kept.append(past)
         return norm(x), None if inputs.cache is None else kept
+
+    @override
+    def token_weights(self) -> TokenWeights:
+        return TokenWeights(self.vocab_embed.embedding, bias=self.head_bias)
 
     @override
     def head(self, rows: Tensor) -> Tensor:
