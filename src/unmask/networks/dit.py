@@ -28,6 +28,9 @@ from .layers import Embedding, LayerNorm, TimestepEmbedder, wide
 KeyValue = tuple[Tensor, Tensor]  # keys (rotated) and values of one block, (B, H, L, D) each
 
 
+FUSED = {"attn_qkv": 3}  # of a block: queries, keys and values
+
+
 class DiTBlock(nn.Module):
     """Attention and MLP, each with adaLN before and a gate after; without cond_dim a plain norm and no gate."""
 
@@ -141,6 +144,7 @@ class DiT(Network):
 
     directions = frozenset({"both", "left"})
     takes_labels = True
+    fused = FUSED
 
     def __init__(
         self,
