@@ -27,7 +27,7 @@ from ..data.genome.bases import COMPLEMENT
 from ..types import UserError, Vocab
 from .interface import Network, NetworkInput, TokenWeights
 from .layers import PackedRows, padded
-from .mamba import MambaLayer, Mixer, RMSNorm, initialise, undecayed
+from .mamba import MambaLayer, Mixer, RMSNorm, fused, initialise, undecayed
 
 
 class BiMamba(nn.Module):
@@ -82,6 +82,7 @@ class Caduceus(Network):
             MambaLayer(dim, BiMamba(dim, state_dim, conv_width, expand)) for _ in range(n_blocks)
         )
         self.norm_f = RMSNorm(dim)
+        self.fused = fused(dim, state_dim)
         initialise(self, n_blocks)
 
     @override

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from ..types import Vocab
-from .dit import DiTBlock, KeyValue, OutputLayer, no_keys, run_blocks
+from .dit import FUSED, DiTBlock, KeyValue, OutputLayer, no_keys, run_blocks
 from .interface import Network, NetworkInput, TokenWeights
 from .kernels.attention import Attention, Causal
 from .layers import Embedding
@@ -25,6 +25,7 @@ class CausalTransformer(Network):
     attention: Attention = Causal()
     causal = True
     directions = frozenset({"left"})
+    fused = FUSED
 
     def __init__(
         self,

@@ -28,6 +28,9 @@ from .layers import Embedding, LabelEmbedding, LayerNorm, TimestepEmbedder, wide
 KeyValue = tuple[Tensor, Tensor]  # keys (rotated) and values of one block, (B, H, L, D) each
 
 
+FUSED = {"attn_qkv": 3}  # of a block: queries, keys and values
+
+
 class BlockCall(NamedTuple):
     """What a block of a transformer is called with, besides its columns."""
 
@@ -151,6 +154,7 @@ class DiT(Network):
 
     directions = frozenset({"both", "left"})
     takes_labels = True
+    fused = FUSED
 
     def __init__(
         self,

@@ -22,7 +22,7 @@ before the first column.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from ..types import UserError, Vocab
-from .interface import Network, NetworkInput, TokenWeights
+from .interface import Network, NetworkInput, Parts, TokenWeights
 from .kernels.attention import Causal
 from .kernels.dropout import dropout
 from .kernels.fftconv import long_conv
@@ -179,6 +179,7 @@ class Hyena(Network):
     attention = Causal()
     causal = True
     directions = frozenset({"left"})
+    fused: Mapping[str, Parts] = {"in_proj": 3}
 
     def __init__(
         self,
@@ -232,6 +233,11 @@ class Hyena(Network):
         parts = ("norm", "ln_f", "embeddings", "filter_fn")
         names = (name for name, _ in self.named_parameters())
         return {name for name in names if name.endswith("bias") or any(part in name for part in parts)}
+
+    @override
+    def matrices(self) -> dict[str, Parts]:
+        """Without those that make the filters: a filter is a function of the position, learned like a convolution."""
+        return {name: parts for name, parts in super().matrices().items() if "filter_fn" not in name}
 
     @override
     def empty_cache(self, rows: int) -> list[Kept]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -10,6 +11,8 @@ from torch import Tensor, nn
 
 from ..types import Vocab
 from .kernels.attention import Attention, Full
+
+Parts = int | Sequence[int]  # of the rows of a matrix: how many equal parts, or how many rows each part has
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,7 @@ class Network(nn.Module, ABC):
     recurrent: bool = False  # whether that cache is a state, which cannot be cut back to a shorter prefix
     longest: int | None = None  # the largest number of tokens; None = any
     n_labels: int = 0  # labels that `condition` takes: 0 .. n_labels - 1, and -1 = no label
+    fused: Mapping[str, Parts] = {}  # projections in the blocks that compute several things at once, by their last name
 
     @classmethod
     def from_config(cls, settings: Any, vocab: Vocab, n_labels: int = 0, causal: bool = False) -> Network:
@@ -98,6 +102,18 @@ class Network(nn.Module, ABC):
     def token_weights(self) -> TokenWeights | None:
         """The embedding, head and bias of its vocabulary; None if they are not to be set from outside."""
         return None
+
+    def matrices(self) -> dict[str, Parts]:
+        """The weights that train.optimizer=muon orthogonalises, by name, and their parts.
+
+        They are the matrices of the linear layers of the blocks, without those that make adaLN's shifts and scales.
+        """
+        inside = {module for block in getattr(self, "blocks", ()) for module in block.modules()}
+        return {
+            f"{name}.weight": self.fused.get(name.rpartition(".")[2], 1)
+            for name, module in self.named_modules()
+            if module in inside and isinstance(module, nn.Linear) and "adaLN" not in name
+        }
 
     @property
     def name(self) -> str:

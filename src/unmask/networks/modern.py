@@ -8,7 +8,7 @@ is added to the embedding; without them there is no such part.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -19,7 +19,7 @@ from typing_extensions import override
 
 from ..types import Vocab
 from .dit import BlockCall, KeyValue, append, block_calls, no_keys, pick
-from .interface import Network, NetworkInput, TokenWeights
+from .interface import Network, NetworkInput, Parts, TokenWeights
 from .kernels.attention import Attention, Causal, Full
 from .kernels.dropout import dropout
 from .kernels.positions import rotate
@@ -103,6 +103,7 @@ class Modern(Network):
     takes = frozenset(field.name for field in fields(NetworkInput)) - {"types"}
     directions = frozenset({"both", "left"})
     takes_labels = True
+    fused: Mapping[str, Parts] = {"qkv": 3}
 
     def __init__(
         self,

@@ -30,7 +30,7 @@ from ..sampling.params import SamplingParams
 from ..sampling.recommended import of_training
 from ..types import Likelihood, Progress, UserError
 from .budget import describe, fitting, mean_over, measure
-from .counts import start_from_counts
+from .cooccurrence import start_from_counts
 from .loop import MAY_CHANGE, Evaluated, Loop, TrainingJob, alone_in, folder_of, open_folder, stop_signals
 from .step import Trainer, text_batch
 

@@ -17,8 +17,8 @@ from unmask.data.pack import Rows
 from unmask.distributed import World
 from unmask.models import registry
 from unmask.process.keys import Keys
-from unmask.training import counts as module
-from unmask.training.counts import Associations, count, embeddings, leading, start_from_counts, unigram_bias
+from unmask.training import cooccurrence as module
+from unmask.training.cooccurrence import Associations, count, embeddings, leading, start_from_counts, unigram_bias
 from unmask.types import Vocab
 
 ALONE = World(0, 1, torch.device("cpu"))
