@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import random
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,10 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+import unmask
 from networks.test_contract import SMALL
 from oracles import muon as oracle
+from support import runs
 from support.helpers import random_model, random_rows, run, settings, tiny_config
 from unmask.config import NETWORKS, Config, TrainConfig, parse
 from unmask.data.loader import train_batch
@@ -283,6 +286,64 @@ def test_it_learns() -> None:
         data = random_rows(VOCAB, 8, 16)
         losses[lr] = [trainer.step(data, step)[0]["loss"] for step in range(60)]
     assert sum(losses[0.05][-10:]) < 0.9 * sum(losses[1e-9][-10:]), "the matrices alone learn these few rows"
+
+
+# -- several processes -----------------------------------------------------------------------------------------------
+
+MUON = ["train.optimizer=muon", "train.weight_decay=0.1", "model.n_blocks=3", "train.lr=1e-3"]
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("corpus") / "text.txt"
+    path.write_text("\n\n".join(f"{i} bottles of beer on the wall, take {i % 7} down." for i in range(400)))
+    return f"data.source={path}"
+
+
+@pytest.fixture(scope="module")
+def alone(corpus: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict]]:
+    out = tmp_path_factory.mktemp("alone") / "run"
+    return out, runs.run(out, 1, corpus, *MUON)
+
+
+def same(one: tuple[Path, list[dict]], out: Path, journal: list[dict]) -> None:
+    for key in ("loss", "valid_nats"):
+        torch.testing.assert_close(runs.figures(one[1], key), runs.figures(journal, key), rtol=2e-5, atol=2e-5)
+    assert len(runs.figures(journal, "loss")) == 4
+    ours, theirs = (unmask.load(path, weights="raw").model.state_dict() for path in (one[0], out))
+    for name, tensor in ours.items():
+        torch.testing.assert_close(tensor, theirs[name], rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("own", [["train.micro_batch_size=2"], ["train.strategy=fsdp"]])
+def test_two_processes_give_the_losses_and_weights_of_one(
+    corpus: str, alone: tuple[Path, list[dict]], tmp_path: Path, own: list[str]
+) -> None:
+    same(alone, tmp_path / "two", runs.run(tmp_path / "two", 2, corpus, *MUON, *own))
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [((2, "fsdp"), (1, "ddp")), pytest.param((1, "ddp"), (2, "fsdp"), marks=pytest.mark.slow)],
+)
+def test_a_run_goes_on_with_other_processes(
+    corpus: str, alone: tuple[Path, list[dict]], tmp_path: Path, first: tuple[int, str], second: tuple[int, str]
+) -> None:
+    out = tmp_path / "run"
+    runs.run(out, first[0], corpus, *MUON, f"train.strategy={first[1]}", "train.steps=2")
+    same(alone, out, runs.run(out, second[0], corpus, *MUON, f"train.strategy={second[1]}"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("network", ["caduceus", "mamba", "hyena"])
+def test_matrices_with_unequal_parts_are_sharded_and_put_together(network: str, tmp_path: Path) -> None:
+    path = tmp_path / "toy.fa"
+    path.write_text(">chr1\n" + "".join(random.Random(0).choices("ACGT", k=9_000)) + "\n")
+    method = "mdlm" if network == "caduceus" else "ar"
+    own = [f"data.source={path}", "data.tokenizer=dna", f"model.network={network}", f"model.method={method}", *MUON]
+    one = runs.run(tmp_path / "one", 1, *own)
+    two = runs.run(tmp_path / "two", 2, *own, "train.strategy=fsdp")
+    torch.testing.assert_close(runs.figures(one, "loss"), runs.figures(two, "loss"), rtol=5e-5, atol=5e-5)
 
 
 # -- decay at the end ------------------------------------------------------------------------------------------------
