@@ -196,9 +196,9 @@ class Bell(Schedule):
 
     @override
     def alpha(self, t: Tensor) -> Tensor:
-        a = math.tanh(self.steep / 2)
-        p = torch.atanh(2 * a * t / (1 + a * a * (2 * t - 1))) / self.steep
-        return 1 - (1 - self.eps) * p.clamp(max=1)
+        a, least = math.tanh(self.steep / 2), torch.minimum(t, 1 - t)
+        p = torch.atanh(2 * a * least / (1 + a * a * (2 * least - 1))) / self.steep  # both ends keep their digits
+        return 1 - (1 - self.eps) * torch.where(t < 0.5, p, 1 - p)
 
     @override
     def dalpha(self, t: Tensor) -> Tensor:
