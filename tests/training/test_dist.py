@@ -58,6 +58,7 @@ def test_two_processes_give_the_losses_and_weights_of_one(corpus: str, alone: tu
         ("fsdp", ["model.network=modern", "model.time_conditioning=true"]),
         ("fsdp", ["model.network=modern", "model.skips=both", "model.method=ar"]),
         ("ddp", ["model.network=modern", "model.method=plaid"]),
+        ("fsdp", ["objective.times=counts", "objective.pairs=true"]),
         ("fsdp", ["model.backbone=mosaicbert", "objective.loss=mlm"]),
         ("fsdp", ["model.backbone=mosaicbert", "model.method=ar"]),
     ],
