@@ -335,7 +335,8 @@ class ObjectiveConfig(Section):
     loss: Literal["bound", "cross-entropy", "mlm"] = "bound"  # or the masked tokens' plain mean, or BERT's objective
     mask_rate: float | None = Field(None, gt=0, lt=1)  # mlm: share of tokens to be guessed; 0.15 (BERT) if not given
     clip: tuple[float, float] | None = None  # train on mask rates between these two only
-    times: Literal["strata", "independent"] = "strata"  # one row per stratum of time, or independent times
+    times: Literal["strata", "independent", "counts"] = "strata"  # one row a stratum of time, independent times, or
+    # one row a stratum of the number of masks
     start_token: bool = True  # ar: rows begin with a start symbol, so that their first token is scored too
 
     @model_validator(mode="after")
@@ -387,9 +388,13 @@ class TrainConfig(Section):
     minutes: PositiveFloat | None = None  # choose the steps of a new run, measured, so that it takes this long
     batch_size: PositiveInt = 64  # global: over all processes and accumulation steps
     micro_batch_size: PositiveInt | None = None  # rows that go through the network of a process at once
-    lr: PositiveFloat = 3e-4
+    optimizer: Literal["adamw", "muon"] = "adamw"  # muon: for the matrices of the blocks; adamw for all other weights
+    lr: PositiveFloat = 3e-4  # of AdamW
+    muon_lr: PositiveFloat = 0.02
+    muon_momentum: float = Field(0.95, ge=0, lt=1)
     warmup: Steps = 0.1
-    decay: Literal["constant", "cosine", "linear"] = "constant"
+    decay: Literal["constant", "cosine", "linear", "wsd"] = "constant"  # wsd: constant, linear at the end
+    decay_share: float = Field(0.2, gt=0, le=1)  # wsd: the share of the steps in which the rate decays
     final_lr: float = Field(0.0, ge=0, le=1)  # where the decay ends, as a fraction of lr
     betas: tuple[float, float] = (0.9, 0.999)
     adam_eps: PositiveFloat = 1e-8
@@ -406,12 +411,24 @@ class TrainConfig(Section):
     keep_last: PositiveInt = 2
     patience: PositiveInt | None = None  # stop after this many evaluations in a row without improvement
     start: str | None = Field(None, min_length=1)  # a model with the initial weights: a run, a folder or a Hub id
+    embeddings: Literal["random", "counts"] = "random"  # of a new model: or from the pairs of tokens in its text
     sinks: list[Literal["tensorboard", "trackio", "wandb"]] = []
 
     @model_validator(mode="after")
     def _betas(self) -> TrainConfig:
         if not all(0 <= b < 1 for b in self.betas):
             raise ValueError("betas must lie in [0, 1)")
+        return self
+
+    @model_validator(mode="after")
+    def _used(self) -> TrainConfig:
+        for name, key, value in (
+            ("muon_lr", "optimizer", "muon"),
+            ("muon_momentum", "optimizer", "muon"),
+            ("decay_share", "decay", "wsd"),
+        ):
+            if getattr(self, key) != value and getattr(self, name) != type(self).model_fields[name].default:
+                raise ValueError(f"{name} belongs to train.{key}={value}; set that, or leave {name} out")
         return self
 
 

@@ -26,7 +26,7 @@ from unmask.process.keys import Keys
 from unmask.recipes import dna_finetuning, recipe
 from unmask.sampling import LeftToRight
 from unmask.training import adapt
-from unmask.training.step import parameter_groups
+from unmask.training.optimizers import parameter_groups
 from unmask.types import Batch, UserError
 
 NETWORK = ["model.hidden_dim=8", "model.n_blocks=2", "model.state_dim=4"]

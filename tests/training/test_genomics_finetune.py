@@ -28,7 +28,8 @@ from unmask.process.keys import Keys
 from unmask.recipes import GENOMICS_GRID, GENOMICS_SEEDS, genomics_finetuning
 from unmask.training import adapt
 from unmask.training.finetune import finetune, load_classifier, with_steps
-from unmask.training.step import Trainer, learning_rate
+from unmask.training.optimizers import learning_rate
+from unmask.training.step import Trainer
 from unmask.training.sweep import over_seeds, spread, sweep
 from unmask.types import Batch
 

@@ -20,7 +20,8 @@ from unmask.config import TrainConfig
 from unmask.data.loader import train_batch
 from unmask.data.rows import Rows
 from unmask.distributed import World
-from unmask.training.step import Trainer, learning_rate
+from unmask.training.optimizers import learning_rate
+from unmask.training.step import Trainer
 from unmask.types import Vocab
 
 VOCAB = Vocab(12, mask=11, pad=10)

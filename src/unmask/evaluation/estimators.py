@@ -1,16 +1,7 @@
 """Two ways to draw the same bound: by time, as in the paper, and by the number of masked tokens.
 
-A network without time conditioning sees only *which* positions are hidden. With M positions that may be hidden, the
-bound is then a sum over the number n of hidden ones,
-
-    NELBO = sum over n of c_n g(n),      g(n) = E[mean nll of the hidden tokens], over all sets of n positions alike
-
-and schedule and law are in the coefficients alone. In continuous time without a cut-off the integral of p^(n-1)
-(1-p)^(M-n) makes every c_n = 1: the schedule drops out. A last step at mask rate p makes it
-
-    c_n = P(Bin(M, p) < n) + n P(Bin(M, p) = n)
-
-and T steps with reveal chances u_i at mask rates p_i make it c_n = n * sum over i of u_i P(Bin(M, p_i) = n).
+For a network without time conditioning the bound is a sum over the number n of hidden positions, with coefficients c_n
+(`process/counts.py`).
 
 `strata_nats` draws n instead of a time. What the paper's estimator owes to the number of masks being random is gone,
 and so is most of the rest: n comes from strata of a proposal q, in antithetic pairs, and the sets of one row's calls
@@ -31,9 +22,10 @@ from torch import Tensor
 
 from ..models.language_model import LanguageModel
 from ..models.masked import MaskedDiffusion, as_masked
+from ..process.counts import count_weights
 from ..process.keys import Keys
 from ..process.schedule import ContinuousTime, DiscreteTime, Law, Schedule, strata
-from ..types import Batch, TokenNats, UserError
+from ..types import Batch, TokenNats
 from .likelihood import TIMES, Estimator
 from .predictions import diffusion, token_nll
 
@@ -52,34 +44,6 @@ def times_nats(model: LanguageModel, batch: Batch, keys: Keys, free: Tensor | No
     diffusion(model, "span")
     with torch.no_grad():
         return model.nats(replace(batch, given=~free.to(batch.tokens.device)), keys)
-
-
-@functools.lru_cache(maxsize=4096)
-def count_weights(law: Law, schedule: Schedule, total: int) -> Tensor:
-    """(M + 1,) float64 c_n of a row with M = `total` positions that may be hidden; c_0 = 0."""
-    n = torch.arange(total + 1, dtype=torch.float64)
-    if isinstance(law, ContinuousTime):
-        end = law.draw(torch.zeros(1, dtype=torch.float64), schedule)  # the last step, or t = 0 where there is none
-        chance = _binomial(total, 1 - end.keep)[0]
-        weights = chance.cumsum(0) - chance + n * chance
-    elif isinstance(law, DiscreteTime):
-        weights = torch.zeros_like(n)
-        middle = (torch.arange(law.steps, dtype=torch.float64) + 0.5) / law.steps
-        for part in middle.split(1024):  # steps at a time
-            draw = law.draw(part, schedule)
-            weights += n * (draw.u @ _binomial(total, 1 - draw.keep))
-    else:
-        raise UserError(f"the bound {law!r} has no known form in the number of masks; use method 'bound'")
-    return weights.clamp(min=0) * (n > 0)
-
-
-def _binomial(total: int, p: Tensor) -> Tensor:
-    """P(Bin(total, p) = n) for n = 0 .. total, (len(p), total + 1)."""
-    n = torch.arange(total + 1, dtype=torch.float64)
-    whole = torch.tensor(total + 1.0, dtype=torch.float64)
-    choose = torch.lgamma(whole) - torch.lgamma(n + 1) - torch.lgamma(whole - n)
-    p = p.double()[:, None]
-    return torch.exp(choose + torch.special.xlogy(n, p) + torch.special.xlog1py(total - n, -p))
 
 
 @functools.lru_cache(maxsize=4096)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..networks.interface import Network
+from ..networks.interface import Network, TokenWeights
 from ..process.chunks import in_chunks as in_chunks
 from ..process.keys import Keys
 from ..process.schedule import Law, Schedule
@@ -48,6 +48,10 @@ class LanguageModel(nn.Module, ABC):
     def states(self, tokens: Tensor, present: Tensor | None = None) -> Tensor:
         """(B, L, hidden) of unmasked tokens (B, L), if the model `reads_tokens`."""
         raise UserError("embeddings are the hidden states of a network that reads tokens, which this model's does not")
+
+    def token_weights(self) -> TokenWeights | None:
+        """The weights of its vocabulary, if it `reads_tokens` and its network lets them be set."""
+        return self.backbone.token_weights() if self.reads_tokens else None
 
     def rates(self) -> dict[str, float]:
         """Weights that learn faster or slower than others: their learning rate in units of train.lr, by name."""

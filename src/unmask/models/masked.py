@@ -18,6 +18,7 @@ from torch import Tensor
 
 from ..networks.interface import Network
 from ..process import bounds
+from ..process.counts import hidden_sets
 from ..process.keys import Keys
 from ..process.masking import at_tokens, corrupt, corrupt_mlm
 from ..process.parameterization import Mean, Parameterization
@@ -40,6 +41,7 @@ class Objective:
     mask_rate: float | None = (
         None  # BERT's masked language modeling (15 % of the tokens, 80/10/10) instead of diffusion
     )
+    counts: bool = False  # draw how many positions are hidden, not a time
 
 
 class MaskedDiffusion(LanguageModel):
@@ -62,6 +64,16 @@ class MaskedDiffusion(LanguageModel):
         self.objective = objective or Objective()
         if self.parameterization.is_measure and not isinstance(self.law, ContinuousTime):
             raise UserError("SEDD's score has a bound in continuous time only; set objective.bound=continuous")
+        if self.objective.counts and not self.normalised:
+            raise UserError(
+                "the bound of this method is no sum over the number of masks, so they cannot be drawn for it; "
+                "set objective.times=strata, or model.method=mdlm"
+            )
+        if self.objective.counts and self.time_conditioned:
+            raise UserError(
+                "objective.times=counts draws the number of masks and no time, which this network wants to know; "
+                "set model.time_conditioning=false, or objective.times=strata"
+            )
 
     def under(
         self,
@@ -123,11 +135,24 @@ class MaskedDiffusion(LanguageModel):
         if self.objective.mask_rate is not None:
             return self._mlm(batch, keys, self.objective.mask_rate)
         law = self.objective.law or self.law
+        if self.objective.counts:
+            return self._by_counts(batch, keys, law)
         if not self.objective.cross_entropy:
             return self._nats(batch, keys, law).sum(), batch.counted().sum()
         prediction = self._predict(batch, law.draw(self._times(batch, keys, law), self.schedule), keys)
         nll = prediction.nll + bounds.log_mass(prediction.mass)  # of x̃ scaled to 1, where it is not
         return nll.float().sum(), torch.tensor(float(len(nll)), device=nll.device)
+
+    def _by_counts(self, batch: Batch, keys: Keys, law: Law) -> tuple[Tensor, Tensor]:
+        """A row's number of hidden positions is drawn, not its time: the same bound, or plain cross-entropy."""
+        weighted = not self.objective.cross_entropy
+        hidden, weight = hidden_sets(batch.free(), batch.index, batch.total, keys, law, self.schedule, weighted)
+        hidden = hidden.to(batch.tokens.device)
+        z = torch.where(hidden, self.vocab.mask, batch.tokens)
+        row, nll = self._guessed(batch, z, hidden & batch.weight(), torch.ones(len(batch), dtype=torch.float64))
+        if not weighted:
+            return nll.sum(), torch.tensor(float(len(nll)), device=nll.device)
+        return (nll * weight.float().to(row.device)[row]).sum(), batch.counted().sum()
 
     def _mlm(self, batch: Batch, keys: Keys, rate: float) -> tuple[Tensor, Tensor]:
         """BERT's objective (Devlin et al. 2018): the cross-entropy of the chosen tokens, special ones never chosen."""
@@ -137,11 +162,16 @@ class MaskedDiffusion(LanguageModel):
         uniform = keys.uniform("mlm", batch.index, tokens.shape[1], 3)
         chosen = ordinary & (uniform[..., 0] < rate)
         z = corrupt_mlm(tokens, chosen, uniform[..., 1:], vocab.size, vocab.mask).to(batch.tokens.device)
-        row, column = torch.nonzero(chosen.to(z.device), as_tuple=True)
         t = self.schedule.inverse(torch.full((len(batch),), 1 - rate, dtype=torch.float64)).clamp(0, 1)
-        hidden = self.hidden(z, t, batch.present, batch.label)[row, column]
-        (nll,) = in_chunks(self._token_nll, vocab.size, hidden, batch.tokens[row, column])
+        _, nll = self._guessed(batch, z, chosen.to(z.device), t)
         return nll.sum(), torch.tensor(float(len(nll)), device=nll.device)
+
+    def _guessed(self, batch: Batch, z: Tensor, chosen: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
+        """The rows (N,) of the chosen positions (B, L), and -log x̂ (N,) of their tokens, from z at times t (B,)."""
+        row, column = torch.nonzero(chosen, as_tuple=True)
+        hidden = self.hidden(z, t, batch.present, batch.label)[row, column]
+        (nll,) = in_chunks(self._token_nll, self.vocab.size, hidden, batch.tokens[row, column])
+        return row, nll
 
     def _token_nll(self, hidden: Tensor, tokens: Tensor) -> tuple[Tensor]:
         """-log x̂ of tokens (N,) from hidden rows (N, hidden)."""

@@ -63,7 +63,13 @@ def objective(spec: ObjectiveConfig) -> Objective:
     """What the training of a masked diffusion model minimises."""
     clipped = None if spec.clip is None else ClippedTime(*spec.clip)
     rate = (spec.mask_rate or BERT_RATE) if spec.loss == "mlm" else None
-    return Objective(spec.loss == "cross-entropy", clipped, spec.times == "strata", rate)
+    return Objective(
+        spec.loss == "cross-entropy",
+        clipped,
+        stratified=spec.times != "independent",
+        mask_rate=rate,
+        counts=spec.times == "counts",
+    )
 
 
 def network_class(spec: ModelConfig) -> type[Network]:

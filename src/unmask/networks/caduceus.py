@@ -25,9 +25,9 @@ from typing_extensions import override
 
 from ..data.genome.bases import COMPLEMENT
 from ..types import UserError, Vocab
-from .interface import Network, NetworkInput
+from .interface import Network, NetworkInput, TokenWeights
 from .layers import PackedRows, padded
-from .mamba import MambaLayer, Mixer, RMSNorm, initialise, undecayed
+from .mamba import MambaLayer, Mixer, RMSNorm, fused, initialise, undecayed
 
 
 class BiMamba(nn.Module):
@@ -82,6 +82,7 @@ class Caduceus(Network):
             MambaLayer(dim, BiMamba(dim, state_dim, conv_width, expand)) for _ in range(n_blocks)
         )
         self.norm_f = RMSNorm(dim)
+        self.fused = fused(dim, state_dim)
         initialise(self, n_blocks)
 
     @override
@@ -154,6 +155,10 @@ class Caduceus(Network):
     def complement(self) -> Tensor:
         """(V padded,) the id of the opposite base."""
         return torch.from_numpy(COMPLEMENT)
+
+    @override
+    def token_weights(self) -> TokenWeights:
+        return TokenWeights(self.embedding.weight)
 
     @override
     def head(self, rows: Tensor) -> Tensor:

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from ..types import Vocab
-from .dit import DiTBlock, KeyValue, OutputLayer, no_keys, run_blocks
-from .interface import Network, NetworkInput
+from .dit import FUSED, DiTBlock, KeyValue, OutputLayer, no_keys, run_blocks
+from .interface import Network, NetworkInput, TokenWeights
 from .kernels.attention import Attention, Causal
 from .layers import Embedding
 
@@ -25,6 +25,7 @@ class CausalTransformer(Network):
     attention: Attention = Causal()
     causal = True
     directions = frozenset({"left"})
+    fused = FUSED
 
     def __init__(
         self,
@@ -55,6 +56,10 @@ class CausalTransformer(Network):
     def forward(self, inputs: NetworkInput) -> tuple[Tensor, list[KeyValue] | None]:
         """(B, L) tokens, which follow those of the cache, to (B, L, hidden); with a cache also the new one."""
         return run_blocks(self, inputs)
+
+    @override
+    def token_weights(self) -> TokenWeights:
+        return TokenWeights(self.vocab_embed.embedding, self.output_layer.linear.weight, self.output_layer.linear.bias)
 
     @override
     def head(self, rows: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from .interface import Network, NetworkInput
+from .interface import Network, NetworkInput, Parts
 
 
 def backwards(tokens: Tensor, valid: Tensor | None = None) -> Tensor:
@@ -46,6 +46,10 @@ class Conjoined(Network):
     @override
     def condition(self, sigma: Tensor, label: Tensor | None = None) -> Tensor | None:
         return self.inner.condition(sigma, label)
+
+    @override
+    def matrices(self) -> dict[str, Parts]:
+        return {f"inner.{name}": parts for name, parts in self.inner.matrices().items()}
 
     def forward(self, inputs: NetworkInput) -> tuple[Tensor, None]:
         """(B, L) tokens to (B, L, 2 hidden)."""

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from ..types import Vocab
-from .interface import Network, NetworkInput
+from .interface import Network, NetworkInput, TokenWeights
 from .kernels.attention import Attention
 from .kernels.dropout import dropout
 from .kernels.positions import rotary_table, rotate
@@ -27,6 +27,9 @@ from .layers import Embedding, LabelEmbedding, LayerNorm, TimestepEmbedder, wide
 
 KeyValue = tuple[Tensor, Tensor]  # keys (rotated) and values of one block, (B, H, L, D) each
 Rotary = tuple[Tensor, Tensor]  # cos and sin, (1 or B, L, 1, D) each, float32
+
+
+FUSED = {"attn_qkv": 3}  # of a block: queries, keys and values
 
 
 class BlockCall(NamedTuple):
@@ -146,6 +149,7 @@ class DiT(Network):
 
     directions = frozenset({"both", "left"})
     takes_labels = True
+    fused = FUSED
 
     def __init__(
         self,
@@ -211,6 +215,10 @@ class DiT(Network):
         """
         assert inputs.condition is not None, "the DiT needs condition = network.condition(sigma)"
         return run_blocks(self, inputs)
+
+    @override
+    def token_weights(self) -> TokenWeights:
+        return TokenWeights(self.vocab_embed.embedding, self.output_layer.linear.weight, self.output_layer.linear.bias)
 
     @override
     def head(self, rows: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from typing_extensions import override
 
 from ..types import UserError, Vocab
 from .architectures import buffers_of, first_line, fresh, positions_of, quiet, settings
-from .interface import Network, NetworkInput
+from .interface import Network, NetworkInput, Parts
 
 UNUSED = ("pooler", "contact_head")  # parts of some networks that do not affect the logits
 # Padding changes their predictions for real tokens.
@@ -29,6 +29,8 @@ class Encoder(Network):
     """A masked language model of transformers, cut between its base and its head."""
 
     shardable = False  # sharding would break its tied weights
+    # of ModernBERT; DeBERTa's in_proj stays whole: its rows are queries, keys and values of one head after the other
+    fused: Mapping[str, Parts] = {"Wqkv": 3, "Wi": 2}
 
     def __init__(self, model: Any, vocab: Vocab) -> None:
         super().__init__()

@@ -22,7 +22,7 @@ before the first column.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from ..types import UserError, Vocab
-from .interface import Network, NetworkInput
+from .interface import Network, NetworkInput, Parts, TokenWeights
 from .kernels.attention import Causal
 from .kernels.dropout import dropout
 from .kernels.fftconv import long_conv
@@ -179,6 +179,7 @@ class Hyena(Network):
     attention = Causal()
     causal = True
     directions = frozenset({"left"})
+    fused: Mapping[str, Parts] = {"in_proj": 3}
 
     def __init__(
         self,
@@ -234,6 +235,11 @@ class Hyena(Network):
         return {name for name in names if name.endswith("bias") or any(part in name for part in parts)}
 
     @override
+    def matrices(self) -> dict[str, Parts]:
+        """Without those that make the filters: a filter is a function of the position, learned like a convolution."""
+        return {name: parts for name, parts in super().matrices().items() if "filter_fn" not in name}
+
+    @override
     def empty_cache(self, rows: int) -> list[Kept]:
         short, long = (self.table.new_empty(rows, 1, 0, width * self.hidden_dim) for width in (3, 1))
         return [(short, long)] * len(self.layers)
@@ -270,6 +276,10 @@ class Hyena(Network):
             x, memory = block(x, memory, absent)
             kept.append(memory)
         return self.ln_f(x), kept
+
+    @override
+    def token_weights(self) -> TokenWeights:
+        return TokenWeights(self.table)
 
     @override
     def head(self, rows: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -10,6 +11,8 @@ from torch import Tensor, nn
 
 from ..types import Vocab
 from .kernels.attention import Attention, Full
+
+Parts = int | Sequence[int]  # of the rows of a matrix: how many equal parts, or how many rows each part has
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,15 @@ class NetworkInput:
         return content
 
 
+@dataclass(frozen=True)
+class TokenWeights:
+    """The weights that stand for tokens, one row or number each; there may be more rows than tokens."""
+
+    embedding: nn.Parameter  # (V, dim) that tokens are read with
+    head: nn.Parameter | None = None  # (V, dim) that they are predicted with; None = the embedding itself
+    bias: nn.Parameter | None = None  # (V,) of the logits
+
+
 class Network(nn.Module, ABC):
     """A network, without a method. Fields of the input that it does not take raise an error before `forward`."""
 
@@ -49,6 +61,7 @@ class Network(nn.Module, ABC):
     recurrent: bool = False  # whether that cache is a state, which cannot be cut back to a shorter prefix
     longest: int | None = None  # the largest number of tokens; None = any
     n_labels: int = 0  # labels that `condition` takes: 0 .. n_labels - 1, and -1 = no label
+    fused: Mapping[str, Parts] = {}  # projections in the blocks that compute several things at once, by their last name
 
     @classmethod
     def from_config(cls, settings: Any, vocab: Vocab, n_labels: int = 0, causal: bool = False) -> Network:
@@ -85,6 +98,22 @@ class Network(nn.Module, ABC):
     def no_decay(self) -> set[str]:
         """The names of weights that train.weight_decay does not pull towards 0."""
         return set()
+
+    def token_weights(self) -> TokenWeights | None:
+        """The embedding, head and bias of its vocabulary; None if they are not to be set from outside."""
+        return None
+
+    def matrices(self) -> dict[str, Parts]:
+        """The weights that train.optimizer=muon orthogonalises, by name, and their parts.
+
+        They are the matrices of the linear layers of the blocks, without those that make adaLN's shifts and scales.
+        """
+        inside = {module for block in getattr(self, "blocks", ()) for module in block.modules()}
+        return {
+            f"{name}.weight": self.fused.get(name.rpartition(".")[2], 1)
+            for name, module in self.named_modules()
+            if module in inside and isinstance(module, nn.Linear) and "adaLN" not in name
+        }
 
     @property
     def name(self) -> str:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from ..types import Vocab
-from .interface import Network, NetworkInput
+from .interface import Network, NetworkInput, Parts, TokenWeights
 from .kernels.attention import Causal
 from .kernels.scan import selective_scan, short_conv
 from .layers import PackedRows, padded
@@ -45,12 +45,22 @@ class RMSNorm(nn.Module):
         return F.rms_norm(x.to(wide), (x.shape[-1],), self.weight.to(wide), NORM_EPS)
 
 
+def rank_of(dim: int) -> int:
+    """The rank of the steps of a layer."""
+    return math.ceil(dim / 16)
+
+
+def fused(dim: int, state_dim: int) -> dict[str, Parts]:
+    """The projections of a mixer that compute several things at once, as in `Network.fused`."""
+    return {"in_proj": 2, "x_proj": (rank_of(dim), state_dim, state_dim)}
+
+
 class Mixer(nn.Module):
     """The selective state space of one direction; a second direction shares the projections of the first."""
 
     def __init__(self, dim: int, state_dim: int, conv_width: int, expand: int, projections: bool = True) -> None:
         super().__init__()
-        inner, rank = expand * dim, math.ceil(dim / 16)
+        inner, rank = expand * dim, rank_of(dim)
         self.state_dim, self.rank, self.conv_width = state_dim, rank, conv_width
         if projections:
             self.in_proj = nn.Linear(dim, 2 * inner, bias=False)
@@ -171,6 +181,7 @@ class Mamba(Network):
             MambaLayer(hidden_dim, Mixer(hidden_dim, state_dim, conv_width, expand)) for _ in range(n_blocks)
         )
         self.norm_f = RMSNorm(hidden_dim)
+        self.fused = fused(hidden_dim, state_dim)
         initialise(self, n_blocks)
 
     @override
@@ -212,6 +223,10 @@ class Mamba(Network):
         assert hidden is not None
         out = self.norm_f(residual + hidden.to(residual.dtype))
         return out if together is None else together.back(out), None if cache is None else kept
+
+    @override
+    def token_weights(self) -> TokenWeights:
+        return TokenWeights(self.embeddings.weight)
 
     @override
     def head(self, rows: Tensor) -> Tensor:

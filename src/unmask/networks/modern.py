@@ -8,7 +8,7 @@ is added to the embedding; without them there is no such part.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -19,7 +19,7 @@ from typing_extensions import override
 
 from ..types import Vocab
 from .dit import BlockCall, KeyValue, block_calls, no_keys, pick
-from .interface import Network, NetworkInput
+from .interface import Network, NetworkInput, Parts, TokenWeights
 from .kernels.attention import Attention, Causal, Full
 from .kernels.dropout import dropout
 from .kernels.fused import rms_norm, squared_relu
@@ -86,6 +86,7 @@ class Modern(Network):
     takes = frozenset(field.name for field in fields(NetworkInput)) - {"types"}
     directions = frozenset({"both", "left"})
     takes_labels = True
+    fused: Mapping[str, Parts] = {"qkv": 3}
 
     def __init__(
         self,
@@ -152,6 +153,10 @@ class Modern(Network):
             x, first, past = block(x, x0, first, how)
             kept.append(past)
         return norm(x), None if inputs.cache is None else kept
+
+    @override
+    def token_weights(self) -> TokenWeights:
+        return TokenWeights(self.vocab_embed.embedding, bias=self.head_bias)
 
     @override
     def head(self, rows: Tensor) -> Tensor:

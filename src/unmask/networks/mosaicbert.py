@@ -7,7 +7,7 @@ checkpoints. The causal variant is the same network looking to the left only; it
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from typing_extensions import override
 
 from ..types import Vocab
 from .dit import KeyValue, append, no_keys, pick
-from .interface import Network, NetworkInput
+from .interface import Network, NetworkInput, Parts, TokenWeights
 from .kernels.attention import Causal
 from .kernels.dropout import dropout
 from .kernels.positions import alibi, alibi_slopes, biased_attention
@@ -89,6 +89,7 @@ class MosaicBert(Network):
 
     takes = frozenset({"tokens", "types", "attention", "valid", "positions", "queries"})
     directions = frozenset({"both", "left"})
+    fused: Mapping[str, Parts] = {"Wqkv": 3, "gated_layers": 2}
 
     def __init__(
         self,
@@ -185,6 +186,11 @@ class MosaicBert(Network):
         kind = tables["token_type_embeddings"].weight[0] if types is None else tables["token_type_embeddings"](types)
         x = tables["LayerNorm"](tables["word_embeddings"](tokens) + kind)
         return dropout(x, self.dropout, self.training)
+
+    @override
+    def token_weights(self) -> TokenWeights:
+        top: Any = self.cls["predictions"]
+        return TokenWeights(self.embeddings["word_embeddings"].weight, bias=top["decoder"].bias)
 
     @override
     def head(self, rows: Tensor) -> Tensor:

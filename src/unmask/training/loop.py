@@ -32,12 +32,12 @@ from .step import Cut, Trainer
 from .tracking import Sink, open_sinks
 
 # Settings that may differ in a continued run: how far it goes, what is reported, and on which machine. (Under a
-# decay, train.steps moves the learning rate of the steps to come.) train.start is not one of them: a checkpoint is
-# never replaced by other weights, so another name would only make the record of the run false.
+# decay, train.steps and train.decay_share move the learning rate of the steps to come.) train.start is not one of
+# them: a checkpoint is never replaced by other weights, so another name would only make the record of the run false.
 MAY_CHANGE = (
-    "train.steps", "train.minutes", "train.log_every", "train.checkpoint_every", "train.keep_last", "train.sinks",
-    "train.device", "train.strategy", "train.micro_batch_size", "train.compile", "train.patience", "data.cache",
-    "data.local", "task.local", "task.genome", "eval.", "sample.",
+    "train.steps", "train.minutes", "train.decay_share", "train.log_every", "train.checkpoint_every", "train.keep_last",
+    "train.sinks", "train.device", "train.strategy", "train.micro_batch_size", "train.compile", "train.patience",
+    "data.cache", "data.local", "task.local", "task.genome", "eval.", "sample.",
 )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""The training step: optimizer, learning rate, clipping, EMA, and nothing about the method.
+"""The training step: gradients, clipping, optimizers, EMA, and nothing about the method.
 
 Sums are back-propagated and divided once by the all-reduced weight, so accumulation and any number of processes give
 the same step. All randomness is a function of (seed, step, slot in the global batch); dropout, which uses torch's
@@ -18,16 +18,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..config import Config, TrainConfig, steps_of
+from ..config import Config
 from ..data.loader import drop_labels, flip_strands, train_batch
 from ..data.pack import Rows
 from ..distributed import World, reshard, wrap
 from ..hub import checkpoint
-from ..models.language_model import LanguageModel
-from ..networks.interface import Network
 from ..process.keys import Keys
 from ..types import Batch, Progress, UserError
 from .memory import keep_pages
+from .optimizers import build_optimizers, empty_state, learning_rate, set_rates
 
 Cut = Callable[[Config, Any, range, Keys], Batch]  # some slots of the global batch of step keys.step, from some data
 
@@ -45,34 +44,6 @@ def text_batch(config: Config, rows: Rows, slots: range, keys: Keys) -> Batch:
     if config.data.reverse_complement:
         batch = flip_strands(batch, keys)
     return drop_labels(batch, config.train.label_drop, keys)
-
-
-def learning_rate(spec: TrainConfig, step: int) -> float:
-    """Linear warm-up, then constant, cosine or linear decay to final_lr; `step` counts from 0."""
-    warmup = steps_of(spec.warmup, spec.steps)
-    if step < warmup:
-        return spec.lr * (step + 1) / warmup
-    if spec.decay == "constant":
-        return spec.lr
-    done = (step - warmup) / max(1, spec.steps - warmup)
-    left = 1 - done if spec.decay == "linear" else 0.5 * (1 + math.cos(math.pi * done))
-    return spec.lr * (spec.final_lr + (1 - spec.final_lr) * left)
-
-
-def parameter_groups(model: nn.Module, spec: TrainConfig) -> list[dict[str, Any]]:
-    """The weights that have a gradient, in groups with one learning rate and one decay each.
-
-    The backbone says which weights are not decayed, the model which have another rate than train.lr.
-    """
-    rates = model.rates() if isinstance(model, LanguageModel) else {}
-    backbone = model.backbone
-    spared = {f"backbone.{name}" for name in backbone.no_decay()} if isinstance(backbone, Network) else set()
-    groups: dict[tuple[float, float], list[Tensor]] = {}
-    for name, p in model.named_parameters():
-        if p.requires_grad:
-            decay = 0.0 if name in spared else spec.weight_decay
-            groups.setdefault((rates.get(name, 1.0), decay), []).append(p)
-    return [{"params": parameters, "rate": rate, "weight_decay": decay} for (rate, decay), parameters in groups.items()]
 
 
 class Ema:
@@ -109,7 +80,7 @@ class Ema:
 
 
 class Trainer:
-    """A model, its optimizer, its average, and the step that moves them.
+    """A model, its optimizers, its average, and the step that moves them.
 
     A model is anything with a `backbone` and `forward(batch, keys) -> (sum, weight)`; `cut` makes its batches.
     Weights without a gradient stay as they are.
@@ -132,14 +103,8 @@ class Trainer:
             backbone: Any = self.model.backbone
             backbone.forward = torch.compile(backbone.forward)
         self.ema = Ema(self.model, spec.ema)
-        self.optimizer = torch.optim.AdamW(
-            parameter_groups(self.model, spec),
-            lr=spec.lr,
-            betas=spec.betas,
-            eps=spec.adam_eps,
-            weight_decay=spec.weight_decay,
-            fused=True if world.device.type in ("cpu", "cuda") and spec.strategy == "ddp" else None,
-        )
+        one_place = world.device.type in ("cpu", "cuda") and spec.strategy == "ddp"
+        self.optimizers = build_optimizers(self.model, spec, fused=one_place)
         self.keys = Keys(config.seed).fork("train")
         self.progress: Progress | None = None  # hears how many micro-batches of a step are done
 
@@ -192,7 +157,7 @@ class Trainer:
                 for _ in range(questions if last else min(micro, 1)):
                     questions -= 1
                     if self._asked(stop):
-                        self.optimizer.zero_grad(set_to_none=True)
+                        self._forget_gradients()
                         return {}, True
                 loss.backward()
             total += torch.tensor([loss.item(), weight.item(), 0.0], dtype=torch.float64)
@@ -227,12 +192,16 @@ class Trainer:
         if spec.clip is not None and norm > spec.clip:
             scale *= spec.clip / norm
         torch._foreach_mul_([checkpoint.local(g) for g in gradients], scale)
-        for group in self.optimizer.param_groups:
-            group["lr"] = group["rate"] * learning_rate(spec, step)
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        set_rates(self.optimizers, spec, step)
+        for optimizer in self.optimizers:
+            optimizer.step()
+        self._forget_gradients()
         self.ema.update(self.model, step)
         return norm
+
+    def _forget_gradients(self) -> None:
+        for optimizer in self.optimizers:
+            optimizer.zero_grad(set_to_none=True)
 
     # -- what a checkpoint holds -------------------------------------------------------------------------------------
 
@@ -242,7 +211,8 @@ class Trainer:
         moments = {
             f"{kind}.{name}": value
             for name, p in self.model.named_parameters()
-            for kind, value in self.optimizer.state.get(p, {}).items()
+            for optimizer in self.optimizers
+            for kind, value in optimizer.state.get(p, {}).items()
         }
         groups = {"model": dict(self.model.state_dict()), "optimizer": moments}
         return groups | ({"ema": self.ema.weights} if self.ema.weights else {})
@@ -256,9 +226,8 @@ class Trainer:
 
     def restore(self, folder: Path) -> None:
         """Restore everything from a checkpoint of either kind, strictly."""
-        for p in (p for group in self.optimizer.param_groups for p in group["params"]):
-            place = self.world.device if self.optimizer.defaults["fused"] else torch.device("cpu")
-            step = torch.zeros((), dtype=torch.float32, device=place)
-            self.optimizer.state[p] = {"step": step, "exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
+        for optimizer in self.optimizers:
+            for p in (p for group in optimizer.param_groups for p in group["params"]):
+                optimizer.state[p] = empty_state(optimizer, p)
         for group, targets in self.groups().items():
             checkpoint.read_into(folder, group, targets)

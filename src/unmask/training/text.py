@@ -30,6 +30,7 @@ from ..sampling.params import SamplingParams
 from ..sampling.recommended import of_training
 from ..types import Likelihood, Progress, UserError
 from .budget import describe, fitting, mean_over, measure
+from .cooccurrence import start_from_counts
 from .loop import MAY_CHANGE, Evaluated, Loop, TrainingJob, alone_in, folder_of, open_folder, stop_signals
 from .step import Trainer, text_batch
 
@@ -67,8 +68,8 @@ def train(
             fixed = in_time(job, config, out, world, hidden)
             job = TextJob(fixed, world, hidden, folder, start, job.prepared)
         loop = Loop(job, out, world, hidden, folder)
-        if remark and folder is None:
-            loop.display.say(remark)
+        for sentence in filter(None, (remark, job.remark)) if folder is None else ():
+            loop.display.say(sentence)
         with stop_signals() as stopped:
             end = loop.run(stopped)
         if end.finished and job.valid is None:  # it was finished before
@@ -116,6 +117,7 @@ class TextJob(TrainingJob):
     ) -> None:
         self.config, self.world, self.cut = config, world, text_batch
         self.valid: Likelihood | None = None
+        self.remark = ""  # to be said when a new run begins
         check(config, start, folder)
         tokenizer, labels = self._inherited(folder, start)
         if prepared is None:
@@ -135,6 +137,8 @@ class TextJob(TrainingJob):
             if target.state_dict().keys() != source.state_dict().keys():  # what another method adds begins fresh
                 target, source = target.backbone, source.backbone  # type: ignore[assignment]
             load_weights(target, source, f"the model {config.train.start}")
+        elif config.train.embeddings == "counts" and folder is None:
+            self.remark = start_from_counts(self.model, self.data, Keys(config.seed), world)
         if config.sample.every:  # raised now, and not after a day
             lm, steps = self._writer()
             lm.check(WritingJob(lm.prompt_canvas("", config.sample.length), SamplingParams(steps=steps)))
