@@ -92,7 +92,7 @@ def useful_flops(model: MaskedDiffusion, rows: int) -> float:
 
 
 def optimizers(blocks: int, width: int, turns: int) -> None:
-    """Print what the step of each optimizer costs, as a share of a whole step with AdamW."""
+    """Print what the step of each optimizer costs in processor time, as a share of a whole step with AdamW."""
     config = Config(
         model=ModelConfig(hidden_dim=width, n_blocks=blocks, n_heads=width // 64),
         train=TrainConfig(batch_size=BATCH, steps=10**6, optimizer="muon"),
@@ -115,18 +115,18 @@ def optimizers(blocks: int, width: int, turns: int) -> None:
     for turn in range(turns + 1):
         for p in group["params"]:
             p.grad = None
-        start = time.perf_counter()
+        start = time.process_time()
         trainer.step(RandomRows(), turn)  # type: ignore[arg-type]
-        seconds["whole"].append(time.perf_counter() - start)
+        seconds["whole"].append(time.process_time() - start)
         for p, gradient in zip(group["params"], kept, strict=True):
             p.grad = gradient
         for name, step in steps.items():
-            start = time.perf_counter()
+            start = time.process_time()
             step()
-            seconds[name].append(time.perf_counter() - start)
+            seconds[name].append(time.process_time() - start)
     medians = {name: statistics.median(values[1:]) for name, values in seconds.items()}
     whole = medians.pop("whole")
-    print(f"{blocks} x {width}: a step of {BATCH} x {LENGTH} tokens with AdamW takes {whole:.2f} s")
+    print(f"{blocks} x {width}: a step of {BATCH} x {LENGTH} tokens with AdamW takes {whole:.2f} s of processor time")
     print(f"  {'step of the matrices':22}{'seconds':>9}{'of the step':>13}{'of one of 64 rows':>19}")
     for name, value in medians.items():
         print(f"  {name:22}{value:9.3f}{value / whole:13.2f}{value / whole * BATCH / 64:19.2f}")
