@@ -311,7 +311,9 @@ def note(text: str) -> None:
     log.info(text)
 
 
-ScheduleName = Literal["log-linear", "cosine", "cosine-squared", "linear", "geometric", "polynomial", "log-uniform"]
+ScheduleName = Literal[
+    "log-linear", "cosine", "cosine-squared", "linear", "geometric", "polynomial", "log-uniform", "bell"
+]
 
 
 class ScheduleConfig(Section):
@@ -323,6 +325,7 @@ class ScheduleConfig(Section):
     sigma_max: PositiveFloat = 20.0  # geometric and linear
     power: PositiveFloat = 2.0  # polynomial
     low: float = Field(1e-3, gt=0, lt=1)  # mask rate at t = 0 of log-uniform
+    steep: float = Field(4.0, gt=0, le=10)  # bell: how much more likely middle mask rates are than the ends
 
 
 class ObjectiveConfig(Section):
@@ -335,8 +338,10 @@ class ObjectiveConfig(Section):
     loss: Literal["bound", "cross-entropy", "mlm"] = "bound"  # or the masked tokens' plain mean, or BERT's objective
     mask_rate: float | None = Field(None, gt=0, lt=1)  # mlm: share of tokens to be guessed; 0.15 (BERT) if not given
     clip: tuple[float, float] | None = None  # train on mask rates between these two only
+    clip_until: Annotated[Steps, Field(gt=0)] | None = None  # clip: for so many steps only, then the whole range
     times: Literal["strata", "independent", "counts"] = "strata"  # one row a stratum of time, independent times, or
     # one row a stratum of the number of masks
+    pairs: bool = False  # counts: every row twice; what is hidden in one view is seen in the other
     start_token: bool = True  # ar: rows begin with a start symbol, so that their first token is scored too
 
     @model_validator(mode="after")
@@ -349,6 +354,16 @@ class ObjectiveConfig(Section):
             raise ValueError("mask_rate belongs to objective.loss=mlm; diffusion draws a rate for every row")
         if self.loss == "mlm" and self.clip is not None:
             raise ValueError("clip is a range of mask rates, but objective.loss=mlm has a single rate; set mask_rate")
+        if self.clip_until is not None and self.clip is None:
+            raise ValueError("clip_until is the end of objective.clip; set clip too, for example [0.01, 0.5]")
+        if self.loss == "mlm" and self.times == "counts":
+            raise ValueError(
+                "times=counts draws how much is hidden, but objective.loss=mlm has a single rate; leave out times"
+            )
+        if self.pairs and self.times != "counts":
+            raise ValueError("pairs are drawn by the number of masks; set objective.times=counts, or leave pairs out")
+        if self.pairs and self.clip is not None:
+            raise ValueError("pairs also hide the rest of a row, at a mask rate outside clip; leave out one of them")
         if (self.bound == "discrete") != (self.steps is not None):
             raise ValueError("objective.steps is required by objective.bound=discrete, and belongs to it only")
         return self
@@ -512,13 +527,14 @@ class Config(Section):
 
     def resolved(self) -> Config:
         """A copy in which every share of train.steps is a number of steps."""
-        total = self.train.steps
+        total, until = self.train.steps, self.objective.clip_until
         return self.changed(
             train={
                 "warmup": steps_of(self.train.warmup, total),
                 "checkpoint_every": steps_of(self.train.checkpoint_every, total),
             },
             eval={"every": steps_of(self.eval.every, total)},
+            objective={"clip_until": None if until is None else steps_of(until, total)},
             sample={"every": steps_of(self.sample.every, total)},
         )
 

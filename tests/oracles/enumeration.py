@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from unmask.networks.interface import Network, NetworkInput
-from unmask.process.schedule import ContinuousTime, Cosine, Geometric, Linear, Polynomial, Schedule
+from unmask.process.schedule import Bell, ContinuousTime, Cosine, Geometric, Linear, Polynomial, Schedule
 from unmask.types import Vocab
 
 V, MASK, LENGTH = 4, 1, 3  # [MASK] is not the last id: code that assumes so must fail
@@ -41,6 +41,7 @@ ALPHAS: dict[str, Callable[[float], float]] = {
     "linear 1e8": lambda t: math.exp(-1e8 * t),
     "geometric": lambda t: math.exp(-(1e-3 ** (1 - t)) * 20.0**t),
     "geometric wide cut": lambda t: math.exp(-(0.2 ** (1 - t)) * 2.0**t),
+    "bell": lambda t: 1 - 0.999 * (0.5 + math.atanh((2 * t - 1) * math.tanh(2.0)) / 4),
 }
 SCHEDULES: dict[str, Schedule] = {
     "log-linear": Polynomial(),
@@ -55,6 +56,7 @@ SCHEDULES: dict[str, Schedule] = {
     "linear 1e8": Linear(1e8),
     "geometric": Geometric(),
     "geometric wide cut": Geometric(0.2, 2.0),
+    "bell": Bell(),
 }
 
 

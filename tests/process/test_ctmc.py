@@ -93,7 +93,7 @@ def test_the_marginal_obeys_kolmogorovs_equation(prior, name):
     """dq/dt = q R_t with R_t = sigma' R, by a five-point difference of dense noise matrices."""
     x, alpha = np.array([0.3, 0.1, 0.4, 0.2]), ALPHAS[name]
     for t in SCHEDULES[name].inverse(tensor([0.8, 0.5, 0.15])):
-        h = 5e-4 * float(t)
+        h = 5e-4 * min(float(t), 1 - float(t))
         q = [x @ noise_matrix(alpha(float(t) + k * h), prior) for k in (-2, -1, 0, 1, 2)]
         slope = (q[0] - 8 * q[1] + 8 * q[3] - q[4]) / (12 * h)
         speed = float(dsigma(name, t))

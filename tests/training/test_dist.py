@@ -55,6 +55,7 @@ def test_two_processes_give_the_losses_and_weights_of_one(corpus: str, alone: tu
         ("fsdp", ["model.method=ar"]),
         ("ddp", ["model.method=ssd-lm", "simplex.block=8"]),
         ("ddp", ["objective.loss=cross-entropy", "objective.clip=[0.3,0.8]"]),
+        ("fsdp", ["objective.times=counts", "objective.pairs=true"]),
         ("fsdp", ["model.backbone=mosaicbert", "objective.loss=mlm"]),
         ("fsdp", ["model.backbone=mosaicbert", "model.method=ar"]),
     ],

@@ -42,6 +42,20 @@ class Objective:
         None  # BERT's masked language modeling (15 % of the tokens, 80/10/10) instead of diffusion
     )
     counts: bool = False  # draw how many positions are hidden, not a time
+    pairs: bool = False  # with counts: every row twice, what is hidden in one view is seen in the other
+    law_until: int | None = None  # the steps with that law; then the model's; None = all
+
+    def describe(self) -> dict[str, object]:
+        """How training differs from the paper's, for protocols; nothing where it does not."""
+        words = []
+        if self.counts:
+            words.append("mask counts in strata" + ", every set with its complement" * self.pairs)
+        if self.law is not None:
+            until = "" if self.law_until is None else f", until step {self.law_until}"
+            words.append(f"bound {self.law.describe()['bound']}{until}")
+        if self.cross_entropy:
+            words.append("cross-entropy without the weights of the bound")
+        return {"training": "; ".join(words)} if words else {}
 
 
 class MaskedDiffusion(LanguageModel):
@@ -134,7 +148,8 @@ class MaskedDiffusion(LanguageModel):
         """(sum to minimise, weight it is a sum over)."""
         if self.objective.mask_rate is not None:
             return self._mlm(batch, keys, self.objective.mask_rate)
-        law = self.objective.law or self.law
+        until = self.objective.law_until
+        law = self.law if until is not None and keys.step >= until else self.objective.law or self.law
         if self.objective.counts:
             return self._by_counts(batch, keys, law)
         if not self.objective.cross_entropy:
@@ -144,15 +159,18 @@ class MaskedDiffusion(LanguageModel):
         return nll.float().sum(), torch.tensor(float(len(nll)), device=nll.device)
 
     def _by_counts(self, batch: Batch, keys: Keys, law: Law) -> tuple[Tensor, Tensor]:
-        """A row's number of hidden positions is drawn, not its time: the same bound, or plain cross-entropy."""
-        weighted = not self.objective.cross_entropy
-        hidden, weight = hidden_sets(batch.free(), batch.index, batch.total, keys, law, self.schedule, weighted)
+        """How many positions of a row are hidden is drawn, not a time: the same bound, or plain cross-entropy."""
+        weighted, pairs = not self.objective.cross_entropy, self.objective.pairs
+        counted = batch.counted().sum()
+        hidden, weight = hidden_sets(batch, keys, law, self.schedule, weighted=weighted, pairs=pairs)
+        if pairs:
+            batch = batch.rows(torch.arange(len(batch)).repeat(2))
         hidden = hidden.to(batch.tokens.device)
         z = torch.where(hidden, self.vocab.mask, batch.tokens)
         row, nll = self._guessed(batch, z, hidden & batch.weight(), torch.ones(len(batch), dtype=torch.float64))
         if not weighted:
             return nll.sum(), torch.tensor(float(len(nll)), device=nll.device)
-        return (nll * weight.float().to(row.device)[row]).sum(), batch.counted().sum()
+        return (nll * weight.float().to(row.device)[row]).sum(), counted
 
     def _mlm(self, batch: Batch, keys: Keys, rate: float) -> tuple[Tensor, Tensor]:
         """BERT's objective (Devlin et al. 2018): the cross-entropy of the chosen tokens, special ones never chosen."""
@@ -278,7 +296,7 @@ class MaskedDiffusion(LanguageModel):
             )
         if not self.objective.stratified:
             facts["times"] = "independent"
-        return facts
+        return facts | self.objective.describe()
 
 
 def as_masked(model: LanguageModel) -> MaskedDiffusion | None:

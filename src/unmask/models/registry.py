@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from importlib import import_module
 
-from ..config import METHODS, Config, ModelConfig, ObjectiveConfig, ScheduleConfig
+from ..config import METHODS, Config, ModelConfig, ObjectiveConfig, ScheduleConfig, steps_of
 from ..data.tasks import Task
 from ..networks.interface import Network
 from ..process.parameterization import Mean, Parameterization, Score
 from ..process.schedule import (
+    Bell,
     ClippedTime,
     ContinuousTime,
     Cosine,
@@ -44,6 +45,7 @@ def schedule(spec: ScheduleConfig) -> Schedule:
         "linear": lambda: Linear(spec.sigma_max),
         "geometric": lambda: Geometric(spec.sigma_min, spec.sigma_max),
         "log-uniform": lambda: LogUniform(spec.low, spec.eps),
+        "bell": lambda: Bell(spec.steep, spec.eps),
     }
     return makers[spec.name]()
 
@@ -59,8 +61,8 @@ def law(spec: ObjectiveConfig, times: ScheduleConfig | None = None) -> Law:
     return DiscreteTime(spec.steps)
 
 
-def objective(spec: ObjectiveConfig) -> Objective:
-    """What the training of a masked diffusion model minimises."""
+def objective(spec: ObjectiveConfig, steps: int) -> Objective:
+    """What the training of a masked diffusion model minimises, in so many steps."""
     clipped = None if spec.clip is None else ClippedTime(*spec.clip)
     rate = (spec.mask_rate or BERT_RATE) if spec.loss == "mlm" else None
     return Objective(
@@ -69,6 +71,8 @@ def objective(spec: ObjectiveConfig) -> Objective:
         stratified=spec.times != "independent",
         mask_rate=rate,
         counts=spec.times == "counts",
+        pairs=spec.pairs,
+        law_until=None if spec.clip_until is None else steps_of(spec.clip_until, steps),
     )
 
 
@@ -112,7 +116,7 @@ def masked(parameterization: Parameterization) -> Method:
             schedule(config.schedule),
             law(config.objective, config.schedule),
             parameterization,
-            objective(config.objective),
+            objective(config.objective, config.train.steps),
         )
 
     return make
@@ -121,7 +125,7 @@ def masked(parameterization: Parameterization) -> Method:
 def _without_bound(config: Config) -> None:
     """Raise for settings of a diffusion bound if the model has none: they would have no effect."""
     default = ObjectiveConfig()
-    for name in ("bound", "proposal", "loss", "clip", "times"):
+    for name in ("bound", "proposal", "loss", "clip", "times", "pairs"):
         if getattr(config.objective, name) != getattr(default, name):
             raise UserError(f"method {config.model.method} does not use objective.{name}; leave it out")
 

@@ -10,11 +10,15 @@ and schedule and law are in the coefficients alone. In continuous time without a
 
     c_n = P(Bin(M, p) < n) + n P(Bin(M, p) = n)
 
-T steps with reveal chances u_i at mask rates p_i make it c_n = n * sum over i of u_i P(Bin(M, p_i) = n), and the part of
-the bound with mask rates from a to b has c_n = P(Bin(M, a) < n <= Bin(M, b)), for one uniform number behind both.
+T steps with reveal chances u_i at mask rates p_i make it c_n = n * sum over i of u_i P(Bin(M, p_i) = n), and mask rates
+from a to b alone c_n = P(Bin(M, a) < n) - P(Bin(M, b) < n).
 
-So with n drawn with chance q_n, and c_n / (n q_n) as the weight of each hidden token, the loss of a row is an unbiased
-draw of its bound. The noise of a mean over n tokens falls as 1/sqrt(n), so q is c_n / sqrt(n) where nobody says otherwise.
+If n is drawn with chance q_n and each hidden token has weight c_n / (n q_n), the loss of a row is an unbiased draw of
+its bound. The noise of a mean over n tokens falls as 1/sqrt(n), so q is c_n / sqrt(n) unless there is a proposal.
+
+A pair hides a set of n positions and, in a second view of the row, the other M - n. Sets of n positions are then seen
+with chance q_n + q_(M-n), in one view or the other, and that takes the place of q_n in the weight: the *sum* of both
+views is an unbiased draw. A pair of n = M has an empty second view, which costs nothing and says nothing.
 """
 
 from __future__ import annotations
@@ -25,11 +29,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..errors import UserError
+from ..types import Batch, UserError
 from .keys import Keys
 from .schedule import ClippedTime, ContinuousTime, DiscreteTime, Law, Schedule, strata
 
-GRID = 1024  # of a proposal, from which the chances of counts are made
+GRID = 1024  # mask rates from which the chances of counts under a proposal are made
 
 
 @functools.lru_cache(maxsize=4096)
@@ -64,11 +68,13 @@ def binomial(total: int, p: Tensor) -> Tensor:
 
 
 @functools.lru_cache(maxsize=4096)
-def count_chances(law: Law, schedule: Schedule, total: int, weighted: bool) -> tuple[np.ndarray, np.ndarray]:
-    """(M + 1,) each: the chance q_n of hiding n positions, and the weight of each hidden token.
+def count_chances(
+    law: Law, schedule: Schedule, total: int, weighted: bool, pairs: bool = False
+) -> tuple[np.ndarray, np.ndarray]:
+    """(M + 1,) each: the chance of hiding n positions (of a pair: in the larger set), and the weight of their tokens.
 
-    Weighted it is c_n / (n q_n), for the bound. Otherwise it is 1, and n is as likely as any other, or (under a clipped
-    law) as the mask rates allow. A law with a proposal has the counts of the proposal's mask rates in both cases.
+    Weighted it is that of the bound. Otherwise it is 1, and all n from 1 to M are alike, or (of a clipped law) as its
+    mask rates make them. A law with a proposal has the counts of the proposal's mask rates in both cases.
     """
     n, c = np.arange(total + 1), count_weights(law, schedule, total).numpy()
     proposal = law.proposal if isinstance(law, ContinuousTime) else None
@@ -78,45 +84,50 @@ def count_chances(law: Law, schedule: Schedule, total: int, weighted: bool) -> t
         q = c / np.sqrt(np.maximum(n, 1))
     else:
         q = c if isinstance(law, ClippedTime) else np.ones(total + 1)
-    q = np.where(n > 0, q, 0.0)
-    q = q / max(q.sum(), np.finfo(float).tiny)
+    q = q * (n > 0)
+    q = seen = q / max(q.sum(), np.finfo(float).tiny)
+    if pairs:
+        seen = q + q[::-1]
+        q = np.where(2 * n > total, seen, np.where(2 * n == total, q, 0.0))
     if not weighted:
         return q, (n > 0).astype(float)
-    if (q[c > 0] <= 0).any():
+    if (seen[c > 0] <= 0).any():
         raise UserError(f"the proposal {proposal!r} never hides some numbers of {total} tokens; leave it out")
-    return q, np.divide(c, n * q, out=np.zeros(total + 1), where=q > 0)
+    return q, np.divide(c, n * seen, out=np.zeros(total + 1), where=c > 0)
 
 
 def _proposed(proposal: Schedule, total: int) -> np.ndarray:
-    """The chance of every number of masks at the mask rates of a schedule, at times that are spread evenly."""
-    middle = (torch.arange(GRID, dtype=torch.float64) + 0.5) / GRID
-    return binomial(total, 1 - proposal.keep(middle)).mean(0).numpy()
+    """The chance of every number of masks at the mask rates of a schedule, whose time is drawn evenly."""
+    edges = torch.arange(GRID + 1, dtype=torch.float64) / GRID
+    end = proposal.alpha(torch.ones((), dtype=torch.float64))
+    share = proposal.inverse(1 - edges * (1 - end)).clamp(0, 1).diff()  # of the times between two mask rates
+    middle = (edges[1:] + edges[:-1]) / 2
+    parts = zip(share.split(64), middle.split(64), strict=True)
+    return torch.stack([part @ binomial(total, rate) for part, rate in parts]).sum(0).numpy()
 
 
 def hidden_sets(
-    free: Tensor, index: Tensor, total: int, keys: Keys, law: Law, schedule: Schedule, weighted: bool
+    batch: Batch, keys: Keys, law: Law, schedule: Schedule, *, weighted: bool = True, pairs: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """(B, L) bool, which of the `free` positions (B, L) of rows are hidden, and (B,) the weight of their tokens.
+    """(B, L) bool, which positions of rows are hidden, and (B,) the weight of their tokens; of pairs (2B, L) and (2B,).
 
-    The numbers of hidden positions come from strata over the rows of the global batch; every set of that size is as
-    likely as any other.
+    How many are hidden comes from strata over the rows of the global batch; every set of that size is as likely as any
+    other. Second views come after all first ones.
     """
-    may, place = free.cpu().numpy(), strata(index, total, keys).numpy()
-    n, weight = np.zeros(len(may), dtype=np.int64), np.zeros(len(may))
-    positions = may.sum(1)
-    for m in np.unique(positions[positions > 0]):
-        rows = positions == m
-        q, weights = count_chances(law, schedule, int(m), weighted)
-        n[rows] = _inverted(q, place[rows])
-        weight[rows] = weights[n[rows]]
-    uniform = np.where(may, keys.uniform("mask", index, may.shape[1]).numpy(), 2.0)
-    order = np.argsort(uniform, axis=1)  # what may be hidden comes first
-    hidden = np.zeros_like(may)
-    np.put_along_axis(hidden, order, np.arange(may.shape[1]) < n[:, None], axis=1)
-    return torch.from_numpy(hidden), torch.from_numpy(weight)
-
-
-def _inverted(q: np.ndarray, uniform: np.ndarray) -> np.ndarray:
-    """Numbers with these chances, in the order of the uniforms."""
-    sums = np.cumsum(q)
-    return np.searchsorted(sums, uniform * sums[-1], side="right").clip(max=np.flatnonzero(q)[-1])
+    free, place = batch.free().cpu().numpy(), strata(batch.index, batch.total, keys).numpy()
+    m, length = free.sum(1), free.shape[1]
+    n, weight = np.zeros(len(free), dtype=np.int64), np.zeros((2, len(free)))
+    for total in np.unique(m[m > 0]):
+        rows = m == total
+        chances, weights = count_chances(law, schedule, int(total), weighted, pairs)
+        sums = np.cumsum(chances)
+        largest = np.flatnonzero(chances)[-1]
+        n[rows] = np.searchsorted(sums, place[rows] * sums[-1], side="right").clip(max=largest)
+        weight[:, rows] = weights[n[rows]], weights[total - n[rows]]
+    uniform = np.where(free, keys.uniform("mask", batch.index, length).numpy(), 2.0)
+    order = np.argsort(uniform, axis=1)  # the free positions come first
+    hidden = np.zeros_like(free)
+    np.put_along_axis(hidden, order, np.arange(length) < n[:, None], axis=1)
+    if not pairs:
+        return torch.from_numpy(hidden), torch.from_numpy(weight[0])
+    return torch.from_numpy(np.concatenate([hidden, free & ~hidden])), torch.from_numpy(weight.reshape(-1))

@@ -182,6 +182,35 @@ class LogUniform(Schedule):
         return 1 - torch.log((1 - alpha) / (1 - self.eps)) / math.log(self.low)
 
 
+@dataclass(frozen=True)
+class Bell(Schedule):
+    """1 - alpha = (1 - eps) p, where even times give mask rates p with a bell: a logistic density, cut to [0, 1].
+
+    The density is k / (2 tanh(k/2)) in the middle and k / sinh(k) at both ends, with k = `steep`. So as a proposal its
+    weights are at most sinh(k) / k times the usual ones; under a Beta density, which is 0 at the ends, the variance at
+    mask rate 1 would be infinite.
+    """
+
+    steep: float = 4.0
+    eps: float = 1e-3
+
+    @override
+    def alpha(self, t: Tensor) -> Tensor:
+        a, least = math.tanh(self.steep / 2), torch.minimum(t, 1 - t)
+        p = torch.atanh(2 * a * least / (1 + a * a * (2 * least - 1))) / self.steep  # both ends keep their digits
+        return 1 - (1 - self.eps) * torch.where(t < 0.5, p, 1 - p)
+
+    @override
+    def dalpha(self, t: Tensor) -> Tensor:
+        a = math.tanh(self.steep / 2)
+        return -(1 - self.eps) * 2 * a / (self.steep * (1 - (a * (2 * t - 1)) ** 2))
+
+    @override
+    def inverse(self, alpha: Tensor) -> Tensor:
+        kp = self.steep * (1 - alpha) / (1 - self.eps)
+        return torch.sinh(kp) / (2 * math.sinh(self.steep / 2) * torch.cosh(kp - self.steep / 2))
+
+
 def reveal_chance(alpha_s: Tensor, alpha_t: Tensor) -> Tensor:
     """U = (alpha_s - alpha_t)/(1 - alpha_t): chance that a masked position is revealed in t -> s."""
     return (alpha_s - alpha_t) / (1 - alpha_t)

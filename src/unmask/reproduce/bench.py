@@ -238,7 +238,7 @@ class Bench:
         """What a reader wants to know about a training run; tokens seen are counted as in the paper (appendix D.2)."""
         config, lm = self.config(name), self._loaded[name]
         tokens = config.train.steps * config.train.batch_size * config.data.length
-        objective = registry.objective(config.objective)
+        objective = registry.objective(config.objective, config.train.steps)
         hidden = 0.5 if objective.mask_rate is None else 0.8 * objective.mask_rate  # of BERT's chosen tokens 20 % stay
         seen = 1.0 if config.model.method == "ar" else 1 - hidden
         return {

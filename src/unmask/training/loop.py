@@ -156,17 +156,20 @@ def open_folder(config: Config, out: Path) -> tuple[Config, Path | None]:
 
 
 def _continued(before: Config, config: Config, out: Path) -> Config:
-    """The config with what the run chose when it began: its warm-up in steps, and the steps of its time."""
+    """The config with what the run chose when it began: its shares in steps, and the steps of its time."""
     train: dict[str, Any] = {}
+    objective: dict[str, Any] = {}
     if 0 < config.train.warmup < 1:  # a share; a number of steps is compared
         train["warmup"] = before.train.warmup
+    if 0 < (config.objective.clip_until or 0) < 1:
+        objective["clip_until"] = before.objective.clip_until
     if config.train.minutes is not None:
         if before.train.minutes is None:
             raise UserError(
                 f"the run in {out} was started without train.minutes; set train.steps, or choose another --out"
             )
         train["steps"] = max(1, round(before.train.steps * config.train.minutes / before.train.minutes))
-    return config.changed(train=train).resolved()
+    return config.changed(train=train, objective=objective).resolved()
 
 
 def _check_same(before: Config, config: Config, out: Path) -> None:

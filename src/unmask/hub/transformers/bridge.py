@@ -35,7 +35,7 @@ def lm_of(model: MDLM, tokenizer: Any) -> LM:
         backbone,
         registry.schedule(config.schedule),
         registry.law(config.objective, config.schedule),
-        objective=registry.objective(config.objective),
+        objective=registry.objective(config.objective, config.train.steps),
     )
     lm = LM(diffusion.train(model.training), tokenizer_of(tokenizer, described), config, labels=list(described.labels))
     source = getattr(model.config, "_name_or_path", "")
