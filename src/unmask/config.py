@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
@@ -667,4 +668,6 @@ def _sentence(error: Any) -> str:
     if error["type"] == "value_error":
         return f"{where}: {message}" if where else message
     message = message[0].lower() + message[1:]
+    if error["type"] == "literal_error":
+        message += nearest(str(error["input"]), re.findall("'([^']*)'", error["ctx"]["expected"]))
     return f"{where}={error['input']!r} is not valid: {message}"

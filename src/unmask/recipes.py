@@ -21,33 +21,28 @@ from .config import (
     parse,
 )
 from .data.records import record
+from .earlier_recipes import EARLIER
 from .errors import UserError, choose
 
 
 def tiny() -> Config:
-    """A model of some 270,000 weights that trains in seconds: it shows that the path works, and learns little."""
+    """A model of some 180,000 weights that trains in seconds: it shows that the path works, and learns little."""
     return Config(
         data=DataConfig(length=64, vocab_size=1024),
-        model=ModelConfig(hidden_dim=64, n_blocks=2, n_heads=2, cond_dim=32, dropout=0.0),
-        objective=ObjectiveConfig(cutoff=0.1),
-        train=TrainConfig(steps=200, batch_size=16, lr=1e-3, warmup=0.1, ema=0.99, checkpoint_every=100),
+        model=ModelConfig(network="modern", hidden_dim=64, n_blocks=2, n_heads=2),
+        objective=ObjectiveConfig(loss="cross-entropy"),
+        train=_fast(steps=200, checkpoint_every=100),
         eval=EvalConfig(every=100, rows=64, draws=2),
     )
 
 
 def demo() -> Config:
-    """The job of `make demo`: Python's own documentation, a few minutes on two cores.
-
-    A high cut-off (a valid bound, a little looser) takes the rare, heavily weighted rows with few masks out of a
-    training that has no time to average over them.
-    """
+    """The job of `make demo`: Python's own documentation, a few minutes on two cores."""
     return Config(
         data=DataConfig(length=64, vocab_size=1024),
-        model=ModelConfig(hidden_dim=128, n_blocks=4, n_heads=4, cond_dim=64, dropout=0.0),
-        objective=ObjectiveConfig(cutoff=0.1),
-        train=TrainConfig(
-            steps=2000, batch_size=16, lr=7e-4, warmup=0.05, decay="cosine", ema=0.995, checkpoint_every=500
-        ),
+        model=ModelConfig(network="modern", hidden_dim=128, n_blocks=4, n_heads=4),
+        objective=ObjectiveConfig(loss="cross-entropy"),
+        train=_fast(steps=2000, checkpoint_every=500),
         eval=EvalConfig(every=500, rows=256, draws=4),
     )
 
@@ -56,9 +51,9 @@ def small() -> Config:
     """A model for a text of your own, about a megabyte: half an hour on two CPU cores."""
     return Config(
         data=DataConfig(length=128, vocab_size=2048),
-        model=ModelConfig(hidden_dim=192, n_blocks=6, n_heads=6, cond_dim=64, dropout=0.0),
-        objective=ObjectiveConfig(cutoff=0.1),
-        train=_timed(30, batch_size=16, lr=1.5e-3, ema=0.999),
+        model=ModelConfig(network="modern", hidden_dim=192, n_blocks=6, n_heads=6),
+        objective=ObjectiveConfig(loss="cross-entropy"),
+        train=_fast(minutes=30, checkpoint_every=0.05),
         eval=EvalConfig(every=0.1, rows=128, draws=2),
     )
 
@@ -67,24 +62,28 @@ def overnight() -> Config:
     """A larger model for a text of your own, a few megabytes or more: eight hours, on a GPU or a CPU."""
     return Config(
         data=DataConfig(length=256, vocab_size=8192),
-        model=ModelConfig(hidden_dim=384, n_blocks=8, n_heads=6, cond_dim=128, dropout=0.1),
-        objective=ObjectiveConfig(cutoff=0.03),
-        train=_timed(480, batch_size=32, lr=1e-3, ema=0.9995),
+        model=ModelConfig(network="modern", hidden_dim=384, n_blocks=8, n_heads=6, dropout=0.1),
+        objective=ObjectiveConfig(loss="cross-entropy"),
+        train=_fast(minutes=480, batch_size=32, checkpoint_every=0.05),
         eval=EvalConfig(every=0.05, rows=256, draws=2),
     )
 
 
-def _timed(minutes: float, **settings: Any) -> TrainConfig:
-    """Steps that are chosen by measuring, with a decay to the end, and a checkpoint every twentieth of them."""
+def _fast(**settings: Any) -> TrainConfig:
+    """What learns most from few tokens: docs/results/README.md#learning has the comparison."""
     return TrainConfig(
-        minutes=minutes,
-        warmup=0.05,
-        decay="cosine",
-        final_lr=0.02,
-        betas=(0.9, 0.98),
-        weight_decay=0.05,
-        checkpoint_every=0.05,
-        **settings,
+        **{
+            "batch_size": 16,
+            "optimizer": "muon",
+            "muon_lr": 0.02,
+            "lr": 2e-3,
+            "betas": (0.9, 0.98),
+            "warmup": 0.02,
+            "decay": "linear",
+            "ema": 0.0,
+            "embeddings": "counts",
+            **settings,
+        }
     )
 
 
@@ -354,14 +353,37 @@ def named_keys(overrides: Sequence[str]) -> set[str]:
     return set(pairs)
 
 
-def with_overrides(name: str, overrides: Sequence[str] = ()) -> Config:
+def _earlier(name: str, overrides: Sequence[str], out: str | Path | None) -> Config | None:
+    """The recipe of version 0.3, where it is needed: commands and runs of that time, methods that read no tokens."""
+    if name not in EARLIER:
+        return None
+    before, pairs = EARLIER[name](), dict(text.partition("=")[::2] for text in overrides)
+    own = type(recipe(name).model).model_fields
+    foreign = [key for key in pairs if key.startswith("model.") and key.partition(".")[2] not in own]
+    if not {"model.network", "model.backbone"} & pairs.keys():
+        known = type(before.model).model_fields
+        if foreign and all(key.partition(".")[2] in known for key in foreign):
+            return before
+        if pairs.get("model.method") in ("plaid", "ssd-lm"):
+            return before
+    begun = None if out is None else Path(out) / "config.yaml"
+    if begun is not None and begun.is_file() and load_yaml(begun).model == before.override(overrides).model:
+        return before
+    return None
+
+
+def with_overrides(name: str, overrides: Sequence[str] = (), out: str | Path | None = None) -> Config:
     """A recipe (or a YAML file) with a user's settings; what a recipe says of steps follows the steps that it gets.
 
     Steps and minutes of the user replace those of the recipe. For a time a constant learning rate becomes a cosine:
-    nobody goes on from there. Settings of the user and of a file stay as they are.
+    nobody goes on from there. Settings of the user and of a file stay as they are. `out` is the folder of the run,
+    which may have been begun with an earlier version of the recipe.
     """
-    base = recipe(name)
-    config, named = base.override(overrides), named_keys(overrides)
+    named = named_keys(overrides)
+    base = _earlier(name, overrides, out) or recipe(name)
+    config = base.override(overrides)
+    if name in EARLIER and config.model.method != "mdlm" and "objective.loss" not in named:
+        config = config.changed(objective={"loss": "bound"})  # plain cross-entropy is for MDLM
     if "train.steps" in named and config.train.minutes is not None:
         config = config.changed(train={"minutes": None})
     if name not in RECIPES or not {"train.steps", "train.minutes"} & named:

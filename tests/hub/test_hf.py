@@ -30,7 +30,7 @@ from unmask.data.tokenization import adopt, bpe_tokenizer, bytes_tokenizer, char
 from unmask.hub.transformers import MDLM, MDLMConfig
 from unmask.lm import LM
 from unmask.models import registry
-from unmask.networks.dit import rotary_of
+from unmask.networks.dit import BlockCall, rotary_of
 from unmask.types import UserError, Vocab
 
 disable_progress_bar()
@@ -264,9 +264,9 @@ def test_hidden_states_and_tuples(lm, folder):
         assert torch.equal(full.hidden_states[0], model.get_input_embeddings()(tokens))
         net = model.backbone
         cond = net.condition(torch.zeros(len(tokens)))
-        x, rotary = full.hidden_states[0], rotary_of(torch.arange(tokens.shape[1]), net.head_dim)
+        x, how = full.hidden_states[0], BlockCall(rotary_of(torch.arange(tokens.shape[1]), net.head_dim), net.attention)
         for block, state in zip(net.blocks, full.hidden_states[1:], strict=True):
-            x, _ = block(x, cond, rotary, net.attention, None, None, None)
+            x, _ = block(x, cond, how)
             torch.testing.assert_close(state, x)
         logits = net.head(net.output_layer(x, cond))
         torch.testing.assert_close(full.logits[..., :-1], logits[..., :-1])

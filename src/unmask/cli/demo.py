@@ -44,10 +44,10 @@ def run(out: str, overrides: list[str]) -> None:
     from ..evaluation.likelihood import baselines, evaluate
     from ..hub import checkpoint
     from ..hub.resolve import load
-    from ..recipes import recipe
+    from ..recipes import with_overrides
     from ..training.text import train
 
-    config = recipe("demo").override(overrides)
+    config = with_overrides("demo", overrides, out)
     if (method := config.model.method) != "mdlm":
         raise UserError(f"the demo shows mdlm; train another method with: unmask train demo model.method={method}")
     started = time.monotonic()

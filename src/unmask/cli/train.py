@@ -52,12 +52,13 @@ def train(
     """Train a model, or continue a run."""
     from ..recipes import with_overrides
 
-    config = with_overrides(recipe, with_minutes(overrides, minutes))
+    out = out or f"runs/{Path(recipe).stem}"
+    config = with_overrides(recipe, with_minutes(overrides, minutes), out)
     if print_config:
         sys.stdout.write(config.to_yaml())
         return
     remark = TINY if recipe == "tiny" else ""
-    result = run(config, out or f"runs/{Path(recipe).stem}", quiet=quiet, remark=remark)
+    result = run(config, out, quiet=quiet, remark=remark)
     if not is_main():
         return
     valid = result.valid.as_dict() if result.valid else None

@@ -52,7 +52,7 @@ class Objective:
             words.append("mask counts in strata" + ", every set with its complement" * self.pairs)
         if self.law is not None:
             until = "" if self.law_until is None else f", until step {self.law_until}"
-            words.append(f"bound {self.law.describe()['bound']}{until}")
+            words.append(str(self.law.describe()["bound"]).removeprefix("none: ") + until)
         if self.cross_entropy:
             words.append("cross-entropy without the weights of the bound")
         return {"training": "; ".join(words)} if words else {}

@@ -26,6 +26,7 @@ from .kernels.positions import rotary_table, rotate
 from .layers import Embedding, LabelEmbedding, LayerNorm, TimestepEmbedder, wide
 
 KeyValue = tuple[Tensor, Tensor]  # keys (rotated) and values of one block, (B, H, L, D) each
+Rotary = tuple[Tensor, Tensor]  # cos and sin, (1 or B, L, 1, D) each, float32
 
 
 FUSED = {"attn_qkv": 3}  # of a block: queries, keys and values
@@ -34,11 +35,28 @@ FUSED = {"attn_qkv": 3}  # of a block: queries, keys and values
 class BlockCall(NamedTuple):
     """What a block of a transformer is called with, besides its columns."""
 
-    rotary: tuple[Tensor, Tensor]  # cos and sin, (1 or B, L, 1, D) each
+    rotary: Rotary
     attention: Attention
     valid: Tensor | None = None  # (B, L), cached columns included
     queries: Tensor | None = None  # (B, M): the columns that are wanted; None = all
     past: KeyValue | None = None  # keys and values of the columns before
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, KeyValue | None]:
+        """Queries, keys and values, (B, H, M or L, D) each, to (B, M or L, dim); with `past`, the new one as well."""
+        queries, past = self.queries, self.past
+        if past is not None:
+            queries = None if queries is None else queries + past[0].shape[2]
+            k, v = past = append(past, (k, v))
+        return self.attention.attend(q, k, v, self.valid, queries).transpose(1, 2).flatten(2), past
+
+    def of_some(self, h: Tensor, weight: Tensor, n_heads: int) -> tuple[Tensor, Tensor, Tensor, Rotary]:
+        """Queries of the wanted columns, keys and values of all, (B, M or L, H, D), and the angles of the queries."""
+        assert self.queries is not None
+        q_weight, kv_weight = weight.split([h.shape[-1], 2 * h.shape[-1]])
+        k, v = F.linear(h, kv_weight).unflatten(-1, (2, n_heads, -1)).unbind(2)
+        q = F.linear(pick(h, self.queries), q_weight).unflatten(-1, (n_heads, -1))
+        cos, sin = (pick(table.expand(len(h), -1, -1, -1), self.queries) for table in self.rotary)
+        return q, k, v, (cos, sin)
 
 
 class DiTBlock(nn.Module):
@@ -59,30 +77,15 @@ class DiTBlock(nn.Module):
             nn.init.zeros_(self.adaLN_modulation.weight)
             nn.init.zeros_(self.adaLN_modulation.bias)
 
-    def forward(
-        self,
-        x: Tensor,
-        cond: Tensor | None,
-        rotary: tuple[Tensor, Tensor],
-        attention: Attention,
-        valid: Tensor | None = None,
-        queries: Tensor | None = None,
-        past: KeyValue | None = None,
-    ) -> tuple[Tensor, KeyValue | None]:
-        """(B, L, dim) to (B, L, dim), or to (B, M, dim) for the columns `queries`; cond is (1 or B, cond_dim).
+    def forward(self, x: Tensor, cond: Tensor | None, how: BlockCall) -> tuple[Tensor, KeyValue | None]:
+        """(B, L, dim) to (B, L, dim), or to (B, M, dim) for the columns `how.queries`; cond is (1 or B, cond_dim).
 
-        With `past`, the keys and values of the columns before x, those of both are returned as well.
+        With `how.past`, the keys and values of the columns before x, those of both are returned as well.
         """
         shift1, scale1, gate1, shift2, scale2, gate2 = self._modulation(cond)
         h = self.norm1(x, shift1, scale1)
-        if queries is None:
-            q, k, v = self._qkv(h, rotary)
-        else:
-            x, (q, k, v) = pick(x, queries), self._qkv_of_some(h, rotary, queries)
-        if past is not None:
-            k, v = past = append(past, (k, v))
-            queries = None if queries is None else queries + k.shape[2] - h.shape[1]
-        heads = attention.attend(q, k, v, valid, queries).transpose(1, 2).flatten(2)
+        heads, past = how.attend(*self._qkv(h, how))
+        x = x if how.queries is None else pick(x, how.queries)
         x = self._add(x, gate1, self.attn_out(heads))
         return self._add(x, gate2, self.mlp(self.norm2(x, shift2, scale2))), past
 
@@ -91,24 +94,16 @@ class DiTBlock(nn.Module):
             return [None] * 6
         return self.adaLN_modulation(cond)[:, None].chunk(6, dim=-1)
 
-    def _qkv(self, h: Tensor, rotary: tuple[Tensor, Tensor]) -> Sequence[Tensor]:
-        """Queries, keys and values, (B, H, L, D) each."""
+    def _qkv(self, h: Tensor, how: BlockCall) -> Sequence[Tensor]:
+        """Queries, keys and values, (B, H, L, D) each; with `how.queries`, only the queries of these columns."""
+        if how.queries is not None:
+            q, k, v, turn = how.of_some(h, self.attn_qkv.weight, self.n_heads)
+            q, k = rotate(q, *turn).to(q.dtype), rotate(k, *how.rotary).to(k.dtype)
+            return [part.transpose(1, 2) for part in (q, k, v)]
         qkv = self.attn_qkv(h).view(*h.shape[:2], 3, self.n_heads, -1)
-        cos, sin = rotary  # (1 or B, L, 1, D), float32
+        cos, sin = how.rotary
         qk = rotate(qkv[:, :, :2], cos[:, :, None], sin[:, :, None]).to(qkv.dtype)
         return *qk.transpose(1, 3).unbind(2), qkv[:, :, 2].transpose(1, 2)
-
-    def _qkv_of_some(self, h: Tensor, rotary: tuple[Tensor, Tensor], queries: Tensor) -> Sequence[Tensor]:
-        """The same, with only the queries of some columns (B, M)."""
-        batch, length, dim = h.shape
-        q_weight, kv_weight = self.attn_qkv.weight.split([dim, 2 * dim])
-        kv = F.linear(h, kv_weight).view(batch, length, 2, self.n_heads, -1)
-        q = F.linear(pick(h, queries), q_weight).view(batch, queries.shape[1], self.n_heads, -1)
-        cos, sin = (table.expand(batch, -1, -1, -1) for table in rotary)
-        k = rotate(kv[:, :, 0], cos, sin).to(kv.dtype).transpose(1, 2)
-        row = torch.arange(batch, device=h.device)[:, None]
-        q = rotate(q, cos[row, queries], sin[row, queries]).to(q.dtype).transpose(1, 2)
-        return q, k, kv[:, :, 1].transpose(1, 2)
 
     def _add(self, x: Tensor, gate: Tensor | None, branch: Tensor) -> Tensor:
         branch = wide(dropout(branch, self.dropout, self.training))
@@ -140,7 +135,7 @@ class OutputLayer(nn.Module):
         return self.norm_final(x, shift, scale)
 
 
-def rotary_of(positions: Tensor, head_dim: int) -> tuple[Tensor, Tensor]:
+def rotary_of(positions: Tensor, head_dim: int) -> Rotary:
     """Cos and sin of positions (L,) or (B, L) in the shape that blocks take: (1 or B, L, 1, D)."""
     cos, sin = rotary_table(positions, head_dim)
     shape = (-1, positions.shape[-1], 1, head_dim)
@@ -245,7 +240,7 @@ def run_blocks(net: _Transformer, inputs: NetworkInput) -> tuple[Tensor, list[Ke
     x = net.vocab_embed(inputs.tokens) if inputs.embeddings is None else inputs.embeddings
     kept = []
     for block, how in block_calls(net, inputs):
-        x, past = block(x, inputs.condition, *how)
+        x, past = block(x, inputs.condition, how)
         kept.append(past)
     return net.output_layer(x, inputs.condition), None if inputs.cache is None else kept
 

@@ -83,6 +83,16 @@ class Encoder(Network):
         lists = [module for module in self.base.modules() if isinstance(module, nn.ModuleList)]
         return list(max(lists, key=len, default=()))
 
+    @override
+    def matrices(self) -> dict[str, Parts]:
+        """Those of all lists of modules: some networks have one for attention and another for what follows it."""
+        lists = {name for name, module in self.named_modules() if isinstance(module, nn.ModuleList)}
+        return {
+            f"{name}.weight": self.fused.get(name.rpartition(".")[2], 1)
+            for name, module in self.named_modules()
+            if isinstance(module, nn.Linear) and any(name.startswith(f"{each}.") for each in lists)
+        }
+
     def forward(self, inputs: NetworkInput) -> tuple[Tensor, None]:
         """(B, L) tokens, or (B, L, dim) embeddings, to (B, L, hidden)."""
         x = inputs.content

@@ -18,20 +18,19 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from ..types import Vocab
-from .dit import BlockCall, KeyValue, append, block_calls, no_keys, pick
+from .dit import BlockCall, KeyValue, block_calls, no_keys, pick
 from .interface import Network, NetworkInput, Parts, TokenWeights
 from .kernels.attention import Attention, Causal, Full
 from .kernels.dropout import dropout
-from .kernels.positions import rotate
+from .kernels.fused import rms_norm, squared_relu
 from .layers import LabelEmbedding, TiedEmbedding, TimestepEmbedder, wide
 
-NORM_EPS = 1e-6
 LOGIT_STD = 0.5  # of a fresh network
 
 
-def norm(x: Tensor) -> Tensor:
-    """(..., dim) with a root mean square of 1, in at least float32."""
-    return F.rms_norm(wide(x), x.shape[-1:], eps=NORM_EPS)
+def norm(x: Tensor, *turn: Tensor) -> Tensor:
+    """(..., dim) with a root mean square of 1, and rotated by the cos and sin of `turn`, in at least float32."""
+    return rms_norm(wide(x), *turn)
 
 
 class ModernBlock(nn.Module):
@@ -51,47 +50,31 @@ class ModernBlock(nn.Module):
 
     def forward(
         self, x: Tensor, x0: Tensor, first: Tensor | None, how: BlockCall
-    ) -> tuple[Tensor, Tensor, KeyValue | None]:
+    ) -> tuple[Tensor, Tensor | None, KeyValue | None]:
         """(B, L, dim) to (B, L or M, dim), the values of the first block for the next one, and the keys and values.
 
         x0 is the input of the first block, `first` its values (None in that block itself).
         """
-        rotary, attention, valid, queries, past = how
         if self.x0_skip is not None:
             x = self.x0_skip[0] * x + self.x0_skip[1] * x0
-        h = norm(x)
-        if queries is None:
-            q, k, v = self._qkv(h, rotary)
-        else:
-            x, (q, k, v) = pick(x, queries), self._qkv_of_some(h, rotary, queries)
+        q, k, v = self._qkv(norm(x), how)
         if self.value_skip is not None:
             first = v if first is None else first
             v = self.value_skip[0] * v + self.value_skip[1] * first
-        if past is not None:
-            k, v = past = append(past, (k, v))
-            queries = None if queries is None else queries + k.shape[2] - h.shape[1]
-        heads = attention.attend(q, k, v, valid, queries).transpose(1, 2).flatten(2)
+        heads, past = how.attend(q, k, v)
+        x = x if how.queries is None else pick(x, how.queries)
         x = x + self._dropped(self.out(heads))
-        return x + self._dropped(self.proj(F.relu(self.fc(norm(x))).square())), first, past
+        return x + self._dropped(self.proj(squared_relu(self.fc(norm(x))))), first, past
 
-    def _qkv(self, h: Tensor, rotary: tuple[Tensor, Tensor]) -> Sequence[Tensor]:
-        """Queries, keys and values, (B, H, L, D) each."""
-        qkv = self.qkv(h).view(*h.shape[:2], 3, self.n_heads, -1)
-        cos, sin = rotary  # (1 or B, L, 1, D), float32
-        qk = rotate(norm(qkv[:, :, :2]), cos[:, :, None], sin[:, :, None]).to(qkv.dtype)
-        return *qk.transpose(1, 3).unbind(2), qkv[:, :, 2].transpose(1, 2)
-
-    def _qkv_of_some(self, h: Tensor, rotary: tuple[Tensor, Tensor], queries: Tensor) -> Sequence[Tensor]:
-        """The same, with only the queries of some columns (B, M)."""
-        batch, length, dim = h.shape
-        q_weight, kv_weight = self.qkv.weight.split([dim, 2 * dim])
-        kv = F.linear(h, kv_weight).view(batch, length, 2, self.n_heads, -1)
-        q = F.linear(pick(h, queries), q_weight).view(batch, queries.shape[1], self.n_heads, -1)
-        cos, sin = (table.expand(batch, -1, -1, -1) for table in rotary)
-        k = rotate(norm(kv[:, :, 0]), cos, sin).to(kv.dtype).transpose(1, 2)
-        row = torch.arange(batch, device=h.device)[:, None]
-        q = rotate(norm(q), cos[row, queries], sin[row, queries]).to(q.dtype).transpose(1, 2)
-        return q, k, kv[:, :, 1].transpose(1, 2)
+    def _qkv(self, h: Tensor, how: BlockCall) -> Sequence[Tensor]:
+        """Queries, keys and values, (B, H, L, D) each; with `how.queries`, only the queries of these columns."""
+        if how.queries is None:
+            turn = how.rotary
+            q, k, v = self.qkv(h).unflatten(-1, (3, self.n_heads, -1)).unbind(2)
+        else:
+            q, k, v, turn = how.of_some(h, self.qkv.weight, self.n_heads)
+        q, k = norm(q, *turn).to(v.dtype), norm(k, *how.rotary).to(v.dtype)
+        return [part.transpose(1, 2) for part in (q, k, v)]
 
     def _dropped(self, branch: Tensor) -> Tensor:
         return wide(dropout(branch, self.dropout, self.training))

@@ -126,6 +126,8 @@ def describe(config: Config, cost: Cost) -> str:
     seconds = cost.seconds(config)
     memory = f", {cost.memory / 2**30:.1f} GB of memory" if cost.memory else ""
     rate = f"then {spec.decay}" + (f" to {spec.final_lr * spec.lr:g}" if spec.decay != "constant" else "")
+    if spec.decay == "wsd":
+        rate = f"then constant, over the last {spec.decay_share:.0%} of the steps linear to {spec.final_lr * spec.lr:g}"
     return (
         f"{spec.steps:,} steps of {spec.batch_size} rows, {cost.step:.3g} s each (learning rate {spec.lr:g}: "
         f"{spec.warmup:.0f} steps of warm-up, {rate}); {clock(seconds)} with evaluations and checkpoints, "

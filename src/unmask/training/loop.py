@@ -28,6 +28,7 @@ from ..files import locked, temporary_folder, write_text
 from ..hub import checkpoint
 from ..progress import Display
 from ..types import UserError
+from .divergence import Divergence
 from .step import Cut, Trainer
 from .tracking import Sink, open_sinks
 
@@ -246,12 +247,14 @@ class Loop:
         steps = self.config.train.steps
         begin, done, step = time.monotonic(), 0.0, self.start
         self.cores = time.process_time()
+        divergence = Divergence(self.config.train)
         try:
             while step < steps and not self.patience_ended:
                 before = time.process_time()
                 figures, stop = self.trainer.step(self.job.data, step, stopped)
                 self.spent += time.process_time() - before
                 if figures:
+                    divergence.check(step, figures["loss"])
                     step += 1
                     done += figures.pop("tokens")
                     self._after_step(step, figures, done / (time.monotonic() - begin))

@@ -54,14 +54,29 @@ def momentum(spec: TrainConfig, step: int) -> float:
 
 def orthogonal(matrices: Tensor) -> Tensor:
     """(N, rows, columns): about the orthogonal factor U V' of each U S V'; zeros stay zeros."""
-    a, b, c = COEFFICIENTS
     tall = matrices.shape[1] > matrices.shape[2]
     x = matrices.mT if tall else matrices
     x = x / torch.linalg.vector_norm(x, dim=(1, 2), keepdim=True).clamp(min=SMALLEST)
-    for _ in range(ITERATIONS):
+    if x.shape[2] <= 1.5 * x.shape[1]:
+        for _ in range(ITERATIONS):
+            x = _polynomial(x @ x.mT) @ x
+    else:  # multiply the polynomials first: they are smaller than x, and the result differs by rounding only
         gram = x @ x.mT
-        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+        product = factor = _polynomial(gram)
+        for _ in range(ITERATIONS - 1):
+            gram = gram @ factor @ factor  # that of factor @ x, as all of them commute
+            factor = _polynomial(gram)
+            product = factor @ product
+        x = product @ x
     return x.mT if tall else x
+
+
+def _polynomial(gram: Tensor) -> Tensor:
+    """The polynomial a + b G + c G G of matrices G, (N, rows, rows)."""
+    a, b, c = COEFFICIENTS
+    result = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
+    result.diagonal(dim1=1, dim2=2).add_(a)
+    return result
 
 
 class Muon(torch.optim.Optimizer):

@@ -8,7 +8,6 @@ arithmetic.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -25,6 +24,7 @@ from ..distributed import World, reshard, wrap
 from ..hub import checkpoint
 from ..process.keys import Keys
 from ..types import Batch, Progress, UserError
+from .divergence import check_finite
 from .memory import keep_pages
 from .optimizers import build_optimizers, empty_state, learning_rate, set_rates
 
@@ -165,6 +165,7 @@ class Trainer:
                 self.progress(micro + 1, len(micros))
         total[2] = float(bool(stop))
         loss_sum, weight_sum, stops = self.world.sum(total).tolist()
+        check_finite("loss", loss_sum, step, self.config.train)
         weight_sum = max(weight_sum, 1.0)  # a step of cross-entropy may, by chance, have masked nothing
         norm = self._apply(weight_sum, step)
         figures = {"loss": loss_sum / weight_sum, "lr": learning_rate(self.config.train, step), "grad_norm": norm}
@@ -187,8 +188,7 @@ class Trainer:
         # DDP and FSDP average over processes what we want summed.
         scale = self.world.size / weight
         norm = float(checkpoint.full(nn.utils.get_total_norm(gradients, foreach=True))) * scale
-        if not math.isfinite(norm):
-            raise UserError(f"the gradient of step {step} is not finite; lower train.lr or check the data")
+        check_finite("gradient", norm, step, spec)
         if spec.clip is not None and norm > spec.clip:
             scale *= spec.clip / norm
         torch._foreach_mul_([checkpoint.local(g) for g in gradients], scale)
