@@ -100,7 +100,10 @@ def task_config(root: Path, *overrides: str, task: str = "sst2", lm: tuple[str, 
 
 def journal(out: Path) -> list[dict[str, Any]]:
     lines = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in line.items() if k not in ("examples_per_second", "core_seconds")} for line in lines]
+    return [
+        {k: v for k, v in line.items() if k not in ("examples_per_second", "core_seconds", "step_seconds")}
+        for line in lines
+    ]
 
 
 def same_run(ours: Path, theirs: Path) -> None:

@@ -26,7 +26,7 @@ TRAINING = [
     "train.checkpoint_every=2", "train.keep_last=2", "eval.every=6", "eval.rows=4", "eval.draws=1",
 ]  # fmt: skip
 SENTENCE = "one two three four five six seven eight.\n"
-CLOCKED = ("tokens_per_second", "core_seconds", "seconds")  # figures that depend on the clock
+CLOCKED = ("tokens_per_second", "core_seconds", "step_seconds", "seconds")  # figures that depend on the clock
 
 
 def corpus(folder: Path, lines: int = 1500) -> Path:

@@ -14,8 +14,8 @@ def reproduce(
     name: Annotated[
         str,
         typer.Argument(
-            help="A table of the paper, such as ablation, lm, caching, zero-shot, bert or dna; an unknown name "
-            "lists all of them."
+            help="A table of the paper, such as ablation, lm, caching, zero-shot, bert or dna, or our study "
+            "learning; an unknown name lists all of them."
         ),
     ],
     scale: Annotated[
@@ -37,6 +37,9 @@ def reproduce(
     in_domain: Annotated[
         list[str] | None, typer.Option(help="For zero-shot: a data set that the text is made from (may be repeated).")
     ] = None,
+    no_train: Annotated[
+        bool, typer.Option("--no-train", help="For learning: train nothing, report what is trained so far.")
+    ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Do not show progress.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -56,6 +59,7 @@ def reproduce(
             local=local,
             known=in_domain or (),
             start=model,
+            trains=not no_train,
             quiet=quiet,
         )
     except Missing as missing:  # the paper's scale: what to run, and then this command again

@@ -97,6 +97,7 @@ class Bench:
     known: tuple[str, ...] = ()  # sets of `zero-shot` that the text is made from
     encoder: str | None = None  # a model from elsewhere that the others start from
     family: Family = TEXT
+    trains: bool = True  # whether what is missing is trained
     trained: dict[str, dict[str, Any]] = field(default_factory=dict)  # facts of the models that were used, by name
     _loaded: dict[str, LM] = field(default_factory=dict)
 
@@ -115,7 +116,7 @@ class Bench:
     @cached_property
     def base(self) -> Config:
         """The settings of data and network that all models share."""
-        return self.config(self.family.base)
+        return self.config(self.family.base or next(iter(self.models)))
 
     @cached_property
     def data(self) -> Prepared:
@@ -237,7 +238,8 @@ class Bench:
     def _facts(self, name: str) -> dict[str, Any]:
         """What a reader wants to know about a training run; tokens seen are counted as in the paper (appendix D.2)."""
         config, lm = self.config(name), self._loaded[name]
-        tokens = config.train.steps * config.train.batch_size * config.data.length
+        views = 2 if config.objective.pairs else 1
+        tokens = config.train.steps * config.train.batch_size * config.data.length * views
         objective = registry.objective(config.objective, config.train.steps)
         hidden = 0.5 if objective.mask_rate is None else 0.8 * objective.mask_rate  # of BERT's chosen tokens 20 % stay
         seen = 1.0 if config.model.method == "ar" else 1 - hidden
@@ -307,12 +309,14 @@ class Bench:
         checks: Sequence[Check] = (),
         protocol: dict[str, Any],
         notes: Sequence[str] = (),
+        own: bool = False,
     ) -> Report:
-        """A report of what this bench measured."""
+        """A report of what this bench measured; `own`: the paper has no such table."""
         words = ["--scale", self.scale.name, "--data", self.source, "--seed", str(self.seed)]
         for option, value in (("--scorer", self.scorer), ("--model", self.encoder), ("--local", self.local)):
             words += [option, value] if value else []
         words += [word for corpus in self.known for word in ("--in-domain", corpus)]
+        words += [] if self.trains else ["--no-train"]
         unjudged = self.scale.unjudged
         if unjudged:
             checks = [Check(check.claim, None, f"not judged at the scale {self.scale.name}") for check in checks]
@@ -329,4 +333,5 @@ class Bench:
             list(self.trained.values()),
             data=self.source,
             unjudged=unjudged,
+            own=own,
         )

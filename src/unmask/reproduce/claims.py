@@ -91,13 +91,13 @@ def equal_nats(left: ScoredModel, right: ScoredModel) -> Difference:
     return Difference(abs(gap.value), gap.error, f"{left.perplexity} and {right.perplexity}: {gap} nats a token")
 
 
-def fewer_nats_of_seeds(left: Sequence[ScoredModel], right: Sequence[ScoredModel]) -> Difference:
+def fewer_nats_of_seeds(left: Sequence[ScoredModel], right: Sequence[ScoredModel], unit: str = "base") -> Difference:
     """For two systems with several training runs each: errors over texts and over training seeds, both paired."""
     each = [nats_gap(first, second).value for first, second in zip(left, right, strict=True)]
     over_seeds = mean(each)
     gap = Figure(over_seeds.value, combined(nats_gap(_pooled(left), _pooled(right)).error, over_seeds.stderr))
     remark = "" if len(each) > 1 else " (one seed: the error is over texts only)"
-    words = f"{_mean(left)} against {_mean(right)}: {gap} nats a base"
+    words = f"{_mean(left)} against {_mean(right)}: {gap} nats a {unit}"
     return Difference(gap.value, gap.error, words, remark=remark)
 
 

@@ -31,9 +31,13 @@ def reproduce(
     local: str | None = None,
     known: Sequence[str] = (),
     start: str | None = None,
+    trains: bool = True,
     quiet: bool = False,
 ) -> tuple[Report, Path]:
-    """Re-create a table: train or load what it needs, measure, write. Returns the report and its page."""
+    """Re-create a table: train or load what it needs, measure, write. Returns the report and its page.
+
+    Without `trains` a study reports what is trained so far.
+    """
     if name not in TABLES:
         raise UserError(f"unknown table {name!r}{nearest(name, TABLES)}; choose one of {', '.join(TABLES)}")
     table, chosen = TABLES[name], scale_named(scale)
@@ -45,9 +49,12 @@ def reproduce(
         raise UserError(f"--local belongs to {takers}; leave it out")
     if (start is None) == table.encoder:
         raise UserError("--model is for the table encoder, which needs it")
+    if not trains and not table.partial:
+        takers = ", ".join(name for name, other in TABLES.items() if other.partial)
+        raise UserError(f"--no-train belongs to {takers}; leave it out")
     sets = tuple(member.corpus for member in suite("zero-shot", known)) if known else ()
     text = _text(table, chosen, data)
-    bench = Bench(chosen, text, Path(out), seed, scorer, quiet, local, sets, start, table.family)
+    bench = Bench(chosen, text, Path(out), seed, scorer, quiet, local, sets, start, table.family, trains)
     _check_models(bench)
     if chosen.trains:
         _check_text(bench)

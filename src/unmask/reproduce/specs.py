@@ -60,7 +60,7 @@ class Family:
     """Models that tables share; all models of a family are in one folder under their names."""
 
     models: Callable[[Setup], dict[str, ModelSpec]]
-    base: str  # the model whose settings of data and network stand for all
+    base: str  # the model whose settings of data and network stand for all; "" = the first
     texts: tuple[str, ...]  # what the paper's scale can be trained on
     noun: str = "texts"
     genome: bool = False  # trained on a FASTA file, which has no default
@@ -73,7 +73,7 @@ class Family:
 
 @dataclass(frozen=True)
 class PaperTable:
-    """A table of the paper: its models, and the function that measures and reports."""
+    """A table of the paper, or a study of ours: its models, and the function that measures and reports."""
 
     name: str
     report: Callable[[Bench], Report]
@@ -82,3 +82,4 @@ class PaperTable:
     local: bool = False  # takes --local: it reads sets or tasks besides its text
     in_domain: bool = False  # takes --in-domain
     encoder: bool = False  # needs --model
+    partial: bool = False  # takes --no-train: it can report what is there

@@ -76,6 +76,7 @@ class TrainingJob(ABC):
     higher_is_better = False
     unit = "tokens"  # what the weight of a loss counts
     display: Display | None = None  # of the loop: evaluations may show there how far they are
+    start_seconds = 0.0  # processor time that the weights of a new run took before the first step
 
     @abstractmethod
     def identity(self) -> dict[str, Any]:
@@ -208,6 +209,7 @@ class Loop:
         self.start, self.waited, remark = 0, 0, ""  # waited: evaluations since the best
         self.best: dict[str, Any] | None = None
         self.cores = 0.0  # processor time of this process when the first step began
+        self.spent = job.start_seconds  # processor time of learning alone: of the start and of all steps so far
         if folder is not None:
             remark = self._restore(folder)
         if world.main:
@@ -231,7 +233,7 @@ class Loop:
                 )
         self.trainer.restore(folder)
         self.start, self.waited = state["step"], state.get("waited", 0)
-        self.best = state["best"]
+        self.best, self.spent = state["best"], state.get("step_seconds", 0.0)
         before, now = (state["processes"], state["threads"]), (self.world.size, torch.get_num_threads())
         if before == now:
             return ""
@@ -248,7 +250,9 @@ class Loop:
         divergence = Divergence(self.config.train)
         try:
             while step < steps and not self.patience_ended:
+                before = time.process_time()
                 figures, stop = self.trainer.step(self.job.data, step, stopped)
+                self.spent += time.process_time() - before
                 if figures:
                     divergence.check(step, figures["loss"])
                     step += 1
@@ -285,7 +289,7 @@ class Loop:
             self.display.update(step, **shown)
         if step % spec.log_every == 0 or last:
             spent = {f"{unit}_per_second": speed, "core_seconds": time.process_time() - self.cores}
-            self._log(step, {**figures, **spent})  # both since this call of `run`
+            self._log(step, {**figures, **spent, "step_seconds": self.spent})  # the first two since this call of `run`
         improved = judged and self._evaluate(step, shown)
         texts = self.job.samples(self.trainer, step)
         if texts:
@@ -333,6 +337,7 @@ class Loop:
                 **self.job.identity(),
                 "best": self.best,
                 "waited": self.waited,
+                "step_seconds": self.spent,
                 "processes": self.world.size,
                 "threads": torch.get_num_threads(),
             }

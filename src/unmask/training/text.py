@@ -138,7 +138,9 @@ class TextJob(TrainingJob):
                 target, source = target.backbone, source.backbone  # type: ignore[assignment]
             load_weights(target, source, f"the model {config.train.start}")
         elif config.train.embeddings == "counts" and folder is None:
+            before = time.process_time()
             self.remark = start_from_counts(self.model, self.data, Keys(config.seed), world)
+            self.start_seconds = time.process_time() - before
         if config.sample.every:  # raised now, and not after a day
             lm, steps = self._writer()
             lm.check(WritingJob(lm.prompt_canvas("", config.sample.length), SamplingParams(steps=steps)))

@@ -10,6 +10,7 @@ from . import (
     genome_ppl,
     genomic_benchmarks,
     glue_tables,
+    learning,
     noise_schedules,
     perplexity,
     semi_ar,
@@ -35,5 +36,6 @@ TABLES = {
         genome_ppl.DNA,
         genomic_benchmarks.GENOMICS,
         genome_ppl.DNA_CURVES,
+        learning.LEARNING,
     )
 }
