@@ -5,6 +5,10 @@ the time of the whole step (masking, dropout, forward, backward, clipping, AdamW
 the machine's own sgemm peak in the same run; and against the same step with full (B, L, V) logits.
 
     python benchmarks/train_step.py [--steps 20]
+    python benchmarks/train_step.py --optimizer muon [--steps 5]
+
+The second command measures what Muon adds to a step, and how exact it is: ours (float32), torch's (bf16) and AdamW on
+the same matrices, those of networks of 8 x 256 and 12 x 768, as a share of the step with AdamW in the same run.
 """
 
 from __future__ import annotations
@@ -15,6 +19,7 @@ import time
 
 import numpy as np
 import torch
+from torch import Tensor, nn
 
 from measure import sgemm_peak
 from unmask.config import Config, ModelConfig, TrainConfig
@@ -24,6 +29,7 @@ from unmask.models.masked import MaskedDiffusion
 from unmask.process.keys import Keys
 from unmask.process.masking import corrupt
 from unmask.process.schedule import strata
+from unmask.training.optimizers import COEFFICIENTS, ITERATIONS, Muon, orthogonal, parameter_groups
 from unmask.training.step import Trainer
 from unmask.types import Batch, TokenNats, Vocab
 
@@ -47,6 +53,9 @@ class RandomRows:
         return None
 
     def given(self, tokens: np.ndarray) -> None:
+        return None
+
+    def padding(self, tokens: np.ndarray) -> None:
         return None
 
 
@@ -79,10 +88,81 @@ def useful_flops(model: MaskedDiffusion, rows: int) -> float:
     return 6 * matrices * BATCH * LENGTH + 6 * dim * model.vocab.size * rows + attention
 
 
+# -- optimizers ------------------------------------------------------------------------------------------------------
+
+
+def optimizers(blocks: int, width: int, turns: int) -> None:
+    """Print what the step of each optimizer costs in processor time, as a share of a whole step with AdamW."""
+    config = Config(
+        model=ModelConfig(hidden_dim=width, n_blocks=blocks, n_heads=width // 64),
+        train=TrainConfig(batch_size=BATCH, steps=10**6, optimizer="muon"),
+    )
+    torch.manual_seed(0)
+    model = registry.model(config, Vocab(30_522, 103, 0))
+    (group,) = [group for group in parameter_groups(model, config.train) if group["parts"]]
+    pairs = zip(group["params"], group["parts"], strict=True)
+    parts = [nn.Parameter(part.clone()) for p, rows in pairs for part in p.detach().split(rows)]
+    for p in (*group["params"], *parts):
+        p.grad = torch.randn_like(p)
+    steps = {
+        "Muon, ours": Muon([group], lr=0.02, momentum=0.95).step,
+        "Muon, torch's": torch.optim.Muon(parts, lr=0.02).step,
+        "AdamW": torch.optim.AdamW(parts, fused=True).step,
+    }
+    trainer = Trainer(config.changed(train={"optimizer": "adamw"}), model, World(0, 1, torch.device("cpu")))
+    kept = [p.grad for p in group["params"]]
+    seconds: dict[str, list[float]] = {name: [] for name in (*steps, "whole")}
+    for turn in range(turns + 1):
+        for p in group["params"]:
+            p.grad = None
+        start = time.process_time()
+        trainer.step(RandomRows(), turn)  # type: ignore[arg-type]
+        seconds["whole"].append(time.process_time() - start)
+        for p, gradient in zip(group["params"], kept, strict=True):
+            p.grad = gradient
+        for name, step in steps.items():
+            start = time.process_time()
+            step()
+            seconds[name].append(time.process_time() - start)
+    medians = {name: statistics.median(values[1:]) for name, values in seconds.items()}
+    whole = medians.pop("whole")
+    print(f"{blocks} x {width}: a step of {BATCH} x {LENGTH} tokens with AdamW takes {whole:.2f} s of processor time")
+    print(f"  {'step of the matrices':22}{'seconds':>9}{'of the step':>13}{'of one of 64 rows':>19}")
+    for name, value in medians.items():
+        print(f"  {name:22}{value:9.3f}{value / whole:13.2f}{value / whole * BATCH / 64:19.2f}")
+
+
+def exactness(rows: int, columns: int) -> None:
+    """Print the error of the orthogonal factor against the same polynomial of the singular values, in float64."""
+    u, _, vt = torch.linalg.svd(torch.randn(rows, columns, dtype=torch.float64), full_matrices=False)
+    for name, least in (("all alike", 1.0), ("down to 1e-6", 1e-6)):
+        values = torch.logspace(0, np.log10(least), len(u.T), dtype=torch.float64)
+        matrix, truth = u * values @ vt, values / values.norm()
+        for _ in range(ITERATIONS):
+            truth = sum(c * truth**power for c, power in zip(COEFFICIENTS, (1, 3, 5), strict=True))
+        exact = u * truth @ vt
+        theirs = nn.Parameter(torch.zeros(rows, columns))
+        theirs.grad = matrix.float()
+        torch.optim.Muon([theirs], lr=1.0, momentum=0.0, weight_decay=0.0, nesterov=False).step()
+        scale = max(1.0, rows / columns) ** 0.5
+        found: dict[str, Tensor] = {"ours": orthogonal(matrix.float()[None])[0], "torch's": -theirs.detach() / scale}
+        errors = {name: float((each.double() - exact).norm() / exact.norm()) for name, each in found.items()}
+        shown = ", ".join(f"{own} {error:.1e}" for own, error in errors.items())
+        print(f"  {rows} x {columns}, singular values {name}: relative error {shown}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--optimizer", choices=["adamw", "muon"], default="adamw", help="muon: what it adds to a step")
     args = parser.parse_args()
+    if args.optimizer == "muon":
+        print(f"threads {torch.get_num_threads()}, torch {torch.__version__}, {args.steps} steps, medians")
+        for blocks, width in ((8, 256), (12, 768)):
+            optimizers(blocks, width, args.steps)
+            for columns in (width, 4 * width):
+                exactness(width, columns)
+        return
     config = Config(model=ModelConfig(), train=TrainConfig(batch_size=BATCH, steps=10**6))
     torch.manual_seed(0)
     model = registry.model(config, Vocab(30_522, 103, 0))

@@ -23,7 +23,6 @@ from unmask.networks.kernels.positions import rotary_table, rotate
 from unmask.networks.modern import Modern
 from unmask.process.keys import Keys
 from unmask.recipes import recipe
-from unmask.training.step import parameter_groups
 from unmask.types import Batch, Vocab
 
 VOCAB = Vocab(17, mask=5, pad=0)
@@ -129,6 +128,7 @@ def test_names_and_what_is_not_decayed() -> None:
     decayed = matrices | {f"sigma_map.mlp.{i}.weight" for i in (0, 2)}
     assert set(net.state_dict()) == decayed | rest | told
     assert net.no_decay() == rest | told
+    assert net.matrices() == {name: 3 if "qkv" in name else 1 for name in matrices}
 
 
 def test_a_fresh_network() -> None:
@@ -246,13 +246,12 @@ def config_of(method: str, *more: str) -> Config:
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_learns_with_it(method: str) -> None:
     """Rows of one repeated token: the loss is finite, falls, and every weight that is trained gets a gradient."""
-    config = config_of(method)
     torch.manual_seed(0)
-    model = registry.model(config, VOCAB)
+    model = registry.model(config_of(method), VOCAB)
     assert isinstance(model.backbone, Modern)
     tokens = torch.tensor([1, 2, 3, 4])[torch.arange(16) % 4][:, None].expand(-1, 8).contiguous()
     batch = Batch(tokens, torch.arange(16), 16)
-    optimizer = torch.optim.Adam(parameter_groups(model, config.train), lr=1e-2)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     losses = []
     for step in range(40):
         total, weight = model.loss(batch, Keys(0, step=step))

@@ -218,6 +218,7 @@ class TaskJob(TrainingJob):
             "max_steps": self.config.task.max_steps,
             "steps": spec.steps,
             "batch_size": spec.batch_size,
+            "optimizer": spec.optimizer,
             "lr": spec.lr,
             "warmup": spec.warmup,
             "decay": spec.decay,

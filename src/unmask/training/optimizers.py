@@ -193,10 +193,10 @@ def _rows(parts: Parts, matrix: Tensor) -> list[int]:
 def build_optimizers(model: nn.Module, spec: TrainConfig, fused: bool) -> list[torch.optim.Optimizer]:
     """The optimizers of all weights that have a gradient: AdamW, after Muon where the settings ask for it."""
     groups = parameter_groups(model, spec)
-    found: list[torch.optim.Optimizer] = []
+    optimizers: list[torch.optim.Optimizer] = []
     matrices = [group for group in groups if group["parts"]]
     if matrices:
-        found.append(Muon(matrices, spec.muon_lr, spec.muon_momentum))
+        optimizers.append(Muon(matrices, spec.muon_lr, spec.muon_momentum))
     elif spec.optimizer == "muon":
         raise UserError(
             "train.optimizer=muon is for the weight matrices of the blocks, and here none of them is trained; "
@@ -204,7 +204,7 @@ def build_optimizers(model: nn.Module, spec: TrainConfig, fused: bool) -> list[t
         )
     others = [{key: group[key] for key in ("params", "rate", "weight_decay")} for group in groups if not group["parts"]]
     if others:
-        found.append(
+        optimizers.append(
             torch.optim.AdamW(
                 others,
                 lr=spec.lr,
@@ -214,7 +214,7 @@ def build_optimizers(model: nn.Module, spec: TrainConfig, fused: bool) -> list[t
                 fused=True if fused else None,
             )
         )
-    return found
+    return optimizers
 
 
 def set_rates(optimizers: Iterable[torch.optim.Optimizer], spec: TrainConfig, step: int) -> None:
