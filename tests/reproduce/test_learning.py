@@ -15,10 +15,9 @@ from test_reproduce import sentences
 
 from support.helpers import refused, run
 from unmask.config import ModelConfig, differences
-from unmask.evaluation.exact import exact_nats
+from unmask.earlier_recipes import demo as demo_of_before
 from unmask.hub.resolve import checkpoint, load
 from unmask.process.schedule import ContinuousTime
-from unmask.earlier_recipes import demo as demo_of_before
 from unmask.reproduce import bench as bench_module
 from unmask.reproduce.bench import ScoredModel
 from unmask.reproduce.claims import decide
@@ -136,7 +135,8 @@ def test_a_crossing_lies_on_the_line_over_log_tokens():
 def curve(shift: float, factor: float, budgets: list[int], slower: float = 1.0) -> dict[int, list[Run]]:
     """A law of learning, moved by a number of tokens or by a factor."""
     return {
-        tokens: [fake(tokens, 9 - 0.5 * math.log(tokens * factor + shift), slower * tokens / 1000)] for tokens in budgets
+        tokens: [fake(tokens, 9 - 0.5 * math.log(tokens * factor + shift), slower * tokens / 1000)]
+        for tokens in budgets
     }
 
 
@@ -307,7 +307,6 @@ def test_scores_are_of_the_bound_without_a_raised_cut_off(complete, place):
     assert model.law.cutoff == 0.1
     whole, estimator = under_whole_bound(model)
     assert whole.law == ContinuousTime(1e-4) and "mask counts" in estimator.name
-    assert exact_nats is not None
 
 
 def test_no_train_is_for_studies():
@@ -344,7 +343,19 @@ def test_the_benchmark_stops_at_the_first_share_that_is_as_good(place, monkeypat
     spec.loader.exec_module(module)
     monkeypatch.setattr(
         "sys.argv",
-        ["learning.py", "--data", str(place / "text"), "--scale", "smoke", "--tokens", "1024", "--shares", "0.5", "1", "--json"],
+        [
+            "learning.py",
+            "--data",
+            str(place / "text"),
+            "--scale",
+            "smoke",
+            "--tokens",
+            "1024",
+            "--shares",
+            "0.5",
+            "1",
+            "--json",
+        ],
     )
     module.main()
     found = json.loads(capsys.readouterr().out)

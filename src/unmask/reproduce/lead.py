@@ -81,7 +81,7 @@ def lasting(unit: str, budgets: Sequence[float], ratios: Sequence[float]) -> str
         return f"{begin}; with the smallest budget there is no lead that could last."
     ahead = first - first / ratio
     left = last / (last - ahead)
-    share = math.log(now / left) / math.log(ratio / left)
+    share = round(math.log(now / left) / math.log(ratio / left), 2) + 0.0  # as it is printed, without -0
     if share > 1:
         verdict = "the ratio grows"
     elif share >= 0.5:
