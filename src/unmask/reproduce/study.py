@@ -1,0 +1,123 @@
+"""The trainings of the study `learning`: in which order, which learning rates, and their scores."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ..files import replacing
+from .bench import Bench, ScoredModel
+from .learning_models import (
+    ALONE,
+    CALLS,
+    DRAWS,
+    FINALISTS,
+    VARIANTS,
+    WITHOUT,
+    StudySizes,
+    forward_tokens,
+    model_name,
+    planned,
+    training_seconds,
+    under_whole_bound,
+)
+
+
+@dataclass(frozen=True)
+class Run:
+    """A trained model and its score on one split."""
+
+    name: str
+    tokens: int
+    seconds: float
+    scored: ScoredModel
+
+    @property
+    def nats(self) -> float:
+        """Nats per token."""
+        return self.scored.rate.value
+
+
+@dataclass
+class Study:
+    """What is trained so far: the chosen learning rates, and the runs of recipes by budget and seed."""
+
+    bench: Bench
+    sizes: StudySizes
+    rates: dict[str, float] = field(default_factory=dict)  # of the recipes that are tuned
+    missing: list[str] = field(default_factory=list)  # models that a complete study has
+
+    def name(self, recipe: str, tokens: int, seed: int = 0) -> str:
+        """The name of a model with the learning rate that was chosen."""
+        tuned = "ar" if recipe == "ar" else "paper"
+        return model_name(recipe, self.rates.get(tuned, self.sizes.rates[0]), tokens, seed)
+
+    def have(self, names: Iterable[str]) -> list[str]:
+        """The ones of these models that are trained; unless the bench may not, it trains those that are missing."""
+        names = list(names)
+        if self.bench.trains:
+            self.bench.need(names)
+        there = [name for name in names if self.bench.finished(name)]
+        self.missing += [name for name in names if name not in (*there, *self.missing)]
+        return there
+
+    def choose_rate(self, recipe: str) -> None:
+        """The best learning rate on the validation split; while it is the largest one tried, a larger one is tried."""
+        rates, tried, first = self.sizes.rates, self.sizes.tried, self.sizes.first
+        while True:
+            names = {model_name(recipe, lr, first, 0): lr for lr in rates[:tried]}
+            nats = {lr: self.run(name).nats for name, lr in names.items() if name in self.have([name])}
+            if not nats:
+                return
+            self.rates[recipe] = min(nats, key=lambda lr: nats[lr])
+            if self.rates[recipe] != rates[tried - 1] or tried == len(rates):
+                return
+            tried += 1
+
+    def train(self) -> None:
+        """Everything, the cheap and important first."""
+        sizes = self.sizes
+        self.choose_rate("paper")
+        self.have([self.name("all", sizes.first)])
+        self.choose_rate("ar")
+        self.have([self.name("ar-all", sizes.first)])
+        if sizes.ablation:
+            self.have(self.name(recipe, sizes.first) for recipe in (*ALONE, *WITHOUT, *VARIANTS))
+        later = list(sizes.budgets)[1:]
+        self._finalists([*sizes.smaller, *later[:1]], first_seed=True)
+        self._finalists([*sizes.smaller, sizes.first, *later[:1]], first_seed=False)
+        for tokens in later[1:]:
+            self._finalists([tokens], first_seed=True)
+            self._finalists([tokens], first_seed=False)
+
+    def _finalists(self, budgets: Sequence[int], first_seed: bool) -> None:
+        for tokens in budgets:
+            for recipe in FINALISTS:
+                seeds = planned(self.sizes, recipe).get(tokens, 0)
+                self.have(
+                    self.name(recipe, tokens, seed) for seed in (range(seeds)[:1] if first_seed else range(seeds)[1:])
+                )
+
+    def run(self, name: str, split: str = "valid") -> Run:
+        """A model that is trained, scored; scores are kept beside the model."""
+        bench, limit = self.bench, self.sizes.rows
+        file = bench.path(name) / f"{split}-{limit}x{DRAWS}x{CALLS}-seed{bench.seed}.npz"
+        if not file.exists():
+            model, estimator = under_whole_bound(bench.lm(name).model)
+            rows, what = bench.rows(split), f"{name} ({split})"
+            scored = bench.score(
+                name, lambda _: model, draws=DRAWS, limit=limit, estimator=estimator, what=what, rows=rows
+            )
+            with replacing(file) as temporary, temporary.open("wb") as opened:
+                np.savez(opened, nats=scored.nats, tokens=scored.tokens)
+        with np.load(file) as kept:
+            exact = bench.config(name).model.method == "ar"
+            scored = ScoredModel(kept["nats"], kept["tokens"], exact, {})
+        return Run(name, forward_tokens(bench.config(name)), training_seconds(bench.path(name)), scored)
+
+    def runs(self, recipe: str, tokens: int, split: str = "valid") -> list[Run]:
+        """The trained models of a recipe with a budget, by seed."""
+        names = (self.name(recipe, tokens, seed) for seed in range(planned(self.sizes, recipe).get(tokens, 0)))
+        return [self.run(name, split) for name in names if self.bench.finished(name)]
