@@ -406,7 +406,7 @@ class TrainConfig(Section):
     micro_batch_size: PositiveInt | None = None  # rows that go through the network of a process at once
     optimizer: Literal["adamw", "muon"] = "adamw"  # muon: for the matrices of the blocks; adamw for all other weights
     lr: PositiveFloat = 3e-4  # of AdamW
-    muon_lr: PositiveFloat = 0.02
+    muon_lr: PositiveFloat = 0.03
     muon_momentum: float = Field(0.95, ge=0, lt=1)
     warmup: Steps = 0.1
     decay: Literal["constant", "cosine", "linear", "wsd"] = "constant"  # wsd: constant, linear at the end

@@ -75,7 +75,6 @@ def _fast(**settings: Any) -> TrainConfig:
         **{
             "batch_size": 16,
             "optimizer": "muon",
-            "muon_lr": 0.03,
             "lr": 2e-3,
             "betas": (0.9, 0.98),
             "warmup": 0.02,

@@ -157,7 +157,17 @@ def test_a_network(tmp_path, monkeypatch):
     network = ["model.network=mixer", "model.width=3", "model.hidden_dim=16", "model.n_blocks=2"]
     out = str(tmp_path / "run")
     ran = run(
-        "train", "tiny", *data, *network, "train.steps=120", "train.lr=0.01", "eval.every=0", "--out", out, "--quiet"
+        "train",
+        "tiny",
+        *data,
+        *network,
+        "train.optimizer=adamw",
+        "train.steps=120",
+        "train.lr=0.01",
+        "eval.every=0",
+        "--out",
+        out,
+        "--quiet",
     )
     assert ran.code == 0, ran.err
     assert run("eval", out, "--json").json()["perplexity"] < 20, "of 256 bytes"

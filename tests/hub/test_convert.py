@@ -412,9 +412,9 @@ def test_what_convert_refuses(what, tmp_path):
 def test_the_published_layout_is_for_mdlm(tmp_path):
     from unmask.hub.resolve import layout
     from unmask.models import registry
-    from unmask.recipes import recipe
+    from unmask.recipes import with_overrides
 
-    config = recipe("tiny").override(["data.tokenizer=bytes", "model.method=d3pm"])
+    config = with_overrides("tiny", ["data.tokenizer=bytes", "model.method=d3pm", "model.network=dit"])
     layout.write_folder(tmp_path / "m", registry.model(config, bytes_tokenizer().vocab), bytes_tokenizer(), config)
     said = refused("convert", str(tmp_path / "m"), str(tmp_path / "out"), "--to", "published")
     assert "the published layout cannot express the method d3pm" in said

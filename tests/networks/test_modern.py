@@ -22,7 +22,7 @@ from unmask.networks.kernels.fused import rms_norm, squared_relu
 from unmask.networks.kernels.positions import rotary_table, rotate
 from unmask.networks.modern import Modern
 from unmask.process.keys import Keys
-from unmask.recipes import recipe
+from unmask.recipes import with_overrides
 from unmask.types import Batch, Vocab
 
 VOCAB = Vocab(17, mask=5, pad=0)
@@ -240,7 +240,7 @@ METHODS = {
 
 def config_of(method: str, *more: str) -> Config:
     sizes = ["model.hidden_dim=32", "model.n_blocks=2", "model.n_heads=2", "data.tokenizer=bytes", "data.length=16"]
-    return recipe("tiny").override(["model.network=modern", *sizes, *METHODS[method], *more])
+    return with_overrides("tiny", ["model.network=modern", *sizes, *METHODS[method], *more])
 
 
 @pytest.mark.parametrize("method", METHODS)

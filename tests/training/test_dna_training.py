@@ -23,7 +23,7 @@ from unmask.models.autoregressive import AutoRegressive
 from unmask.networks.interface import NetworkInput
 from unmask.networks.mamba import Mamba
 from unmask.process.keys import Keys
-from unmask.recipes import dna_finetuning, recipe
+from unmask.recipes import dna_finetuning, recipe, with_overrides
 from unmask.sampling import LeftToRight
 from unmask.training import adapt
 from unmask.training.optimizers import parameter_groups
@@ -72,12 +72,12 @@ def test_biases_embeddings_a_and_d_are_not_decayed_norms_and_convolutions_are(na
 
 
 def test_a_transformer_has_one_group() -> None:
-    model = registry.model(recipe("tiny"), VOCAB)
+    model = registry.model(recipe("tiny").override(["model.network=dit"]), VOCAB)
     assert len(parameter_groups(model, TrainConfig(weight_decay=0.1))) == 1
 
 
 def test_embeddings_and_schedule_of_plaid_learn_faster() -> None:
-    model = registry.model(recipe("tiny").override(["model.method=plaid", "plaid.lr_factor=5"]), VOCAB)
+    model = registry.model(with_overrides("tiny", ["model.method=plaid", "plaid.lr_factor=5"]), VOCAB)
     found = named_groups(model, TrainConfig())
     fast = {own for own, (rate, _) in found.items() if rate == 5}
     assert fast == {own for own in found if own.startswith(("embedding_matrix", "noise_schedule", "gamma_bounds"))}

@@ -103,20 +103,20 @@ def test_as_many_steps_as_fit_with_evaluations_and_checkpoints(more: list[str]) 
         chosen = fitting(config, cost, seconds)
         assert counted(chosen, cost) <= seconds
         assert counted(chosen.changed(train={"steps": chosen.train.steps + 1}), cost) > seconds
-        assert chosen.train.warmup == steps_of(0.05, chosen.train.steps)
+        assert chosen.train.warmup == steps_of(0.02, chosen.train.steps)
     assert fitting(config, cost, 0.1).train.steps == 1, "at least one step"
 
 
 def test_shares_follow_the_steps_and_numbers_stay() -> None:
     config = recipe("tiny")
-    assert config.resolved().train.warmup == 20 and config.resolved() == config.resolved().resolved()
-    assert config.override(["train.steps=1000"]).resolved().train.warmup == 100
+    assert config.resolved().train.warmup == 4 and config.resolved() == config.resolved().resolved()
+    assert config.override(["train.steps=1000"]).resolved().train.warmup == 20
     assert config.override(["train.steps=3"]).resolved().train.warmup == 1
     assert config.override(["train.steps=1000", "train.warmup=7"]).resolved().train.warmup == 7
     half = config.override(["eval.every=0.5", "train.checkpoint_every=0.25", "sample.every=0.1"]).resolved()
     assert (half.eval.every, half.train.checkpoint_every, half.sample.every) == (100, 50, 20)
     written = half.to_yaml()
-    assert "every: 100\n" in written and "warmup: 20\n" in written, "whole numbers, as versions before wrote them"
+    assert "every: 100\n" in written and "warmup: 4\n" in written, "whole numbers, as versions before wrote them"
     assert parse({"train": {"warmup": 20, "checkpoint_every": 5}}).train.warmup == 20
     assert recipe("owt").train.warmup == 2500, "the paper's"
 
@@ -129,10 +129,10 @@ def test_shares_follow_the_steps_and_numbers_stay() -> None:
         ("owt", ["train.steps=1000", "train.warmup=2500"], {"train.warmup": 2500}),
         ("owt", ["train.minutes=60"], {"train.warmup": 0.1, "train.decay": "cosine", "train.checkpoint_every": 0.1}),
         ("tiny", ["train.minutes=5", "train.decay=constant"], {"train.decay": "constant", "eval.every": 0.1}),
-        ("tiny", ["train.minutes=5", "eval.every=3"], {"train.decay": "cosine", "eval.every": 3}),
-        ("tiny", ["train.steps=5"], {"train.decay": "constant", "train.warmup": 0.1, "eval.every": 100}),
+        ("tiny", ["train.minutes=5", "eval.every=3"], {"train.decay": "linear", "eval.every": 3}),
+        ("tiny", ["train.steps=5"], {"train.decay": "linear", "train.warmup": 0.02, "eval.every": 100}),
         ("small", ["train.steps=5"], {"train.minutes": None, "train.steps": 5}),
-        ("small", [], {"train.minutes": 30, "train.decay": "cosine"}),
+        ("small", [], {"train.minutes": 30, "train.decay": "linear"}),
         ("overnight", ["train.minutes=10"], {"train.minutes": 10, "eval.every": 0.05}),
     ],
 )  # fmt: skip

@@ -240,7 +240,7 @@ def test_rates_of_a_model_multiply_those_of_both() -> None:
     trainer = Trainer(config, random_model(config, VOCAB), HERE)
     trainer.step(random_rows(VOCAB, 20, 16), 0)
     muon, adam = trainer.optimizers
-    assert {group["lr"] for group in muon.param_groups} == {0.02}
+    assert {group["lr"] for group in muon.param_groups} == {0.03}
     assert sorted(group["lr"] / config.train.lr for group in adam.param_groups) == pytest.approx([1.0, 5.0])
 
 

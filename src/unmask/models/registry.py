@@ -126,7 +126,10 @@ def _without_bound(config: Config) -> None:
     """Raise for settings of a diffusion bound if the model has none: they would have no effect."""
     default = ObjectiveConfig()
     for name in ("bound", "proposal", "loss", "clip", "times", "pairs"):
-        if getattr(config.objective, name) != getattr(default, name):
+        value = getattr(config.objective, name)
+        if config.model.method == "ar" and value == "cross-entropy":
+            continue  # which is its likelihood
+        if value != getattr(default, name):
             raise UserError(
                 f"method {config.model.method} does not use objective.{name}; leave it out, or set it to "
                 f"{getattr(default, name)}"

@@ -14,7 +14,7 @@ import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -233,12 +233,23 @@ class Loop:
                 )
         self.trainer.restore(folder)
         self.start, self.waited = state["step"], state.get("waited", 0)
-        self.best, self.spent = state["best"], state.get("step_seconds", 0.0)
+        self.best, self.spent = state["best"], self._seconds_until(self.start)
         before, now = (state["processes"], state["threads"]), (self.world.size, torch.get_num_threads())
         if before == now:
             return ""
         # sums are taken in another order than before
         return f" (with {now[0]} x {now[1]} instead of {before[0]} x {before[1]} processes x threads: not bit for bit)"
+
+    def _seconds_until(self, step: int) -> float:
+        """The processor time of the steps so far, from the log: it is not part of what a checkpoint must repeat."""
+        spent = 0.0
+        with suppress(OSError):
+            for line in (self.out / "log.jsonl").read_text(encoding="utf-8").splitlines():
+                with suppress(ValueError, AttributeError):
+                    record = json.loads(line)
+                    if record.get("step", step + 1) <= step:
+                        spent = float(record.get("step_seconds", spent))
+        return spent
 
     # -- the loop ----------------------------------------------------------------------------------------------------
 
@@ -337,7 +348,6 @@ class Loop:
                 **self.job.identity(),
                 "best": self.best,
                 "waited": self.waited,
-                "step_seconds": self.spent,
                 "processes": self.world.size,
                 "threads": torch.get_num_threads(),
             }
