@@ -42,7 +42,7 @@ GAPS = (
 )
 EACH = {"samples": 4, "gaps": 5}  # of every prompt, of every text with gaps: twenty of both
 RECOMMENDED = Recommended(  # measured by benchmarks/recommend.py; docs/tiny-en.md has the table
-    {"temperature": 0.7, "top_p": 0.9, "steps": 256},
+    {"temperature": 0.7, "top_p": 0.9, "steps": 256, "stop_at_eos": True},
     "The beginning of a story for small children, in simple words.",
     (
         "Once upon a time, there was a little girl named Lily.",

@@ -236,3 +236,17 @@ def test_no_module_that_measures_completes_settings():
     wrong = [f"{file}:{call}" for file in files for call in calls(ast.parse(file.read_text(encoding="utf-8")))]
     assert len(files) > 80 and not wrong, "\n".join(wrong)
     assert len(calls(ast.parse("lm.sample(2)\nlm.write(c, seed=3)\nlm.write(c, options, tops=2)\nlm.stream('x')"))) == 3
+
+
+def test_the_end_of_a_text_can_be_recommended(tmp_path):
+    """An open text ends at an end-of-text token; one with a given end is filled as before, and says nothing."""
+    lm = random_lm(bytes_tokenizer(), "data.length=64", scale=0.0)  # all tokens alike, the end among them
+    open_ended = lm.sample(8, seed=0)
+    lm.recommended = Recommended({"stop_at_eos": True})
+    again = unmask.load(lm.save_pretrained(tmp_path / "ends"))
+    assert again.recommended == lm.recommended
+    texts = again.sample(8, seed=0)
+    assert any(len(text) < len(whole) for text, whole in zip(texts, open_ended, strict=True))
+    assert again.sample(8, seed=0, stop_at_eos=False) == open_ended == again.sample(8, seed=0, exact=True)
+    assert again.infill("one {{4}} three", seed=0)[0].endswith(" three")
+    assert again.recommended.params({"sampler": "confidence"}).stop_at_eos

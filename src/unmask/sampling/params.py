@@ -458,6 +458,8 @@ class Stop:
     def of(canvas: Canvas, options: SamplingParams, builder: PromptBuilder) -> Stop | None:
         """The stop condition of a request; None if nothing stops it."""
         at_eos = builder.spec.has_ends and canvas.open_end if options.stop_at_eos is None else options.stop_at_eos
+        if "stop_at_eos" in options.recommended:
+            at_eos = at_eos and canvas.open_end  # a recommendation is not for texts with a given end
         if not options.stop and not at_eos:
             return None
         if not canvas.open_end:

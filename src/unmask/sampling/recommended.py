@@ -23,13 +23,14 @@ FORMAT = 1
 MOST = 16  # example prompts
 TEXT: Mapping[str, Any] = {"temperature": 0.7, "top_p": 0.9}  # docs/tiny-en.md has the measurements
 LONGEST = 2000  # characters of an example
+END = "stop_at_eos"  # where a text is open at its end
 
 
 @dataclass(frozen=True)
 class Recommended:
     """Settings that suit a model, and examples; empty: the plain law."""
 
-    settings: Mapping[str, Any] = field(default_factory=dict)  # of the sampler and of `Choice`, by name
+    settings: Mapping[str, Any] = field(default_factory=dict)  # of the sampler, of `Choice`, stop_at_eos; by name
     style: str = ""  # one sentence: which prompts suit the model
     prompts: tuple[str, ...] = ()  # beginnings that it continues well
     infill: str = ""  # a text with gaps that it fills well
@@ -64,7 +65,8 @@ class Recommended:
             return {}
         choices = settings_of(Choice)
         drawn = {name: value for name, value in self.settings.items() if name in choices}
-        plan = {name: value for name, value in self.settings.items() if name not in choices}
+        plan = {name: value for name, value in self.settings.items() if name not in (*choices, END)}
+        ending = {name: value for name, value in self.settings.items() if name == END}
         if any(name in choices for name in explicit):
             drawn = {}
         known = all_settings()
@@ -77,7 +79,7 @@ class Recommended:
             plan = {
                 key: v for key, v in plan.items() if key not in known[name].instead and name not in known[key].instead
             }
-        return {name: value for name, value in (plan | drawn).items() if name not in explicit}
+        return {name: value for name, value in (plan | drawn | ending).items() if name not in explicit}
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -137,7 +139,7 @@ def of_training(asked: str | Mapping[str, Any], kind: str, sampler: str) -> Reco
 
 
 def recommendable() -> tuple[str, ...]:
-    """The settings that a model may recommend: those of samplers and of `Choice`."""
+    """The settings that a model may recommend: those of samplers and of `Choice`, and whether a text has an end."""
     choices = settings_of(Choice)
     taken = {name for entry in SAMPLERS.values() for name in entry.takes}
-    return tuple(name for name in all_settings() if name == "sampler" or name in taken or name in choices)
+    return tuple(name for name in all_settings() if name in ("sampler", END) or name in taken or name in choices)
