@@ -43,7 +43,7 @@ def reached(baseline: Mapping[int, Sequence[Run]], other: Mapping[int, Sequence[
 
     A seed of one recipe is compared with the same seed of the other, at all budgets that have it.
     """
-    found = []
+    leads = []
     for budget, runs in baseline.items():
         tokens, seconds = [], []
         for seed, run in enumerate(runs):
@@ -53,7 +53,7 @@ def reached(baseline: Mapping[int, Sequence[Run]], other: Mapping[int, Sequence[
             seconds.append(crossing([point.seconds for point in curve], nats, run.nats))
         needed, spent = _all(tokens), _all(seconds)
         if needed and spent:
-            found.append(
+            leads.append(
                 Reached(
                     budget,
                     mean([run.seconds for run in runs]).value,
@@ -64,7 +64,7 @@ def reached(baseline: Mapping[int, Sequence[Run]], other: Mapping[int, Sequence[
                     any(at_first for _, at_first in needed),
                 )
             )
-    return found
+    return leads
 
 
 def _all(places: Sequence[tuple[float, bool] | None]) -> list[tuple[float, bool]]:

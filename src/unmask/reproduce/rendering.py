@@ -18,7 +18,7 @@ ORIGINS = (
     'Figures under "here" are of models trained on {data}, and the protocol says what they are scored on; those under '
     '"paper" and the titles of the tables are of the data of the paper.'
 )
-OWN = "A study of this project, of which the paper has no table, with models trained on {data}."
+STUDY = "A study of this project, of which the paper has no table, with models trained on {data}."
 MODEL_COLUMNS = {  # what `Report.models` should say of a model; other keys are shown after these
     "name": "model",
     "parameters": "parameters",
@@ -31,10 +31,10 @@ MODEL_COLUMNS = {  # what `Report.models` should say of a model; other keys are 
 
 def markdown(report: Report) -> str:
     """The report as plain GitHub markdown, with columns that are aligned in the source as well."""
-    title = f"{report.name}: {report.label}{'' if report.own else ' of the paper'}, at scale {report.scale}"
+    title = f"{report.name}: {report.label}{'' if report.study else ' of the paper'}, at scale {report.scale}"
     parts = [f"# {escape_markdown(title + f', on {report.data}' * bool(report.data))}", _fenced(report.command)]
     if report.data:
-        parts.append(escape_markdown((OWN if report.own else ORIGINS).format(data=report.data)))
+        parts.append(escape_markdown((STUDY if report.study else ORIGINS).format(data=report.data)))
     for table in report.tables:
         lines, notes = table.cells(), ["note", *(row.note for row in table.rows)]
         last = len(lines[0])

@@ -59,9 +59,9 @@ class Study:
         names = list(names)
         if self.bench.trains:
             self.bench.need(names)
-        there = [name for name in names if self.bench.finished(name)]
-        self.missing += [name for name in names if name not in (*there, *self.missing)]
-        return there
+        trained = [name for name in names if self.bench.finished(name)]
+        self.missing += [name for name in names if name not in (*trained, *self.missing)]
+        return trained
 
     def choose_rate(self, recipe: str) -> None:
         """The best learning rate on the validation split; while it is the largest one tried, a larger one is tried."""

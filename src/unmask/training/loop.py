@@ -30,7 +30,7 @@ from ..progress import Display
 from ..types import UserError
 from .divergence import Divergence
 from .step import Cut, Trainer
-from .tracking import Sink, open_sinks
+from .tracking import JOURNAL, Sink, last_logged, open_sinks
 
 # Settings that may differ in a continued run: how far it goes, what is reported, and on which machine. (Under a
 # decay, train.steps and train.decay_share move the learning rate of the steps to come.) train.start is not one of
@@ -217,6 +217,7 @@ class Loop:
         self.sinks: list[Sink] = []
         if world.main:
             self.sinks = open_sinks(self.config.train.sinks, out, self.config.model_dump(mode="json"), self.start)
+            self.spent += last_logged(out / JOURNAL, "step_seconds")
         self.display = job.display = Display(self.config.train.steps, self.start, quiet)
         self.trainer.progress = self.display.inside("micro-batch")
         if self.start:
@@ -233,7 +234,7 @@ class Loop:
                 )
         self.trainer.restore(folder)
         self.start, self.waited = state["step"], state.get("waited", 0)
-        self.best, self.spent = state["best"], state.get("step_seconds", 0.0)
+        self.best = state["best"]
         before, now = (state["processes"], state["threads"]), (self.world.size, torch.get_num_threads())
         if before == now:
             return ""
@@ -337,7 +338,6 @@ class Loop:
                 **self.job.identity(),
                 "best": self.best,
                 "waited": self.waited,
-                "step_seconds": self.spent,
                 "processes": self.world.size,
                 "threads": torch.get_num_threads(),
             }

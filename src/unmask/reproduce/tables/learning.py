@@ -74,7 +74,7 @@ def learning(bench: Bench) -> Report:
         checks=_checks(study, finals),
         protocol=_protocol(study, split),
         notes=_notes(study, finals, leads),
-        own=True,
+        study=True,
     )
 
 
@@ -91,10 +91,10 @@ def _recipes(study: Study) -> Table:
     rows = []
     for shown, (recipe, name) in named.items():
         if study.bench.finished(name):
-            own = study.run(name)
+            result = study.run(name)
             others = {column: sides[other] for column, other in zip((TO_BASELINE, TO_ALL), _pair(recipe), strict=True)}
             chosen = " (chosen)" if recipe in TUNED and name == study.name(recipe, first) else ""
-            rows.append(Row(SHOWN.get(shown, shown) + chosen, {}, _figures(study, [own], "valid", others)))
+            rows.append(Row(SHOWN.get(shown, shown) + chosen, {}, _figures(study, [result], "valid", others)))
     title = f"Every recipe with {first:,} tokens and one seed, validation split"
     return Table(title, "ours", [NATS, BITS, TO_BASELINE, TO_ALL, SECONDS], rows)
 
