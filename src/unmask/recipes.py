@@ -358,8 +358,8 @@ def _earlier(name: str, overrides: Sequence[str], out: str | Path | None) -> Con
     if name not in EARLIER:
         return None
     before, pairs = EARLIER[name](), dict(text.partition("=")[::2] for text in overrides)
-    own = type(recipe(name).model).model_fields
-    foreign = [key for key in pairs if key.startswith("model.") and key.partition(".")[2] not in own]
+    fields = type(recipe(name).model).model_fields
+    foreign = [key for key in pairs if key.startswith("model.") and key.partition(".")[2] not in fields]
     if not {"model.network", "model.backbone"} & pairs.keys():
         known = type(before.model).model_fields
         if foreign and all(key.partition(".")[2] in known for key in foreign):

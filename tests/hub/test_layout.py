@@ -37,7 +37,7 @@ from unmask.config import ModelConfig
 from unmask.data.tokenization import Tokenizer, bytes_tokenizer
 from unmask.hub.resolve import layout
 from unmask.models import registry
-from unmask.recipes import recipe
+from unmask.recipes import recipe, with_overrides
 from unmask.types import UserError, Vocab
 
 MATTERS = {
@@ -152,7 +152,7 @@ METHODS = {
 
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_travels(method, tmp_path):
-    config = recipe("tiny").override(settings(*METHODS[method]))
+    config = with_overrides("tiny", settings(*METHODS[method]))
     tokenizer = bytes_tokenizer()
     model = registry.model(config, tokenizer.vocab)
     for parameter in model.parameters():
@@ -166,7 +166,7 @@ def test_every_method_travels(method, tmp_path):
 
 
 def test_labels_travel(tmp_path):
-    config = recipe("tiny").override(settings("data.layout=pad", "data.label=topic"))
+    config = with_overrides("tiny", settings("data.layout=pad", "data.label=topic"))
     model = registry.model(config, bytes_tokenizer().vocab, 2)
     layout.write_folder(tmp_path / "m", model, bytes_tokenizer(), config, ("sports", "world"))
     lm = unmask.load(tmp_path / "m")

@@ -34,7 +34,7 @@ from unmask.data.rows import Rows
 from unmask.data.tokenization import Tokenizer
 from unmask.lm import LM
 from unmask.models import registry
-from unmask.recipes import recipe
+from unmask.recipes import with_overrides
 from unmask.types import Vocab
 
 SENTENCE = "one two three four.\n"
@@ -221,7 +221,7 @@ def run_together(processes: int, args: list[str], err: Path) -> None:
 
 def tiny_config(*overrides: str) -> Config:
     """The config of a network of a few thousand weights."""
-    return recipe("tiny").override([*TEXT, *NETWORK, *overrides])
+    return with_overrides("tiny", [*TEXT, *NETWORK, *overrides])
 
 
 def random_model(config: Config, vocab: Vocab, scale: float = 1.0) -> Any:

@@ -26,7 +26,7 @@ from unmask.data.tokenization import bytes_tokenizer, chars_tokenizer
 from unmask.hub.resolve import checkpoint
 from unmask.lm import LM
 from unmask.models import registry
-from unmask.recipes import recipe
+from unmask.recipes import with_overrides
 from unmask.training import text as train_room
 from unmask.training.finetune import TaskResult, finetune, load_classifier
 from unmask.training.step import Trainer
@@ -367,7 +367,7 @@ def test_the_best_is_what_is_loaded_and_written(root: Path, tmp_path: Path, monk
 
 def text_config(*overrides: str) -> Config:
     own = ["train.batch_size=2", "eval.every=2", "eval.rows=2", "sample.every=0", "train.steps=20", *overrides]
-    return recipe("tiny").override(settings(*own))
+    return with_overrides("tiny", settings(*own))
 
 
 def test_language_models_stop_early_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -127,7 +127,10 @@ def _without_bound(config: Config) -> None:
     default = ObjectiveConfig()
     for name in ("bound", "proposal", "loss", "clip", "times", "pairs"):
         if getattr(config.objective, name) != getattr(default, name):
-            raise UserError(f"method {config.model.method} does not use objective.{name}; leave it out")
+            raise UserError(
+                f"method {config.model.method} does not use objective.{name}; leave it out, or set it to "
+                f"{getattr(default, name)}"
+            )
 
 
 def autoregressive(config: Config, vocab: Vocab, n_labels: int) -> LanguageModel:

@@ -41,9 +41,9 @@ class NetworkInput:
 class TokenWeights:
     """The weights that stand for tokens, one row or number each; there may be more rows than tokens."""
 
-    embedding: nn.Parameter  # (V, dim) that tokens are read with
-    head: nn.Parameter | None = None  # (V, dim) that they are predicted with; None = the embedding itself
-    bias: nn.Parameter | None = None  # (V,) of the logits
+    embedding: Tensor  # (V, dim) that tokens are read with
+    head: Tensor | None = None  # (V, dim) that they are predicted with; None = the embedding itself
+    bias: Tensor | None = None  # (V,) of the logits
 
 
 class Network(nn.Module, ABC):

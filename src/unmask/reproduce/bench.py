@@ -285,13 +285,16 @@ class Bench:
         """What all figures of a report depend on."""
         config, rows = self.base, self.rows()
         warmup = steps_of(config.train.warmup, config.train.steps)
+        muon = config.train.optimizer == "muon"
+        optimizer = f"Muon {config.train.muon_lr} for matrices, AdamW for the rest" if muon else "AdamW"
         return {
             **rows.describe(),
             "test_rows": min(len(rows), self.scale.rows or len(rows)),
             "tokenizer": f"{config.data.tokenizer}, {self.data.tokenizer.vocab.size} entries",
             "length": config.data.length,
-            "network": f"{config.model.n_blocks} blocks of width {config.model.hidden_dim}",
-            "optimizer": f"AdamW, lr {config.train.lr} ({config.train.decay}), betas {config.train.betas[0]} and "
+            "network": f"{config.model.network}, {config.model.n_blocks} blocks of width {config.model.hidden_dim}",
+            "embeddings": config.train.embeddings,
+            "optimizer": f"{optimizer}, lr {config.train.lr} ({config.train.decay}), betas {config.train.betas[0]} and "
             f"{config.train.betas[1]}, {warmup} steps of warm-up, batch {config.train.batch_size}",
             "weights": f"average, decay {config.train.ema}" if config.train.ema else "raw",
             "training_seed": self.seed,

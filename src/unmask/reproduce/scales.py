@@ -21,7 +21,7 @@ class Sizes:
     eval_rows: int
     block: int = 25  # of SSD-LM, as published; smaller than `length`
     log_every: int = 10
-    lr: float = 6e-4
+    lr: float = 2e-3  # of AdamW; Muon, which moves the matrices, has its default
     cutoff: float = 1e-3
 
 
@@ -64,7 +64,7 @@ SCALES = {
         decode_steps=16,
         long_samples=4,
         sizes=Sizes(
-            ModelConfig(hidden_dim=32, n_blocks=2, n_heads=2, cond_dim=16, dropout=0.0),
+            ModelConfig(network="modern", hidden_dim=32, n_blocks=2, n_heads=2),
             length=32,
             vocab_size=512,
             warmup=20,
@@ -90,7 +90,7 @@ SCALES = {
         decode_steps=200,
         long_samples=8,
         sizes=Sizes(
-            ModelConfig(hidden_dim=128, n_blocks=4, n_heads=4, cond_dim=64, dropout=0.0),
+            ModelConfig(network="modern", hidden_dim=128, n_blocks=4, n_heads=4),
             length=64,
             vocab_size=4096,
             warmup=100,
@@ -99,7 +99,7 @@ SCALES = {
             eval_rows=128,
         ),
     ),
-    "medium": Scale(  # of the model in the package, `tiny-en`
+    "medium": Scale(
         "medium",
         steps=2000,
         longer=2.5,
@@ -112,14 +112,13 @@ SCALES = {
         decode_steps=200,
         long_samples=8,
         sizes=Sizes(
-            ModelConfig(hidden_dim=256, n_blocks=4, n_heads=4, cond_dim=64, dropout=0.0),
+            ModelConfig(network="modern", hidden_dim=256, n_blocks=4, n_heads=4),
             length=128,
             vocab_size=8192,
             warmup=200,
             ema=0.999,
             checkpoint_every=250,
             eval_rows=256,
-            lr=8e-4,
             cutoff=0.01,
         ),
     ),

@@ -25,7 +25,7 @@ from ..data.pack import Rows
 from ..distributed import World
 from ..models.language_model import LanguageModel
 from ..process.keys import Keys
-from ..types import UserError, Vocab
+from ..types import Vocab
 
 OFFSETS = (1, 2)
 NOISE = 0.3  # beside embeddings of rms 1: directions that the counts do not use
@@ -36,20 +36,20 @@ FREQUENCIES = 1024  # different frequencies that log(1 + e) distinguishes; more 
 
 
 @dataclass(frozen=True)
-class Counts:
+class PairCounts:
     """How often tokens and pairs of tokens occur in a text."""
 
     single: np.ndarray  # (V,) int64
     pairs: tuple[tuple[np.ndarray, np.ndarray], ...]  # for each offset the codes a V + b, sorted, and their counts
 
 
-def count(rows: Rows, vocab: Vocab, offsets: Sequence[int] = OFFSETS, most: int = MOST_TOKENS) -> Counts:
+def count(rows: Rows, vocab: Vocab, offsets: Sequence[int] = OFFSETS, most: int = MOST_TOKENS) -> PairCounts:
     """Count the tokens and pairs of a split, within its rows; padding and special tokens do not count."""
     total = len(rows)
     chosen = np.linspace(0, total - 1, min(total, max(1, most // rows.length))).astype(np.int64)
     special = [token for token in (vocab.mask, vocab.pad) if token is not None and token != vocab.eos]
     single = np.zeros(vocab.size, dtype=np.int64)
-    found: list[tuple[np.ndarray, np.ndarray]] = [(np.empty(0, np.int64), np.empty(0, np.int64)) for _ in offsets]
+    pairs: list[tuple[np.ndarray, np.ndarray]] = [(np.empty(0, np.int64), np.empty(0, np.int64)) for _ in offsets]
     for part in np.array_split(chosen, max(1, len(chosen) * rows.length >> 22)):
         tokens, scored = rows.rows(part)
         counted = ~np.isin(tokens, special) & (True if scored is None else scored)
@@ -57,8 +57,8 @@ def count(rows: Rows, vocab: Vocab, offsets: Sequence[int] = OFFSETS, most: int 
         for at, offset in enumerate(offsets):
             both = counted[:, :-offset] & counted[:, offset:]
             codes = (tokens[:, :-offset] * vocab.size + tokens[:, offset:])[both]
-            found[at] = _merged(found[at], np.unique(codes, return_counts=True))
-    return Counts(single, tuple(found))
+            pairs[at] = _merged(pairs[at], np.unique(codes, return_counts=True))
+    return PairCounts(single, tuple(pairs))
 
 
 def _merged(one: tuple[np.ndarray, np.ndarray], other: tuple[np.ndarray, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
@@ -69,14 +69,14 @@ def _merged(one: tuple[np.ndarray, np.ndarray], other: tuple[np.ndarray, np.ndar
 class Associations:
     """The matrices M_o of a text, as products with other matrices."""
 
-    def __init__(self, counts: Counts, offsets: Sequence[int] = OFFSETS) -> None:
+    def __init__(self, counts: PairCounts, offsets: Sequence[int] = OFFSETS) -> None:
         size, single = len(counts.single), counts.single.astype(np.float64)
         self.weights = [1 / offset for offset in offsets]  # the squares of 1/sqrt(o)
         self.sparse = []
         for codes, times in counts.pairs:
             place = torch.from_numpy(np.stack((codes // size, codes % size)))
-            values = torch.from_numpy(np.log1p(times)).float()
-            whole = torch.sparse_coo_tensor(place, values, (size, size), is_coalesced=True, check_invariants=False)
+            logs = torch.from_numpy(np.log1p(times)).float()
+            whole = torch.sparse_coo_tensor(place, logs, (size, size), is_coalesced=True, check_invariants=False)
             self.sparse.append((whole, whole.t().coalesce()))
         values, kind = np.unique(single, return_inverse=True)
         if len(values) > FREQUENCIES:  # rounded on a logarithmic scale; most tokens are rare, and those are exact
@@ -117,7 +117,7 @@ def leading(matrix: Associations, size: int, rank: int, keys: Keys) -> Tensor:
     return vectors * signs * scale.float()
 
 
-def embeddings(counts: Counts, dim: int, keys: Keys) -> Tensor:
+def embeddings(counts: PairCounts, dim: int, keys: Keys) -> Tensor:
     """(V, dim) with deviation 1: directions from the counts with some noise; tokens that do not occur are random."""
     size = len(counts.single)
     rank = min(size, dim)
@@ -130,23 +130,20 @@ def embeddings(counts: Counts, dim: int, keys: Keys) -> Tensor:
     return table / table.std()
 
 
-def unigram_bias(counts: Counts) -> Tensor:
+def unigram_bias(counts: PairCounts) -> Tensor:
     """(V,) log of the chance of each token in units of the uniform one: 0 for all if all are equally frequent."""
     single = torch.from_numpy(counts.single).double() + 1
     return (single.log() - single.sum().log() + math.log(len(single) - 1)).float()
 
 
 def start_from_counts(model: LanguageModel, rows: Rows, keys: Keys, world: World) -> str:
-    """Set the token weights of a new model from the counts of its training text; the reason where that cannot be.
+    """Set the token weights of a new model from the counts of its training text; a sentence where that cannot be.
 
     The main process counts, and the others take its result: it is the same for any number of processes.
     """
     tables = model.token_weights()
     if tables is None:
-        raise UserError(
-            "train.embeddings=counts needs a network that reads tokens with embeddings of its own; "
-            "set train.embeddings=random"
-        )
+        return "note: this model has no token embeddings that counts could set; its weights start at random"
     if rows.tokens < model.vocab.size:
         return (
             f"note: {rows.tokens:,} tokens of text are too few to count the pairs of a vocabulary of "
