@@ -268,6 +268,7 @@ def _protocol(study: Study, split: str) -> dict[str, object]:
         "test_rows": f"{min(len(bench.rows(split)), sizes.rows)} of the {split} split",
         "network": f"{sizes.network.n_blocks} blocks of width {sizes.network.hidden_dim}",
         "optimizer": f"as the recipes say, batch {sizes.batch_size}; every training decays to its own end",
+        "embeddings": "as the recipes say",
         "weights": "as the recipes say",
         "learning rates": f"the best of {tried} on the validation split with {sizes.first:,} tokens (larger ones only "
         f"while the largest is best): {chosen}; all parts have none to choose",
