@@ -295,7 +295,7 @@ def test_differences_and_ratios_follow_from_the_scores(complete, place):
 def test_the_report_is_ours_and_has_its_claims(complete, place):
     report = load_results(place / "out" / "smoke" / "text" / "learning")
     page = (place / "out" / "smoke" / "text" / "learning" / "report.md").read_text()
-    assert report.beyond_paper and "of the paper" not in page.splitlines()[0] and "A study of this project" in page
+    assert report.study and "of the paper" not in page.splitlines()[0] and "A study of this project" in page
     claims = [check.claim for check in report.checks]
     assert [f"{part} helps on top of the other parts" in claims for part in PARTS] == [True] * len(PARTS)
     assert "all parts are better than the baseline of AR, 512 tokens" in claims

@@ -312,9 +312,9 @@ class Bench:
         checks: Sequence[Check] = (),
         protocol: dict[str, Any],
         notes: Sequence[str] = (),
-        beyond_paper: bool = False,
+        study: bool = False,
     ) -> Report:
-        """A report of what this bench measured; `beyond_paper`: the paper has no such table."""
+        """A report of what this bench measured; `study`: the paper has no such table."""
         words = ["--scale", self.scale.name, "--data", self.source, "--seed", str(self.seed)]
         for option, value in (("--scorer", self.scorer), ("--model", self.encoder), ("--local", self.local)):
             words += [option, value] if value else []
@@ -336,5 +336,5 @@ class Bench:
             list(self.trained.values()),
             data=self.source,
             unjudged=unjudged,
-            beyond_paper=beyond_paper,
+            study=study,
         )

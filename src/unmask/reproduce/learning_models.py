@@ -7,7 +7,6 @@ budget, with its own decay to the end; nothing is continued.
 from __future__ import annotations
 
 import functools
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from ..evaluation.estimators import strata_nats
 from ..evaluation.likelihood import TIMES, Estimator
 from ..models.language_model import LanguageModel
 from ..process.schedule import ContinuousTime
+from ..training.tracking import JOURNAL, last_logged
 from ..types import UserError
 from .scales import Scale
 from .specs import Family, ModelSpec, Setup
@@ -205,9 +205,7 @@ def under_whole_bound(model: LanguageModel) -> tuple[LanguageModel, Estimator]:
 
 def training_seconds(path: Path) -> float:
     """The processor time of a training run: of what its weights start from and of its steps, without evaluations."""
-    file = path / "log.jsonl"
-    try:
-        records = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
-        return float(next(record["step_seconds"] for record in reversed(records) if "step_seconds" in record))
-    except (OSError, ValueError, StopIteration):
-        raise UserError(f"the journal {file} does not say how long the training was; train it again") from None
+    seconds = last_logged(path / JOURNAL, "step_seconds")
+    if not seconds:
+        raise UserError(f"the journal {path / JOURNAL} does not say how long the training was; train it again")
+    return seconds

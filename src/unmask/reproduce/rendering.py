@@ -31,10 +31,10 @@ MODEL_COLUMNS = {  # what `Report.models` should say of a model; other keys are 
 
 def markdown(report: Report) -> str:
     """The report as plain GitHub markdown, with columns that are aligned in the source as well."""
-    title = f"{report.name}: {report.label}{'' if report.beyond_paper else ' of the paper'}, at scale {report.scale}"
+    title = f"{report.name}: {report.label}{'' if report.study else ' of the paper'}, at scale {report.scale}"
     parts = [f"# {escape_markdown(title + f', on {report.data}' * bool(report.data))}", _fenced(report.command)]
     if report.data:
-        parts.append(escape_markdown((STUDY if report.beyond_paper else ORIGINS).format(data=report.data)))
+        parts.append(escape_markdown((STUDY if report.study else ORIGINS).format(data=report.data)))
     for table in report.tables:
         lines, notes = table.cells(), ["note", *(row.note for row in table.rows)]
         last = len(lines[0])

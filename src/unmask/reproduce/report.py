@@ -79,7 +79,7 @@ class Report:
     environment: dict[str, Any] = field(default_factory=dict)  # filled in when it is written
     data: str = ""  # what the models were trained on
     unjudged: str = ""  # why the claims are not judged; "" = they are
-    beyond_paper: bool = False  # a study of this project: the paper has no such table
+    study: bool = False  # a study of this project: the paper has no such table
 
 
 def plot_stems(plots: Sequence[Plot]) -> list[str]:

@@ -14,7 +14,7 @@ import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ from ..progress import Display
 from ..types import UserError
 from .divergence import Divergence
 from .step import Cut, Trainer
-from .tracking import Sink, open_sinks
+from .tracking import JOURNAL, Sink, last_logged, open_sinks
 
 # Settings that may differ in a continued run: how far it goes, what is reported, and on which machine. (Under a
 # decay, train.steps and train.decay_share move the learning rate of the steps to come.) train.start is not one of
@@ -217,6 +217,7 @@ class Loop:
         self.sinks: list[Sink] = []
         if world.main:
             self.sinks = open_sinks(self.config.train.sinks, out, self.config.model_dump(mode="json"), self.start)
+            self.spent += last_logged(out / JOURNAL, "step_seconds")
         self.display = job.display = Display(self.config.train.steps, self.start, quiet)
         self.trainer.progress = self.display.inside("micro-batch")
         if self.start:
@@ -233,23 +234,12 @@ class Loop:
                 )
         self.trainer.restore(folder)
         self.start, self.waited = state["step"], state.get("waited", 0)
-        self.best, self.spent = state["best"], self._seconds_until(self.start)
+        self.best = state["best"]
         before, now = (state["processes"], state["threads"]), (self.world.size, torch.get_num_threads())
         if before == now:
             return ""
         # sums are taken in another order than before
         return f" (with {now[0]} x {now[1]} instead of {before[0]} x {before[1]} processes x threads: not bit for bit)"
-
-    def _seconds_until(self, step: int) -> float:
-        """The processor time of the steps so far, from the log: it is not part of what a checkpoint must repeat."""
-        spent = 0.0
-        with suppress(OSError):
-            for line in (self.out / "log.jsonl").read_text(encoding="utf-8").splitlines():
-                with suppress(ValueError, AttributeError):
-                    record = json.loads(line)
-                    if record.get("step", step + 1) <= step:
-                        spent = float(record.get("step_seconds", spent))
-        return spent
 
     # -- the loop ----------------------------------------------------------------------------------------------------
 

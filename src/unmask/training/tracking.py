@@ -22,6 +22,9 @@ class Sink(Protocol):
         """Nothing more will come."""
 
 
+JOURNAL = "log.jsonl"
+
+
 class Journal:
     """log.jsonl: one JSON object per line, each with its step."""
 
@@ -48,6 +51,13 @@ def _step_of(line: str) -> float:
         return float(json.loads(line)["step"])
     except (ValueError, KeyError, TypeError):
         return float("inf")
+
+
+def last_logged(path: Path, figure: str) -> float:
+    """The last value of a figure in a journal; 0 where there is none."""
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    records = (json.loads(line) for line in reversed(lines))
+    return next((float(record[figure]) for record in records if figure in record), 0.0)
 
 
 class TensorBoard:
@@ -89,7 +99,7 @@ class Tracker:
 
 def open_sinks(names: Sequence[str], out: Path, config: Mapping[str, Any], resume_at: int) -> list[Sink]:
     """The journal, and the sinks that the config names."""
-    sinks: list[Sink] = [Journal(out / "log.jsonl", resume_at)]
+    sinks: list[Sink] = [Journal(out / JOURNAL, resume_at)]
     for name in names:
         try:
             sinks.append(TensorBoard(out) if name == "tensorboard" else Tracker(name, out, config))

@@ -74,7 +74,7 @@ def learning(bench: Bench) -> Report:
         checks=_checks(study, finals),
         protocol=_protocol(study, split),
         notes=_notes(study, finals, leads),
-        beyond_paper=True,
+        study=True,
     )
 
 
@@ -91,10 +91,10 @@ def _recipes(study: Study) -> Table:
     rows = []
     for shown, (recipe, name) in named.items():
         if study.bench.finished(name):
-            scored = study.run(name)
+            result = study.run(name)
             others = {column: sides[other] for column, other in zip((TO_BASELINE, TO_ALL), _pair(recipe), strict=True)}
             chosen = " (chosen)" if recipe in TUNED and name == study.name(recipe, first) else ""
-            rows.append(Row(SHOWN.get(shown, shown) + chosen, {}, _figures(study, [scored], "valid", others)))
+            rows.append(Row(SHOWN.get(shown, shown) + chosen, {}, _figures(study, [result], "valid", others)))
     title = f"Every recipe with {first:,} tokens and one seed, validation split"
     return Table(title, "ours", [NATS, BITS, TO_BASELINE, TO_ALL, SECONDS], rows)
 
@@ -268,6 +268,7 @@ def _protocol(study: Study, split: str) -> dict[str, object]:
         "test_rows": f"{min(len(bench.rows(split)), sizes.rows)} of the {split} split",
         "network": f"{sizes.network.n_blocks} blocks of width {sizes.network.hidden_dim}",
         "optimizer": f"as the recipes say, batch {sizes.batch_size}; every training decays to its own end",
+        "embeddings": "as the recipes say",
         "weights": "as the recipes say",
         "learning rates": f"the best of {tried} on the validation split with {sizes.first:,} tokens (larger ones only "
         f"while the largest is best): {chosen}; all parts have none to choose",
