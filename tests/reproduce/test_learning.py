@@ -77,7 +77,11 @@ def test_the_papers_recipe_is_the_demo_of_version_0_3():
 def test_recipes_differ_by_what_their_names_say():
     assert changes("all-without-counts", "all") == {"train.embeddings": ("random", "counts")}
     assert changes("paper", "paper+counts") == {"train.embeddings": ("random", "counts")}
-    assert changes("all-without-muon", "all") == {"train.optimizer": ("adamw", "muon"), "train.lr": (7e-4, 2e-3)}
+    assert changes("all-without-muon", "all") == {
+        "train.optimizer": ("adamw", "muon"),
+        "train.lr": (7e-4, 2e-3),
+        "train.muon_lr": (0.03, 0.02),
+    }
     assert changes("all-without-cross-entropy", "all") == {
         "objective.loss": ("bound", "cross-entropy"),
         "objective.cutoff": (0.1, 1e-3),
