@@ -7,7 +7,7 @@ sum, c those of pairs and e = f fᵀ/N what c would be if tokens were independen
 
 and the embeddings are the leading left singular vectors of [M_1, M_1ᵀ, M_2, M_2ᵀ], each times the square root of its
 singular value. The log splits into log(c + 1), which is sparse, and log(1 + e), which depends only on how often the two
-tokens occur; so products with M_o cost what the distinct pairs cost, and a vocabulary of 50,000 entries takes seconds.
+tokens occur; so products with M_o cost what the distinct pairs cost, and no (V, V) matrix is made.
 The head, tied or a copy, then predicts tokens that occur in places like the one it sees; its bias is the unigram law.
 """
 
