@@ -27,10 +27,11 @@ from transformers.utils.logging import disable_progress_bar
 import unmask
 from support.helpers import random_lm, tiny_config
 from unmask.data.tokenization import adopt, bpe_tokenizer, bytes_tokenizer, chars_tokenizer
-from unmask.hub.transformers import MDLM, MDLMConfig
+from unmask.hub.transformers import MDLM, MDLMConfig, Unmask
 from unmask.lm import LM
 from unmask.models import registry
 from unmask.networks.dit import BlockCall, rotary_of
+from unmask.recipes import with_overrides
 from unmask.types import UserError, Vocab
 
 disable_progress_bar()
@@ -430,8 +431,33 @@ def test_other_methods_have_no_class(tmp_path):
     lm = make_lm("model.method=sedd")
     with pytest.raises(UserError, match="method mdlm"):
         MDLM.from_lm(lm)
-    with pytest.raises(ValueError, match="unmask"):
-        AutoConfig.from_pretrained(lm.save_pretrained(tmp_path / "sedd"))
+    with pytest.raises(UserError, match="method mdlm"):
+        AutoModelForMaskedLM.from_pretrained(lm.save_pretrained(tmp_path / "sedd"))
+
+
+def test_the_modern_network_is_a_model_too(tmp_path):
+    """Our own folder, strictly; the logits, the round trip and the bridge back are those of the network."""
+    config = with_overrides(
+        "tiny", ["data.tokenizer=bytes", "model.hidden_dim=32", "model.n_blocks=2", "data.length=16"]
+    )
+    tokenizer = bytes_tokenizer()
+    torch.manual_seed(0)
+    lm = LM(registry.model(config, tokenizer.vocab), tokenizer, config)
+    for parameter in lm.model.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    loaded = AutoModelForMaskedLM.from_pretrained(lm.save_pretrained(tmp_path / "ours"))
+    assert isinstance(loaded, Unmask) and isinstance(MDLM.from_lm(lm), Unmask)
+    ids = torch.tensor([[5, tokenizer.vocab.mask, 7, 8]])
+    with torch.no_grad():
+        expected = lm.model.backbone.head(lm.model.hidden(ids, torch.zeros(1, dtype=torch.float64)))
+        expected[..., tokenizer.vocab.mask] = -torch.inf
+        assert torch.allclose(loaded(ids).logits, expected, atol=1e-5)
+        half = AutoModelForMaskedLM.from_pretrained(tmp_path / "ours", dtype=torch.bfloat16)
+        assert torch.allclose(half(ids).logits.float(), expected, atol=1.0)
+    loaded.save_pretrained(tmp_path / "theirs")
+    again = AutoModelForMaskedLM.from_pretrained(tmp_path / "theirs").unmask_lm(tokenizer)
+    assert again.config.model == lm.config.model and again.score("abc", seed=0).nats == lm.score("abc", seed=0).nats
+    assert loaded.get_output_embeddings() is None
 
 
 def test_labelled_models(tmp_path):

@@ -16,7 +16,7 @@ from ..files import read_json
 from ..sampling.recommended import FILE as SAMPLING_FILE
 from ..sampling.recommended import Recommended
 from ..types import Likelihood, UserError
-from .layout import is_published
+from .layout import is_readable
 
 Figure = Likelihood | Mapping[str, Any]  # what `evaluate` or `LM.score` returned, or its as_dict()
 Figures = Figure | Mapping[str, Figure] | str | Path  # one; several by name; or the JSON of `unmask eval --json`
@@ -54,18 +54,18 @@ def model_card(
     recommended: Recommended | None = None,
 ) -> str:
     """The card of a model; a figure without its protocol is refused."""
-    published = is_published(config)
+    readable = is_readable(config)
     head: dict[str, Any] = {"license": license, "language": list(language), "datasets": list(datasets)}
     head = {key: value for key, value in head.items() if value}
     head |= {"library_name": "unmask", "tags": [*TAGS, *(tag for tag in tags if tag not in TAGS)]}
-    if published:
+    if readable:
         head["pipeline_tag"] = "fill-mask"
     parts = [
         f"---\n{yaml.safe_dump(head, sort_keys=False, allow_unicode=True)}---",
         f"# {repo_id.rsplit('/', 1)[-1]}",
         _about(config, parameters),
         notes.strip(),
-        _loading(repo_id, published),
+        _loading(repo_id, readable),
         _recommended(recommended or Recommended()),
         _figures(figures or {}),
     ]
@@ -82,14 +82,14 @@ def _about(config: Config, parameters: int | None) -> str:
     )
 
 
-def _loading(repo_id: str, published: bool) -> str:
+def _loading(repo_id: str, readable: bool) -> str:
     text = (
         "## How to load it\n\n"
         "There is no code in this repository, and `trust_remote_code` is not needed: `pip install unmask`.\n\n"
         f'```python\nimport unmask\n\nlm = unmask.load("{repo_id}")\nlm.sample(2, seed=0)\n'
         'lm.infill("The {{3}} sat on the {{1}}.")\nlm.score("a sentence")\n```'
     )
-    if not published:
+    if not readable:
         return text
     return (
         f"{text}\n\nIn transformers, after `import unmask.transformers`:\n\n"

@@ -41,6 +41,7 @@ from .terms import (
     WEIGHTS,
     Described,
     is_published,
+    is_readable,
     known_vocab,
     needs_mask,
 )
@@ -83,6 +84,7 @@ __all__ = [
     "inv_freq",
     "is_folder",
     "is_published",
+    "is_readable",
     "known_vocab",
     "load_tokenizer",
     "named",

@@ -46,6 +46,11 @@ def is_published(config: Config) -> bool:
     return config.model.method == "mdlm" and config.model.network == "dit"
 
 
+def is_readable(config: Config) -> bool:
+    """Whether our classes for transformers can hold this model."""
+    return config.model.method == "mdlm" and config.model.network in ("dit", "modern")
+
+
 def is_foreign(described: Described) -> bool:
     """Whether it is a foreign network, whose vocabulary only the tokenizer knows."""
     return described.vocab is None and described.config.model.network != "dit"

@@ -17,10 +17,14 @@ except ImportError as error:
 from ..card import model_card
 from ..push import push_to_hub
 from .collator import MDLMCollator, mdlm_loss, unpack
-from .configuration import MDLMConfig
-from .modeling import MDLM
+from .configuration import MDLMConfig, UnmaskConfig
+from .modeling import MDLM, Unmask
 
-__all__ = ["MDLM", "MDLMCollator", "MDLMConfig", "mdlm_loss", "model_card", "push_to_hub", "unpack"]
+__all__ = [
+    "MDLM", "MDLMCollator", "MDLMConfig", "Unmask", "UnmaskConfig", "mdlm_loss", "model_card", "push_to_hub", "unpack",
+]  # fmt: skip
 
 AutoConfig.register("mdlm", MDLMConfig, exist_ok=True)
+AutoConfig.register("unmask", UnmaskConfig, exist_ok=True)
 AutoModelForMaskedLM.register(MDLMConfig, MDLM, exist_ok=True)
+AutoModelForMaskedLM.register(UnmaskConfig, Unmask, exist_ok=True)

@@ -16,9 +16,8 @@ from ...lm import LM
 from ...models import registry
 from ...models.masked import MaskedDiffusion
 from ...types import UserError
-from ..layout import Described, check_tokenizer, describe, fill, is_published
+from ..layout import Described, check_tokenizer, describe, fill, is_published, is_readable
 from ..resolve import advised
-from .configuration import MDLMConfig
 
 if TYPE_CHECKING:
     from .modeling import MDLM
@@ -68,15 +67,19 @@ def tokenizer_of(tokenizer: Any, described: Described) -> Tokenizer:
 
 def model_of(kind: type[MDLM], lm: LM) -> MDLM:
     """A model with a copy of the weights of an LM."""
-    if not is_published(lm.config):
+    from .modeling import MDLM, Unmask
+
+    if not is_readable(lm.config):
         settings = lm.config.model
         what = settings.method if settings.method != "mdlm" else f"on the network {settings.network}"
         raise UserError(
-            f"the class for transformers covers the method mdlm on the DiT, and this model is {what}; use it through "
-            "unmask"
+            "the class for transformers covers the method mdlm on the networks dit and modern, and this model is "
+            f"{what}; use it through unmask"
         )
+    if kind is MDLM and not is_published(lm.config):
+        kind = Unmask
     tree = describe(lm.config, lm.tokenizer, lm.labels)
-    model = kind(MDLMConfig(**{key: value for key, value in tree.items() if key != "model_type"}))
+    model = kind(kind.config_class(**{key: value for key, value in tree.items() if key != "model_type"}))
     fill(model, lm.model.state_dict(), lm.config, "this model")
     nn.Module.to(model, lm.model.device)
     model.train(lm.model.training)

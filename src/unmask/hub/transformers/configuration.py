@@ -18,6 +18,7 @@ class MDLMConfig(PreTrainedConfig):
     """
 
     model_type = "mdlm"
+    published: ClassVar[bool] = True  # whether the network is the one of the published weights
     attribute_map: ClassVar[dict[str, str]] = {
         "hidden_size": "hidden_dim",
         "num_hidden_layers": "n_blocks",
@@ -60,7 +61,7 @@ class MDLMConfig(PreTrainedConfig):
 
             sections = ours["config"]
             model, data = sections.get("model") or {}, sections.get("data") or {}
-            sections["model"] = {**model, **{key: out[key] for key in SHAPE}}
+            sections["model"] = {**model, **{key: out[key] for key in SHAPE if self.published or key in model}}
             sections["data"] = {**data, "length": out["model_length"]}
             ours["vocab"] = {"size": out["vocab_size"], **{role: out[f"{role}_token_id"] for role in ROLES}}
         return out
@@ -70,3 +71,10 @@ class MDLMConfig(PreTrainedConfig):
         from ..layout import from_json
 
         return from_json(self.to_dict(), self.name_or_path or "this MDLMConfig")
+
+
+class UnmaskConfig(MDLMConfig):
+    """The config.json of our folders with another network than the published one: `unmask` says which."""
+
+    model_type = "unmask"
+    published: ClassVar[bool] = False

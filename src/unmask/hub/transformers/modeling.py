@@ -15,11 +15,12 @@ from transformers.modeling_outputs import MaskedLMOutput
 from ...models import registry
 from ...networks.dit import DiT
 from ...networks.layers import LayerNorm
+from ...networks.modern import Modern
 from ...types import UserError
 from ..checkpoint import check_names
-from ..layout import INV_FREQ, check_rotary, inv_freq
+from ..layout import INV_FREQ, check_rotary, inv_freq, is_readable
 from .collator import IGNORED, is_packed, mdlm_loss
-from .configuration import MDLMConfig
+from .configuration import MDLMConfig, UnmaskConfig
 
 if TYPE_CHECKING:
     from ...lm import LM
@@ -62,10 +63,17 @@ class MDLM(PreTrainedModel):
         super().__init__(config)
         described = config.described()
         assert described.vocab is not None, "MDLMConfig always has a mask token"
-        net = registry.network(described.config.model, described.vocab, len(described.labels))
-        assert isinstance(net, DiT), "the network of the published layout"
-        self.backbone = net
-        self.backbone.rotary_emb = Frequencies(inv_freq(described.config))
+        settings = described.config.model
+        if not is_readable(described.config):
+            raise UserError(
+                "the class for transformers covers the method mdlm on the networks dit and modern, and this model is "
+                f"{settings.method} on {settings.network}; use it through unmask"
+            )
+        net = registry.network(settings, described.vocab, len(described.labels))
+        assert isinstance(net, DiT | Modern)
+        self.backbone: DiT | Modern = net
+        if isinstance(net, DiT):
+            net.rotary_emb = Frequencies(inv_freq(described.config))
         self.post_init()
 
     def _init_weights(self, module: nn.Module) -> None:
@@ -150,7 +158,7 @@ class MDLM(PreTrainedModel):
 
     def _half(self, x: Tensor) -> contextlib.AbstractContextManager[Any]:
         """16-bit weights run under autocast: norms, the residual stream and the time stay float32."""
-        weight = self.backbone.output_layer.linear.weight
+        weight = next(p for p in self.backbone.blocks.parameters() if p.ndim == 2)
         if weight.dtype == torch.float32 or torch.is_autocast_enabled(x.device.type):
             return contextlib.nullcontext()
         return torch.autocast(x.device.type, dtype=weight.dtype)
@@ -192,12 +200,14 @@ class MDLM(PreTrainedModel):
         """Set another module from ids to vectors."""
         self.backbone.vocab_embed = value  # type: ignore[assignment]
 
-    def get_output_embeddings(self) -> nn.Linear:
-        """The projection to the vocabulary (not tied to the embedding)."""
-        return self.backbone.output_layer.linear
+    def get_output_embeddings(self) -> nn.Linear | None:
+        """The projection to the vocabulary; None where it is the embedding."""
+        return self.backbone.output_layer.linear if isinstance(self.backbone, DiT) else None
 
     def set_output_embeddings(self, new_embeddings: nn.Module) -> None:
         """Set another projection."""
+        if not isinstance(self.backbone, DiT):
+            raise UserError("this model predicts with its embedding; set that")
         self.backbone.output_layer.linear = new_embeddings  # type: ignore[assignment]
 
     def resize_token_embeddings(self, new_num_tokens: int | None = None, *args: Any, **kwargs: Any) -> Any:
@@ -224,6 +234,8 @@ class MDLM(PreTrainedModel):
         return (model, info) if wants_info else model
 
     def _check_rotary(self, where: Any) -> None:
+        if not isinstance(self.backbone, DiT):
+            return
         rotary = self.backbone.rotary_emb
         assert isinstance(rotary, Frequencies)
         config = self.config.described().config
@@ -244,6 +256,12 @@ class MDLM(PreTrainedModel):
         from .bridge import model_of
 
         return model_of(cls, lm)
+
+
+class Unmask(MDLM):
+    """The same for models on our other networks, whose folders are ours alone."""
+
+    config_class = UnmaskConfig
 
 
 def _complete(info: dict[str, Any], where: Any) -> None:
