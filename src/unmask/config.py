@@ -436,17 +436,6 @@ class TrainConfig(Section):
             raise ValueError("betas must lie in [0, 1)")
         return self
 
-    @model_validator(mode="after")
-    def _used(self) -> TrainConfig:
-        for name, key, value in (
-            ("muon_lr", "optimizer", "muon"),
-            ("muon_momentum", "optimizer", "muon"),
-            ("decay_share", "decay", "wsd"),
-        ):
-            if getattr(self, key) != value and getattr(self, name) != type(self).model_fields[name].default:
-                raise ValueError(f"{name} belongs to train.{key}={value}; set that, or leave {name} out")
-        return self
-
 
 class TaskConfig(Section):
     """A task with labels, on which a classifier is trained instead of a language model."""
