@@ -34,7 +34,7 @@ def show_built_in() -> None:
     print(f"{BUILT_IN}, a small model of {parameters:,} parameters, comes with the package. It fills gaps: {gaps}")
     for text in lm.infill(gaps, n=3, seed=0):
         print(f"  {text}")
-    print(f"\nIt continues a story: {lm.sample(prompt=story, length=64, seed=0)[0]}")
+    print(f"\nIt tells a story: {lm.sample(prompt=story, length=128, seed=0)[0]}")
     print(flush=True)
 
 
@@ -83,4 +83,7 @@ def run(out: str, overrides: list[str]) -> None:
     print(f"  unmask sample {out} --watch                      see the masks become words")
     print(f"  unmask sample {out} --prompt 'The object' -n 2   continue a text")
     print(f"  unmask eval {out} --split test --draws 8         the held-out test set")
+    print(
+        f"  unmask finetune {BUILT_IN} mdlm --data YOUR.txt --minutes 2 --out runs/tuned   the built-in model on your text"
+    )
     print("  unmask train small data.source=YOUR.txt --out runs/mine")
