@@ -27,7 +27,7 @@ from transformers.utils.logging import disable_progress_bar
 import unmask
 from support.helpers import random_lm, tiny_config
 from unmask.data.tokenization import adopt, bpe_tokenizer, bytes_tokenizer, chars_tokenizer
-from unmask.hub.transformers import MDLM, MDLMConfig, Unmask
+from unmask.hub.transformers import MDLM, MDLMConfig, UnmaskForMaskedLM
 from unmask.lm import LM
 from unmask.models import registry
 from unmask.networks.dit import BlockCall, rotary_of
@@ -446,7 +446,7 @@ def test_the_modern_network_is_a_model_too(tmp_path):
     for parameter in lm.model.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
     loaded = AutoModelForMaskedLM.from_pretrained(lm.save_pretrained(tmp_path / "ours"))
-    assert isinstance(loaded, Unmask) and isinstance(MDLM.from_lm(lm), Unmask)
+    assert isinstance(loaded, UnmaskForMaskedLM) and isinstance(MDLM.from_lm(lm), UnmaskForMaskedLM)
     ids = torch.tensor([[5, tokenizer.vocab.mask, 7, 8]])
     with torch.no_grad():
         expected = lm.model.backbone.head(lm.model.hidden(ids, torch.zeros(1, dtype=torch.float64)))

@@ -86,7 +86,7 @@ def test_transformers_reads_it(lm):
 def test_what_it_was_trained_on_is_said(lm):
     assert not [member.corpus for member in SUITES["zero-shot"] if in_domain(lm.config.data, member)]
     assert lm.config.data.source == "tinystories"
-    assert "not on this machine" in refused("eval", NAME)
+    assert "is not a named data set" in refused("eval", NAME)
 
 
 def test_its_card_has_figures_with_errors_and_protocol():

@@ -135,7 +135,7 @@ def test_mistakes_name_the_fix(what: str) -> None:
 
 USELESS = {
     "ar time": (["model.method=ar", "model.time_conditioning=true"], "set model.time_conditioning=false"),
-    "ar loss": (["model.method=ar", "objective.loss=cross-entropy"], "does not use objective.loss; leave it out"),
+    "plaid loss": (["model.method=plaid", "objective.loss=cross-entropy"], "does not use objective.loss; leave it out"),
     "ar clip": (["model.method=ar", "objective.clip=[0.3,0.8]"], "does not use objective.clip; leave it out"),
     "ssd bound": (
         ["model.method=ssd-lm", "simplex.block=4", "objective.bound=discrete", "objective.steps=9"],

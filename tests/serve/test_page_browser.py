@@ -333,7 +333,7 @@ def test_more_settings(open_page, lms, address, artefacts):
     page.fill("#a-seed", "5")
     page.click("#run")
     finish(page)
-    how = {"sampler": "confidence", "k": 3, "top_k": 7, "min_p": 0.01, "temperature": 0.7, "top_p": 0.9}
+    how = {"sampler": "confidence", "k": 3, "top_k": 7, "min_p": 0.01, "temperature": 0.9, "top_p": 0.9}
     (sample,) = lms["tiny-en"].write_samples(1, length=21, seed=5, **how)
     assert shown(page) == sample.text and "7 calls" in page.locator("#status").inner_text()
     assert "top-k 7" in page.locator(".run .summary").inner_text()
@@ -365,7 +365,7 @@ def test_labels_and_windows(open_page, lms):
     finish(page)
     assert page.locator("#stage .k").count() == 160
     (sample,) = lms["tiny-en"].write_samples(1, length=160, steps=8, seed=1, stride=64)
-    assert shown(page).replace("[EOS]", "\n") == sample.text
+    assert shown(page).replace("[EOS]", "\n").startswith(sample.text)  # which ends where the story does
 
 
 def test_rewrite_what_the_mouse_selects(open_page):
@@ -527,7 +527,7 @@ def test_the_recommended_settings_and_the_exact_law_are_one_click_apart(open_pag
     page, lm = open_page("#mode=write&length=24&steps=6&seed=2"), lms["tiny-en"]
     assert page.is_checked("[name=law][value=recommended]")
     assert page.input_value("#a-temperature") == str(lm.recommended.settings["temperature"])
-    assert "temperature 0.7" in page.locator(".side .advice").first.inner_text()
+    assert "temperature 0.9" in page.locator(".side .advice").first.inner_text()
     page.click("#run")
     finish(page)
     recommended = shown(page)
@@ -540,7 +540,7 @@ def test_the_recommended_settings_and_the_exact_law_are_one_click_apart(open_pag
     page.fill("#a-temperature", "0.3")
     assert page.is_checked("[name=law][value=custom]") and page.locator("#customBox").is_visible()
     choose(page, "law", "recommended")
-    assert page.input_value("#a-temperature") == "0.7" and not page.locator("#customBox").is_visible()
+    assert page.input_value("#a-temperature") == "0.9" and not page.locator("#customBox").is_visible()
     page.select_option("#a-model", "bases")  # which recommends nothing
     assert not page.locator("#lawBox").is_visible() and page.input_value("#a-temperature") == "1"
     page.select_option("#a-model", "tiny-en")
@@ -562,14 +562,13 @@ def test_at_the_length_limit_the_page_says_how_to_write_more(open_page, lms):
     page = open_page("#mode=write&length=64&steps=4&seed=1")
     hint = page.locator(".side .longer").first
     assert not hint.is_visible()
-    page.fill("#a-length", "128")
+    page.fill("#a-length", "256")
     page.press("#a-length", "Tab")
-    assert hint.is_visible() and "stride" in hint.inner_text() and "64" in hint.inner_text()
+    assert hint.is_visible() and "stride" in hint.inner_text() and "128" in hint.inner_text()
     hint.locator("button").click()
-    assert page.input_value("#a-stride") == "64" and page.input_value("#a-length") == "256" and not hint.is_visible()
+    assert page.input_value("#a-stride") == "128" and page.input_value("#a-length") == "512" and not hint.is_visible()
     page.click("#run")
-    finish(page)
-    assert page.locator("#stage .k").count() == 256
+    page.wait_for_function("document.querySelectorAll('#stage .k').length > 256")  # a story may end before its row does
     choose(page, "mode", "fill")
     page.fill("#a-stride", "")
     assert not hint.is_visible()  # the text and its gaps say how long it is

@@ -83,7 +83,5 @@ def run(out: str, overrides: list[str]) -> None:
     print(f"  unmask sample {out} --watch                      see the masks become words")
     print(f"  unmask sample {out} --prompt 'The object' -n 2   continue a text")
     print(f"  unmask eval {out} --split test --draws 8         the held-out test set")
-    print(
-        f"  unmask finetune {BUILT_IN} mdlm --data YOUR.txt --minutes 2 --out runs/tuned   the built-in model on your text"
-    )
+    print(f"  unmask finetune {BUILT_IN} mdlm --data YOUR.txt --minutes 2 --out runs/tuned")
     print("  unmask train small data.source=YOUR.txt --out runs/mine")

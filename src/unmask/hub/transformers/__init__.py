@@ -18,13 +18,21 @@ from ..card import model_card
 from ..push import push_to_hub
 from .collator import MDLMCollator, mdlm_loss, unpack
 from .configuration import MDLMConfig, UnmaskConfig
-from .modeling import MDLM, Unmask
+from .modeling import MDLM, UnmaskForMaskedLM
 
 __all__ = [
-    "MDLM", "MDLMCollator", "MDLMConfig", "Unmask", "UnmaskConfig", "mdlm_loss", "model_card", "push_to_hub", "unpack",
+    "MDLM",
+    "MDLMCollator",
+    "MDLMConfig",
+    "UnmaskConfig",
+    "UnmaskForMaskedLM",
+    "mdlm_loss",
+    "model_card",
+    "push_to_hub",
+    "unpack",
 ]  # fmt: skip
 
 AutoConfig.register("mdlm", MDLMConfig, exist_ok=True)
 AutoConfig.register("unmask", UnmaskConfig, exist_ok=True)
 AutoModelForMaskedLM.register(MDLMConfig, MDLM, exist_ok=True)
-AutoModelForMaskedLM.register(UnmaskConfig, Unmask, exist_ok=True)
+AutoModelForMaskedLM.register(UnmaskConfig, UnmaskForMaskedLM, exist_ok=True)

@@ -67,7 +67,7 @@ def tokenizer_of(tokenizer: Any, described: Described) -> Tokenizer:
 
 def model_of(kind: type[MDLM], lm: LM) -> MDLM:
     """A model with a copy of the weights of an LM."""
-    from .modeling import MDLM, Unmask
+    from .modeling import MDLM, UnmaskForMaskedLM
 
     if not is_readable(lm.config):
         settings = lm.config.model
@@ -77,7 +77,7 @@ def model_of(kind: type[MDLM], lm: LM) -> MDLM:
             f"{what}; use it through unmask"
         )
     if kind is MDLM and not is_published(lm.config):
-        kind = Unmask
+        kind = UnmaskForMaskedLM
     tree = describe(lm.config, lm.tokenizer, lm.labels)
     model = kind(kind.config_class(**{key: value for key, value in tree.items() if key != "model_type"}))
     fill(model, lm.model.state_dict(), lm.config, "this model")

@@ -258,7 +258,7 @@ class MDLM(PreTrainedModel):
         return model_of(cls, lm)
 
 
-class Unmask(MDLM):
+class UnmaskForMaskedLM(MDLM):
     """The same for models on our other networks, whose folders are ours alone."""
 
     config_class = UnmaskConfig

@@ -74,7 +74,8 @@ export class Side {
 
   // What the model recommends, as its controls hold it; and what they hold where nothing is recommended.
   recommended(facts = this.facts) {
-    const known = Object.entries(facts.recommended?.settings ?? {}).filter(([name]) => this.inputs[name]);
+    // Whether a text has an end is left to the server: a text with gaps has its end already.
+    const known = Object.entries(facts.recommended?.settings ?? {}).filter(([name]) => this.inputs[name] && name !== "stop_at_eos");
     return Object.fromEntries(known.map(([name, value]) => [name, String(value)]));
   }
   plain() {
