@@ -26,7 +26,7 @@ from .errors import UserError, choose
 
 
 def tiny() -> Config:
-    """A model of some 180,000 weights that trains in seconds: it shows that the path works, and learns little."""
+    """A model of some 165,000 weights that trains in seconds: it shows that the path works, and learns little."""
     return Config(
         data=DataConfig(length=64, vocab_size=1024),
         model=ModelConfig(network="modern", hidden_dim=64, n_blocks=2, n_heads=2),
@@ -70,7 +70,7 @@ def overnight() -> Config:
 
 
 def _fast(**settings: Any) -> TrainConfig:
-    """What learns most from few tokens: docs/results/README.md#learning has the comparison."""
+    """What learns most from few tokens: `unmask reproduce learning` has the comparison."""
     return TrainConfig(
         **{
             "batch_size": 16,

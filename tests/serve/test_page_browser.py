@@ -568,7 +568,7 @@ def test_at_the_length_limit_the_page_says_how_to_write_more(open_page, lms):
     hint.locator("button").click()
     assert page.input_value("#a-stride") == "128" and page.input_value("#a-length") == "512" and not hint.is_visible()
     page.click("#run")
-    page.wait_for_function("document.querySelectorAll('#stage .k').length > 256")  # a story may end before its row does
+    page.locator("#stage .k").nth(256).wait_for(state="attached")  # a story may end before its row does
     choose(page, "mode", "fill")
     page.fill("#a-stride", "")
     assert not hint.is_visible()  # the text and its gaps say how long it is
