@@ -440,3 +440,12 @@ def test_a_rate_that_is_far_too_high_is_said_at_once(tmp_path: Path) -> None:
     own = settings("model.method=ar", "train.lr=5", "train.warmup=10", "train.steps=200", "train.batch_size=4")
     said = run("train", "tiny", *own, "eval.every=0", "--out", str(tmp_path), "--quiet")
     assert said.code and "lower train.lr (now 5)" in said.err and "Traceback" not in said.err
+
+
+def test_a_run_that_diverges_at_once_is_compared_with_its_very_first_loss() -> None:
+    check = Divergence(TrainConfig(steps=100, warmup=1))
+    with pytest.raises(
+        UserError, match=r"training diverges: the loss of step 29 is 4e\+05; it was 6.9 .* lower train.lr"
+    ):
+        for step in range(60):
+            check.check(step, 6.9 if step == 0 else 4e5)

@@ -10,6 +10,9 @@ from ..types import UserError
 
 FIRST, SUSTAINED = 10, 20  # steps
 TIMES, NATS = 3.0, 3.0  # a loss is too high if it is above the first ones by this factor, and by this much
+ABSURD = (
+    100.0  # nats a token, which no model has that learns: where a run diverges at once, its first losses say nothing
+)
 
 
 class Divergence:
@@ -32,6 +35,9 @@ class Divergence:
             return
         first = statistics.median(self._first)
         limit = max(TIMES * first, first + NATS)
+        if limit > ABSURD:  # all but the very first loss were after a step
+            first = self._first[0]
+            limit = max(TIMES * first, ABSURD)
         self._high = self._high + 1 if loss > limit and step >= self.warmup else 0
         if self._high == SUSTAINED:
             raise UserError(
