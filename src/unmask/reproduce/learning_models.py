@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..config import Config, DataConfig, EvalConfig, ModelConfig, ObjectiveConfig, TrainConfig
+from ..config import Config, ModelConfig
+from ..earlier_recipes import EARLIER
 from ..evaluation.estimators import strata_nats
 from ..evaluation.likelihood import TIMES, Estimator
 from ..models.language_model import LanguageModel
@@ -19,7 +20,7 @@ from ..process.schedule import ContinuousTime
 from ..training.tracking import JOURNAL, last_logged
 from ..types import UserError
 from .scales import Scale
-from .specs import Family, ModelSpec, Setup
+from .specs import Family, ModelSpec, Setup, changed
 
 Words = tuple[str, ...]  # `section.key=value`
 CUTOFF = 1e-4  # of the bound that is reported: no weight of it is left to a last step
@@ -143,24 +144,22 @@ def model_name(recipe: str, rate: float, tokens: int, seed: int) -> str:
 
 
 def study_config(recipe: str, sizes: StudySizes, source: str, tokens: int, rate: float, seed: int = 0) -> Config:
-    """A recipe for a budget: the paper's as `demo` has it, with the changes of the recipe."""
-    config = Config(
-        seed=seed,
-        data=DataConfig(source=source, length=sizes.length, vocab_size=sizes.vocab_size),
-        model=sizes.network,
-        objective=ObjectiveConfig(cutoff=0.1),
-        train=TrainConfig(
-            steps=max(1, round(tokens / (sizes.batch_size * sizes.length))),
-            batch_size=sizes.batch_size,
-            lr=rate,
-            betas=(0.9, 0.999),
-            warmup=0.05,
-            decay="cosine",
-            ema=0.995,
-            checkpoint_every=sizes.checkpoint_every,
-            keep_last=1,
-        ),
-        eval=EvalConfig(every=0, rows=32, draws=1),
+    """A recipe for a budget: that of `demo` in version 0.3, with the changes of the recipe."""
+    config = changed(
+        EARLIER["demo"](),
+        {
+            "seed": seed,
+            "data": {"source": source, "length": sizes.length, "vocab_size": sizes.vocab_size},
+            "model": sizes.network.model_dump(mode="json"),
+            "train": {
+                "steps": max(1, round(tokens / (sizes.batch_size * sizes.length))),
+                "batch_size": sizes.batch_size,
+                "lr": rate,
+                "checkpoint_every": sizes.checkpoint_every,
+                "keep_last": 1,
+            },
+            "eval": {"every": 0, "rows": 32, "draws": 1},
+        },
     )
     return config.override(RECIPES[recipe])
 
