@@ -114,6 +114,7 @@ METHODS: dict[str, str] = {
     "d3pm": "unmask.models.registry:d3pm",
     "sedd": "unmask.models.registry:sedd",
     "ar": "unmask.models.registry:autoregressive",
+    "block": "unmask.models.registry:block_diffusion",
     "ssd-lm": "unmask.models.registry:simplex",
     "plaid": "unmask.models.registry:plaid",
 }
@@ -370,6 +371,23 @@ class ObjectiveConfig(Section):
         return self
 
 
+BlockSize = PositiveInt | Literal["full"]  # full: the whole row, as MDLM
+
+
+class BlockConfig(Section):
+    """Block diffusion (model.method=block)."""
+
+    size: BlockSize = 16  # tokens of a block, by which the model is scored and writes if nothing else is asked for
+    mixture: dict[BlockSize, PositiveFloat] | None = None  # train on these sizes, with their shares; default: on `size`
+    clean: Literal["tokens", "blocks"] = "tokens"  # what is known is read causally by tokens, or (published) by blocks
+
+    @model_validator(mode="after")
+    def _some(self) -> BlockConfig:
+        if self.mixture is not None and not self.mixture:
+            raise ValueError("mixture names no block size; give sizes with their shares, as {1: 0.2, 16: 0.8}")
+        return self
+
+
 class SimplexConfig(Section):
     """SSD-LM: the noise on the logits of a block."""
 
@@ -484,6 +502,7 @@ class Config(Section):
     model: SerializeAsAny[ModelConfig] = DiTConfig()
     schedule: ScheduleConfig = ScheduleConfig()
     objective: ObjectiveConfig = ObjectiveConfig()
+    block: BlockConfig = BlockConfig()
     simplex: SimplexConfig = SimplexConfig()
     plaid: PlaidConfig = PlaidConfig()
     train: TrainConfig = TrainConfig()

@@ -77,7 +77,7 @@ def token_nll(
         label = None if batch.label is None else batch.label[chosen.to(batch.label.device)]
         z = torch.where(masked[part].to(model.device), model.vocab.mask, tokens)
         which, place = torch.nonzero(wanted[part].to(model.device), as_tuple=True)
-        hidden = model.hidden(z, t[part], present, label)[which, place]  # (n, hidden)
+        hidden = model.hidden(z, t[part], present, label, clean=tokens)[which, place]  # (n, hidden)
         if len(hidden):
             (values,) = in_chunks(log_probs, model.vocab.size, hidden, tokens[which, place])
             out[start + which.cpu(), place.cpu()] = -values.double().cpu()

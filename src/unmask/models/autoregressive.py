@@ -11,13 +11,11 @@ network has read of each sequence.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
 from ..networks.dit import KeyValue, pick
 from ..networks.interface import Network
@@ -27,6 +25,7 @@ from ..process.parameterization import Mean
 from ..process.schedule import Polynomial, Schedule
 from ..sampling import LeftToRight, Request, Slot, Trajectory, Windows, Written, advance_tokens
 from ..types import Batch, TokenNats, UserError, Vocab
+from .cached_rows import CachedRows, Read, cached_columns, same_rows
 from .language_model import LanguageModel, in_chunks
 
 
@@ -111,38 +110,6 @@ class AutoRegressive(LanguageModel):
 
 
 APART = 8  # rows that have this many times more to read than others go through the network separately
-
-
-@dataclass(frozen=True)
-class Block:
-    """The cache of the rows of one call: (B, H, W, D) each, or states (B, ·, ·).
-
-    Row b has read n[b] columns; in a cache with columns they are its *last* n[b].
-    """
-
-    n: list[int]
-    cache: list[KeyValue]
-
-    def part(self, row: int, kept: int) -> list[KeyValue]:
-        """Keys and values of the first `kept` columns of a row, (kept, H, D) each."""
-        begin = self.cache[0][0].shape[2] - self.n[row]
-        columns = slice(begin, begin + kept)
-        return [(k[row, :, columns].transpose(0, 1), v[row, :, columns].transpose(0, 1)) for k, v in self.cache]
-
-
-@dataclass(frozen=True)
-class Read:
-    """What was read of a slot: a row of a block, and what other sequences may share with it."""
-
-    block: Block
-    row: int
-    prompt: tuple[int, ...] | None = None
-    shared: int = 0
-
-    @property
-    def n(self) -> int:
-        """The number of columns."""
-        return self.block.n[self.row]
 
 
 class CachedDenoiser:
@@ -280,7 +247,8 @@ class CachedDenoiser:
             place = begin + torch.arange(new, device=inputs.device)  # (B, new) of `inputs`
             valid, shown = place >= kept[:, None], place.clamp(min=0)
         else:
-            cache = self._columns(reads, begin.squeeze(1).clamp(min=0).tolist())
+            empty = self.model.backbone.empty_cache(len(inputs))
+            cache = cached_columns(reads, begin.squeeze(1).clamp(min=0).tolist(), empty)
             place = begin + torch.arange(-cache[0][0].shape[2], new, device=inputs.device)  # (B, cached and new)
             valid, shown = place >= 0, place[:, -new:].clamp(min=0)
             positions = shown
@@ -288,55 +256,27 @@ class CachedDenoiser:
         tokens = inputs.gather(1, shown)
         hidden, cache = self.model.backbone(tokens, valid=known, positions=positions, cache=cache)
         if slots is not None:
-            block = Block((last + 1).tolist(), cache)
+            rows = CachedRows((last + 1).tolist(), cache)
             for row, slot in enumerate(slots):
                 old = self.read.get(slot.number)
                 named = (slot.prompt, slot.shared) if old is None else (old.prompt, old.shared)
-                self.read[slot.number] = Read(block, row, *(named if slot.kept or old is None else (None, 0)))
+                self.read[slot.number] = Read(rows, row, *(named if slot.kept or old is None else (None, 0)))
         return pick(hidden, columns - begin)
-
-    def _columns(self, reads: Sequence[Read | None], kept: list[int]) -> list[KeyValue]:
-        """The keys and values of the first `kept` columns of each row, padded on the left."""
-        empty: list[KeyValue] = self.model.backbone.empty_cache(len(kept))
-        if not any(kept):
-            return empty
-        if (block := _only_block(reads)) is not None and kept == block.n:
-            return block.cache  # the common case, the rows of the last call one token later, needs no copy
-        nothing = [(k[0].transpose(0, 1), v[0].transpose(0, 1)) for k, v in empty]
-        parts = [nothing if read is None else read.block.part(read.row, n) for read, n in zip(reads, kept, strict=True)]
-        return [
-            (_side_by_side([k for k, _ in layer]), _side_by_side([v for _, v in layer]))
-            for layer in zip(*parts, strict=True)
-        ]
 
     def _states(self, reads: Sequence[Read | None], kept: list[int]) -> list[KeyValue]:
         """The states from which rows continue: those of what was read, or empty ones if nothing is kept."""
         empty: list[KeyValue] = self.model.backbone.empty_cache(len(kept))
         if not any(kept):
             return empty
-        if (block := _only_block(reads)) is not None and all(kept):
-            return block.cache
+        if (same := same_rows(reads)) is not None and all(kept):
+            return same.cache
         rows = [
             [
                 (layer[0][i], layer[1][i])
                 if read is None or not n
-                else (read.block.cache[at][0][read.row], read.block.cache[at][1][read.row])
+                else (read.rows.cache[at][0][read.row], read.rows.cache[at][1][read.row])
                 for i, (read, n) in enumerate(zip(reads, kept, strict=True))
             ]
             for at, layer in enumerate(empty)
         ]
         return [(torch.stack([a for a, _ in layer]), torch.stack([b for _, b in layer])) for layer in rows]
-
-
-def _only_block(reads: Sequence[Read | None]) -> Block | None:
-    """The block that has exactly these rows in this order, if there is one."""
-    block = None if reads[0] is None else reads[0].block
-    if block is None or len(block.n) != len(reads):
-        return None
-    same = all(read is not None and read.block is block and read.row == i for i, read in enumerate(reads))
-    return block if same else None
-
-
-def _side_by_side(rows: Sequence[Tensor]) -> Tensor:
-    """(n, H, D) of any n to (B, H, the largest n, D), padded on the left."""
-    return pad_sequence(list(rows), batch_first=True, padding_side="left").transpose(1, 2)

@@ -29,6 +29,8 @@ class LanguageModel(nn.Module, ABC):
     unscored = 0  # tokens at the start of a row that it does not score
     default_sampler = "plan"  # the name of the sampler if the user names none
     cached = False  # whether its denoiser caches what it has read of each sequence
+    writes_blocks = False  # whether it can write block after block ...
+    block_size: int | None = None  # ... and the size of its blocks if the user names none; None = a text is one block
 
     @property
     def vocab(self) -> Vocab:

@@ -118,23 +118,28 @@ class MaskedDiffusion(LanguageModel):
         present: Tensor | None = None,
         label: Tensor | None = None,
         queries: Tensor | None = None,
+        clean: Tensor | None = None,
     ) -> Tensor:
         """Hidden states (B, L, hidden) of z at times t (B,) or (B, L), given labels (B,) if it has any (-1 = none).
 
-        With `queries` (B, M), only the states of these columns: (B, M, hidden).
+        With `queries` (B, M), only the states of these columns: (B, M, hidden). `clean` (B, L) are the tokens
+        themselves, for models that see those of earlier blocks; others do not look at them.
         """
-        if t.ndim > 1:
-            if self.backbone.time_conditioning:
-                raise UserError("this network takes one time per row; set model.time_conditioning=false")
-            t = t[:, 0]  # the network does not use it
-        sigma = self.schedule.sigma(t).clamp(max=MAX_SIGMA)
-        label = None if label is None else label.to(z.device)
-        cond = self.backbone.condition(sigma.float().to(z.device), label)
+        cond = self.condition(z, t, label)
         valid = None if present is None else present.to(z.device)
         if queries is None or ("queries" in self.backbone.takes and 2 * queries.shape[1] <= z.shape[1]):
             return self.backbone(z, condition=cond, valid=valid, queries=queries)[0]
         hidden = self.backbone(z, condition=cond, valid=valid)[0]
         return hidden[torch.arange(len(z), device=z.device)[:, None], queries]
+
+    def condition(self, z: Tensor, t: Tensor, label: Tensor | None) -> Tensor | None:
+        """What the network is told of the times t (B,) or (B, L) and the labels (B,) of z, on its device."""
+        if t.ndim > 1:
+            if self.backbone.time_conditioning:
+                raise UserError("this network takes one time per row; set model.time_conditioning=false")
+            t = t[:, 0]  # the network does not use it
+        sigma = self.schedule.sigma(t).clamp(max=MAX_SIGMA)
+        return self.backbone.condition(sigma.float().to(z.device), None if label is None else label.to(z.device))
 
     def log_x(self, rows: Tensor) -> Tensor:
         """Log x̂ (N, V) in float32 from rows of hidden states."""
@@ -160,17 +165,23 @@ class MaskedDiffusion(LanguageModel):
 
     def _by_counts(self, batch: Batch, keys: Keys, law: Law) -> tuple[Tensor, Tensor]:
         """How many positions of a row are hidden is drawn, not a time: the same bound, or plain cross-entropy."""
-        weighted, pairs = not self.objective.cross_entropy, self.objective.pairs
         counted = batch.counted().sum()
-        hidden, weight = hidden_sets(batch, keys, law, self.schedule, weighted=weighted, pairs=pairs)
-        if pairs:
+        hidden, weight = self._hidden_sets(batch, keys, law)
+        if self.objective.pairs:
             batch = batch.rows(torch.arange(len(batch)).repeat(2))
         hidden = hidden.to(batch.tokens.device)
         z = torch.where(hidden, self.vocab.mask, batch.tokens)
-        row, nll = self._guessed(batch, z, hidden & batch.weight(), torch.ones(len(batch), dtype=torch.float64))
-        if not weighted:
+        chosen, t = hidden & batch.weight(), torch.ones(len(batch), dtype=torch.float64)
+        row, column, nll = self._guessed(batch, z, chosen, t)
+        if self.objective.cross_entropy:
             return nll.sum(), torch.tensor(float(len(nll)), device=nll.device)
-        return (nll * weight.float().to(row.device)[row]).sum(), counted
+        return (nll * weight.float().to(row.device).expand(hidden.shape)[row, column]).sum(), counted
+
+    def _hidden_sets(self, batch: Batch, keys: Keys, law: Law) -> tuple[Tensor, Tensor]:
+        """(B, L) bool, what is hidden, and (B, 1) or (B, L), the weight of each token; of pairs twice as many rows."""
+        weighted, pairs = not self.objective.cross_entropy, self.objective.pairs
+        hidden, weight = hidden_sets(batch, keys, law, self.schedule, weighted=weighted, pairs=pairs)
+        return hidden, weight[:, None]
 
     def _mlm(self, batch: Batch, keys: Keys, rate: float) -> tuple[Tensor, Tensor]:
         """BERT's objective (Devlin et al. 2018): the cross-entropy of the chosen tokens, special ones never chosen."""
@@ -181,15 +192,15 @@ class MaskedDiffusion(LanguageModel):
         chosen = ordinary & (uniform[..., 0] < rate)
         z = corrupt_mlm(tokens, chosen, uniform[..., 1:], vocab.size, vocab.mask).to(batch.tokens.device)
         t = self.schedule.inverse(torch.full((len(batch),), 1 - rate, dtype=torch.float64)).clamp(0, 1)
-        _, nll = self._guessed(batch, z, chosen.to(z.device), t)
+        *_, nll = self._guessed(batch, z, chosen.to(z.device), t)
         return nll.sum(), torch.tensor(float(len(nll)), device=nll.device)
 
-    def _guessed(self, batch: Batch, z: Tensor, chosen: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
-        """The rows (N,) of the chosen positions (B, L), and -log x̂ (N,) of their tokens, from z at times t (B,)."""
+    def _guessed(self, batch: Batch, z: Tensor, chosen: Tensor, t: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Rows and columns (N,) of the chosen positions (B, L), and -log x̂ (N,) of their tokens, from z at times t."""
         row, column = torch.nonzero(chosen, as_tuple=True)
-        hidden = self.hidden(z, t, batch.present, batch.label)[row, column]
+        hidden = self.hidden(z, t, batch.present, batch.label, clean=batch.tokens)[row, column]
         (nll,) = in_chunks(self._token_nll, self.vocab.size, hidden, batch.tokens[row, column])
-        return row, nll
+        return row, column, nll
 
     def _token_nll(self, hidden: Tensor, tokens: Tensor) -> tuple[Tensor]:
         """-log x̂ of tokens (N,) from hidden rows (N, hidden)."""
@@ -216,7 +227,7 @@ class MaskedDiffusion(LanguageModel):
         """The prediction for the masked, scored positions of a draw."""
         z = self._corrupt(batch, draw, keys, "mask")
         row, column = torch.nonzero((z == self.vocab.mask) & batch.weight(), as_tuple=True)
-        hidden = self.hidden(z, draw.t, batch.present, batch.label)[row, column]  # (N, hidden)
+        hidden = self.hidden(z, draw.t, batch.present, batch.label, clean=batch.tokens)[row, column]  # (N, hidden)
         draw = draw.at(row, column)
 
         def target(hidden: Tensor, tokens: Tensor, keep: Tensor) -> tuple[Tensor, Tensor]:

@@ -24,6 +24,7 @@ from ..process.schedule import (
 )
 from ..types import UserError, Vocab
 from .autoregressive import AutoRegressive
+from .block_diffusion import BlockDiffusion
 from .classifier import Classifier
 from .language_model import LanguageModel
 from .masked import MaskedDiffusion, Objective
@@ -149,6 +150,38 @@ def autoregressive(config: Config, vocab: Vocab, n_labels: int) -> LanguageModel
     if n_labels:
         raise UserError("an autoregressive model does not take labels; leave data.label out")
     return AutoRegressive(network(config.model, vocab, causal=True), start=config.objective.start_token)
+
+
+def block_diffusion(config: Config, vocab: Vocab, n_labels: int) -> LanguageModel:
+    """Blocks from left to right, on a network that takes any attention."""
+    spec, length = config.block, config.data.length
+    kind = network_class(config.model)
+    if not {"attention", "positions", "cache", "queries"} <= kind.takes or "both" not in kind.directions:
+        raise UserError(
+            f"block diffusion reads rows twice at once, which the {config.model.network} network does not; "
+            "set model.network=dit or model.network=modern"
+        )
+    if config.objective.loss == "mlm":
+        raise UserError("masked language modeling has no blocks; set model.method=mdlm, or leave out objective.loss")
+    for size in (spec.size, *(spec.mixture or ())):
+        if size != "full" and length % size:
+            raise UserError(
+                f"blocks of {size} tokens do not divide rows of data.length={length}; choose sizes that do, or 'full'"
+            )
+    sizes = None if spec.mixture is None else {_size(size): share for size, share in spec.mixture.items()}
+    return BlockDiffusion(
+        network(config.model, vocab, n_labels),
+        schedule(config.schedule),
+        law(config.objective, config.schedule),
+        objective(config.objective, config.train.steps),
+        block=_size(spec.size),
+        mixture=sizes,
+        clean=spec.clean,
+    )
+
+
+def _size(size: int | str) -> int | None:
+    return size if isinstance(size, int) else None
 
 
 def simplex(config: Config, vocab: Vocab, n_labels: int) -> LanguageModel:

@@ -3,6 +3,7 @@
 from .adaptive import Adaptive
 from .ancestral import Ancestral
 from .batcher import Batcher, replay
+from .block_order import BlockByBlock
 from .choice import Choice
 from .gaussian import Gaussian
 from .gibbs import Gibbs
@@ -21,6 +22,7 @@ __all__ = [
     "Adaptive",
     "Ancestral",
     "Batcher",
+    "BlockByBlock",
     "Choice",
     "Denoiser",
     "FirstHitting",

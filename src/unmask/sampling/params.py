@@ -16,6 +16,7 @@ from ..errors import UserError, choose, nearest
 from ..types import Ending, State
 from .adaptive import Adaptive
 from .ancestral import Ancestral
+from .block_order import BlockByBlock
 from .choice import Choice
 from .gaussian import Gaussian
 from .gibbs import Gibbs
@@ -202,6 +203,14 @@ class SamplingParams:
         needs="windows",
         absent={"harness": "it follows from the lengths of context and answer"},
     )
+    block: int | None = setting(  # None: the model's (`settle`)
+        None,
+        "Tokens of a block, of models that write block after block; steps are those of a block",
+        title="Block size",
+        needs="blocks",
+        least=1,
+        most=1 << 20,
+    )
     stop: Sequence[str] = setting(
         (),
         "End the text before this string",
@@ -249,8 +258,9 @@ class SamplingParams:
         return {name: value for name, value in self.values.items() if name in settings_of(record)}
 
     def settle(self, model: LanguageModel) -> SamplingParams:
-        """The same, with the model's default sampler if none was named."""
-        return self if self.sampler is not None else replace(self, sampler=model.default_sampler)
+        """The same, with the model's default sampler and block size where none was named."""
+        sampler, block = self.sampler or model.default_sampler, self.block or model.block_size
+        return replace(self, sampler=sampler, block=block)
 
     @property
     def _sampler(self) -> str:
@@ -262,10 +272,9 @@ class SamplingParams:
         return Choice(**self._of(Choice))
 
     def plan(self, builder: PromptBuilder) -> Sampler:
-        """The sampler, in windows if a stride is given."""
-        if self.stride is None:
-            return self.plan_alone()
-        return Windows(self.plan_alone(), builder.spec.length, self.stride, builder.block_ends)
+        """The sampler, in blocks if there is a block size, and in windows if a stride is given."""
+        plan = self.plan_alone() if self.block is None else BlockByBlock(self.plan_alone(), self.block)
+        return plan if self.stride is None else Windows(plan, builder.spec.length, self.stride, builder.block_ends)
 
     def plan_alone(self) -> Sampler:
         """The sampler without windows."""

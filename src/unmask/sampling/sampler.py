@@ -29,6 +29,8 @@ class Slot(NamedTuple):
     kept: int  # tokens at the beginning of the canvas that have not changed since
     prompt: tuple[int, ...] | None  # sequences with the same prompt begin with the same tokens ...
     shared: int  # ... this many
+    clean: int = 0  # tokens at the beginning that are final, as far as the model is concerned: earlier blocks
+    block: int | None = None  # tokens of a block; None: all tokens from `clean` on are one block
 
 
 class Denoiser(Protocol):
@@ -105,6 +107,8 @@ class Trajectory(ABC):
         self.step, self.t = 0, 1.0  # of the next call; a state reports those of its call
         self.slot = -1  # the batcher's
         self.kept = 0  # tokens at the beginning of `canvas` that are unchanged since the last call
+        self.clean = 0  # of a model that writes in blocks, as in `Slot`
+        self.block: int | None = None
         self.error: UserError | None = None  # why it cannot go on
         self._uniform: Tensor | None = None
 
@@ -178,7 +182,8 @@ class Trajectory(ABC):
     def in_slot(self) -> Slot:
         """The slot as of the next call."""
         writable = torch.nonzero(self.free) if self.prompt is not None and not self.calls else NOTHING
-        return Slot(self.slot, self.kept, self.prompt, int(writable[0]) if len(writable) else 0)
+        shared = int(writable[0]) if len(writable) else 0
+        return Slot(self.slot, self.kept, self.prompt, shared, self.clean, self.block)
 
 
 class Sampler(ABC):

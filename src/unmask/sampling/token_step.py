@@ -244,7 +244,7 @@ def _hidden(
         return model.hidden(z, t, present, label, q, **more)
 
     device, everyone = model.device, list(range(len(z)))
-    if device.type != "cpu":
+    if device.type != "cpu" or slots is not None:  # with a cache a row is as long as what is new in it
         return ask(everyone, z.to(device), t, present, label, queries.to(device))
     lengths = torch.full((len(z),), z.shape[1]) if present is None else present.sum(1)
     order = torch.arange(len(z)) if present is None else lengths.argsort(stable=True)

@@ -107,6 +107,7 @@ class _WindowTrajectory(Trajectory):
     def _show(self) -> None:
         self.canvas, self.free, self.t = self.inner.canvas, self.inner.free, self.inner.t
         self.kept, self.ruled = self.inner.kept, self.inner.ruled
+        self.clean, self.block = self.inner.clean, self.inner.block
         if not self.inner.finished:
             self.step = self.steps + self.inner.step
 

@@ -298,7 +298,12 @@ SHOWN = ("whole", "number", "choice", "flag", "label", "sampler")  # kinds of se
 
 def _settings(lm: LM, windows: bool) -> list[dict[str, Any]]:
     """The settings that this model can use; the page builds its controls from them."""
-    has = {"labels": bool(lm.labels), "eos": lm.tokenizer.vocab.eos is not None, "windows": windows}
+    has = {
+        "labels": bool(lm.labels),
+        "eos": lm.tokenizer.vocab.eos is not None,
+        "windows": windows,
+        "blocks": lm.model.writes_blocks,
+    }
     choices = {"label": list(lm.labels)}
     return [
         {

@@ -155,7 +155,8 @@ class TwoStreams(Attention):
     ) -> Tensor:
         n = self.length
         assert k.shape[-2] == 2 * n, "two streams of the same length"
-        if queries is not None or q.shape[-2] != 2 * n:
+        noisy_only = queries is not None and torch.equal(queries, torch.arange(n, device=q.device).expand_as(queries))
+        if not noisy_only and (queries is not None or q.shape[-2] != 2 * n):
             return super().attend(q, k, v, valid, queries)
         parts = []
         for begin, end in _groups(0, n, self.size):
@@ -163,9 +164,31 @@ class TwoStreams(Attention):
             single = begin == earlier
             columns = [range(begin, end), range(n, n + earlier)]
             parts.append(_part(self, q[..., begin:end, :], k, v, valid, range(begin, end), columns, single))
+        if noisy_only:
+            return _joined(parts)
         after = None if valid is None else valid[:, n:]
         parts.append(self.within_clean.attend(q[..., n:, :], k[..., n:, :], v[..., n:, :], after))
         return _joined(parts)
+
+
+@dataclass(frozen=True, eq=False)
+class Streams(Attention):
+    """Clean and noisy columns of any order and number, other ones in each row.
+
+    A column sees the clean columns at positions below its `sees`. A noisy column also sees the noisy ones with the same
+    `sees`: those of its block.
+    """
+
+    place: Tensor  # (B, L) the position of each column
+    sees: Tensor  # (B, L)
+    noisy: Tensor  # (B, L) bool
+    cacheable = True
+
+    @override
+    def mask(self, query: Tensor, key: Tensor) -> Tensor:
+        row = torch.arange(len(self.place), device=query.device)[:, None, None]
+        sees, together = self.sees[row, query], self.noisy[row, query] & (self.sees[row, query] == self.sees[row, key])
+        return torch.where(self.noisy[row, key], together, self.place[row, key] < sees)
 
 
 def _groups(begin: int, end: int, size: int) -> list[tuple[int, int]]:

@@ -1,0 +1,378 @@
+"""Block diffusion (Arriola et al. 2025): blocks from left to right, and inside a block a masked diffusion.
+
+p(x) is the product over blocks of p(block | blocks before it), and its bound the sum of their bounds. Blocks of one
+token are an autoregressive model, exactly; a single block is MDLM. One network may be trained on a mixture of sizes and
+is then all of them.
+
+In training the network reads a row twice at once, noisy and clean (`TwoStreams`): a noisy block sees itself and the
+clean blocks before it. By default the clean stream is causal by tokens, so that what was computed for a finished text
+is the same for every block size; published models have it causal by blocks.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, cast
+
+import torch
+from torch import Tensor
+
+from ..networks.dit import KeyValue, pick
+from ..networks.interface import Network
+from ..networks.kernels.attention import Streams, TwoStreams
+from ..process.blocks import block_batch, block_times, join_blocks
+from ..process.counts import hidden_sets
+from ..process.keys import Keys
+from ..process.parameterization import Mean
+from ..process.schedule import Law, Schedule
+from ..sampling import Request, Slot, Trajectory, Written, advance_tokens
+from ..types import Batch, UserError, Vocab
+from .cached_rows import CachedRows, Read, cached_columns, side_by_side
+from .language_model import LanguageModel
+from .masked import MaskedDiffusion, Objective
+
+GOLDEN = (5**0.5 - 1) / 2  # multiples of it, without their whole part, are spread evenly
+APART = 3  # rows that have this many times more to read than others go through the network separately
+CleanStream = Literal["tokens", "blocks"]
+
+
+class BlockDiffusion(MaskedDiffusion):
+    """Masked diffusion in blocks of `block` tokens (None: the whole row), trained on a `mixture` of sizes.
+
+    Without a mixture it is trained on `block` alone. The weights of a mixture are shares of the training steps.
+    """
+
+    cached = True
+    writes_blocks = True
+
+    def __init__(
+        self,
+        backbone: Network,
+        schedule: Schedule,
+        law: Law | None = None,
+        objective: Objective | None = None,
+        *,
+        block: int | None,
+        mixture: Mapping[int | None, float] | None = None,
+        clean: CleanStream = "tokens",
+    ) -> None:
+        super().__init__(backbone, schedule, law, Mean(), objective)
+        if self.time_conditioned:
+            raise UserError("the blocks of a row have times of their own; set model.time_conditioning=false")
+        self.block_size, self.clean = block, clean
+        self.mixture = dict(mixture or {block: 1.0})
+
+    @property
+    def exact(self) -> bool:  # type: ignore[override]
+        """Whether nats are -log p itself, as those of blocks of one token are."""
+        return self.block_size == 1
+
+    def under(
+        self,
+        schedule: Schedule | None = None,
+        law: Law | None = None,
+        *,
+        objective: Objective | None = None,
+        backbone: Network | None = None,
+    ) -> BlockDiffusion:
+        """The same network and weights, scored under another schedule or law (or another network around them)."""
+        other = BlockDiffusion(
+            backbone or self.backbone,
+            schedule or self.schedule,
+            law or self.law,
+            objective or self.objective,
+            block=self.block_size,
+            mixture=self.mixture,
+            clean=self.clean,
+        )
+        return other.train(self.training)
+
+    def in_blocks(self, size: int | None) -> BlockDiffusion:
+        """The same network and weights under the law of another block size; None is the whole row."""
+        other = copy.copy(self)
+        other.block_size = size
+        return other
+
+    def block_of(self, step: int) -> int | None:
+        """The block size of a training step: in any stretch of steps each has its share of them."""
+        ends = list(itertools.accumulate(self.mixture.values()))
+        place = (0.5 + step * GOLDEN) % 1 * ends[-1]
+        return next(size for size, end in zip(self.mixture, ends, strict=True) if place < end or end == ends[-1])
+
+    def loss(self, batch: Batch, keys: Keys) -> tuple[Tensor, Tensor]:
+        """(sum to minimise, weight it is a sum over), in the blocks of this step."""
+        law = self.in_blocks(self.block_of(keys.step))
+        if law.exact:
+            return LanguageModel.loss(law, batch, keys)
+        return MaskedDiffusion.loss(law, batch, keys)
+
+    def hidden(
+        self,
+        z: Tensor,
+        t: Tensor,
+        present: Tensor | None = None,
+        label: Tensor | None = None,
+        queries: Tensor | None = None,
+        clean: Tensor | None = None,
+    ) -> Tensor:
+        """As in MDLM; with the `clean` tokens each block of z is read after the clean blocks before it."""
+        length = z.shape[1]
+        if clean is None or self.block_size is None or self.block_size >= length:
+            return super().hidden(z, t, present, label, queries)
+        valid = None if present is None else torch.cat([present, present], 1).to(z.device)
+        columns = torch.arange(length, device=z.device)
+        hidden = self.backbone(
+            torch.cat([z, clean.to(z.device)], 1),
+            condition=self.condition(z, t, label),
+            attention=TwoStreams(length, self.block_size, self.clean),
+            valid=valid,
+            positions=columns.repeat(2),
+            queries=columns.expand(z.shape),
+        )[0]
+        return hidden if queries is None else pick(hidden, queries)
+
+    def _nats(self, batch: Batch, keys: Keys, law: Law) -> Tensor:
+        if not self.exact:
+            return super()._nats(batch, keys, law)
+        free = batch.free()  # a block of one token is always hidden, and costs -log p of it
+        z = torch.where(free, self.vocab.mask, batch.tokens)
+        t = torch.ones(len(batch), dtype=torch.float64)
+        row, column, nll = self._guessed(batch, z, free & batch.weight(), t)
+        return torch.zeros(z.shape, dtype=nll.dtype, device=nll.device).index_put((row, column), nll)
+
+    def _times(self, batch: Batch, keys: Keys, law: Law) -> Tensor:
+        if self.block_size is None or self.block_size >= batch.tokens.shape[1]:
+            return super()._times(batch, keys, law)
+        return block_times(law, batch, self.block_size, keys, self.objective.stratified)
+
+    def _hidden_sets(self, batch: Batch, keys: Keys, law: Law) -> tuple[Tensor, Tensor]:
+        length = batch.tokens.shape[1]
+        if self.block_size is None or self.block_size >= length:
+            return super()._hidden_sets(batch, keys, law)
+        weighted, pairs = not self.objective.cross_entropy, self.objective.pairs
+        blocks = block_batch(batch, self.block_size)
+        hidden, weight = hidden_sets(blocks, keys, law, self.schedule, weighted=weighted, pairs=pairs)
+        return join_blocks(hidden, length), join_blocks(weight[:, None].expand(-1, self.block_size), length)
+
+    def denoiser(self) -> CachedBlocks:  # type: ignore[override]
+        """The model with a cache for each sequence."""
+        return CachedBlocks(self)
+
+    def describe(self) -> dict[str, Any]:
+        """How its likelihood is defined, for protocols."""
+        size = "the whole row" if self.block_size is None else self.block_size
+        facts = {"block": size, "clean_stream": f"causal by {self.clean}"}
+        if self.exact:
+            return {"bound": "exact", "order": "left to right", **facts}
+        return super().describe() | facts
+
+
+class CachedBlocks:
+    """A block diffusion model as a denoiser, for one batcher: it keeps what it has read of finished blocks.
+
+    A slot says which tokens of its canvas are clean; all others are noisy. The network reads the noisy ones in every
+    call, and the clean ones once: those of a finished block in the first call of the next.
+    """
+
+    time_conditioned = False
+    normalised = True
+    carry_over = True
+    cached = True
+
+    def __init__(self, model: BlockDiffusion) -> None:
+        self.model, self.schedule = model, model.schedule
+        self.read: dict[Name, Read] = {}
+
+    @property
+    def vocab(self) -> Vocab:
+        """The vocabulary."""
+        return self.model.vocab
+
+    @property
+    def device(self) -> torch.device:
+        """Where it computes."""
+        return self.model.device
+
+    def check(self, request: Request) -> None:
+        """Raise if the model cannot follow a request."""
+        self.model.check(request)
+
+    def advance(self, trajectories: Sequence[Trajectory]) -> list[Written | None]:
+        """One network call for all trajectories."""
+        return advance_tokens(self, trajectories)
+
+    def release(self, slot: int) -> None:
+        """Forget what was read of a slot."""
+        for without_label in (False, True):
+            self.read.pop((slot, without_label), None)
+
+    def log_x(self, rows: Tensor) -> Tensor:
+        """Log x̂ from rows of hidden states."""
+        return self.model.log_x(rows)
+
+    def hidden(
+        self,
+        z: Tensor,
+        t: Tensor,
+        present: Tensor | None = None,
+        label: Tensor | None = None,
+        queries: Tensor | None = None,
+        slots: Sequence[Slot] = (),
+    ) -> Tensor:
+        """(B, M, hidden): the states of noisy columns (B, M) of canvases z, whose slots say what is clean."""
+        assert queries is not None
+        ends = [z.shape[1]] * len(z) if present is None else present.sum(1).tolist()
+        labels = [None] * len(z) if label is None else label.tolist()
+        names = [(slot.number, number > 0) for number, slot in _counted(slots)]
+        self._read_prompts(z, t, label, names, slots, labels)
+        rows = [
+            self._row(name, slot, kind, end, slot.clean)
+            for name, slot, kind, end in zip(names, slots, labels, ends, strict=True)
+        ]
+        least = min(row.new for row in rows)
+        far = [row.new > APART * least for row in rows]
+        hidden: Tensor | None = None
+        for apart in (True, False):
+            which = [i for i, other in enumerate(far) if other is apart]
+            if which:
+                some = torch.tensor(which, device=z.device)
+                part = self._call(z[some], t[which], None if label is None else label[some], [rows[i] for i in which])
+                first = torch.tensor([part.shape[1] - rows[i].noisy - rows[i].clean for i in which], device=z.device)
+                columns = (queries[some] + first[:, None]).clamp(0, part.shape[1] - 1)  # what is clamped is padding
+                hidden = part.new_empty(*queries.shape, part.shape[-1]) if hidden is None else hidden
+                hidden[some] = pick(part, columns)
+        assert hidden is not None
+        return hidden
+
+    def _row(self, name: Name, slot: Slot, label: int | None, end: int, clean: int) -> _Row:
+        """What a slot has to read: positions from `clean` to `end` as noisy ones, and what is new before them."""
+        prompt = slot.prompt
+        if prompt is not None:  # what is read of it also depends on the label and, in a stream of blocks, on their size
+            size = slot.block if self.model.clean == "blocks" else None
+            prompt = (*prompt, -1 if label is None else label, size or 0)
+        seen = clean if slot.block is None else max(clean, (end - 1) // slot.block * slot.block)
+        source, kept = self.read.get(name), slot.kept
+        if source is None and prompt is not None:
+            shares = (read for read in self.read.values() if (read.prompt, read.shared) == (prompt, slot.shared))
+            source, kept = next(shares, None), slot.shared
+        kept = 0 if source is None else min(source.n, kept, seen)
+        return _Row(name, slot, prompt, source, kept, clean, seen, end)
+
+    def _read_prompts(
+        self,
+        z: Tensor,
+        t: Tensor,
+        label: Tensor | None,
+        names: Sequence[Name],
+        slots: Sequence[Slot],
+        labels: Sequence[int | None],
+    ) -> None:
+        """Read a prompt that several new sequences begin with once; their own calls continue from there."""
+        first: dict[tuple[int, ...], int] = {}
+        for i, (name, slot) in enumerate(zip(names, slots, strict=True)):
+            shared = min(slot.shared, slot.clean)
+            row = self._row(name, slot, labels[i], shared, shared)
+            if row.prompt is None or row.source is not None or not shared:
+                continue
+            before = first.setdefault((*row.prompt, shared), i)
+            if before != i and names[before] not in self.read:
+                which = slice(before, before + 1)
+                again = self._row(names[before], slots[before], labels[before], shared, shared)
+                self._call(z[which], t[which], None if label is None else label[which], [again])
+
+    def _call(self, z: Tensor, t: Tensor, label: Tensor | None, rows: Sequence[_Row]) -> Tensor:
+        """One network call. All rows read the same number of columns: clean ones, then noisy ones to the end.
+
+        If a row has fewer, it reads some clean columns again, or is padded before its first token.
+        """
+        device, model = z.device, self.model
+        new = max(row.new for row in rows)
+        noisy, seen, clean = (torch.tensor([getattr(row, name) for row in rows]) for name in ("noisy", "seen", "clean"))
+        kept = (seen - (new - noisy)).clamp(min=0)
+        cache = cached_columns([row.source for row in rows], kept.tolist(), model.backbone.empty_cache(len(rows)))
+        width = cache[0][0].shape[2] + new
+        column, border = torch.arange(width)[None], (width - noisy)[:, None]
+        is_noisy = column >= border
+        place = column - border + torch.where(is_noisy, clean[:, None], seen[:, None])
+        size = torch.tensor([row.slot.block or width for row in rows])[:, None]
+        sees = place + 1 if model.clean == "tokens" else (place // size + 1) * size
+        begin = torch.tensor([0 if row.slot.block is None else row.slot.block for row in rows])[:, None]
+        begin = torch.where(begin > 0, place // begin.clamp(min=1) * begin, 0)
+        sees = torch.where(is_noisy, torch.maximum(begin, clean[:, None]), sees)
+        valid, shown = place >= 0, place[:, width - new :].clamp(min=0).to(device)
+        tokens = z.gather(1, shown)
+        single = torch.tensor([row.slot.block == 1 for row in rows])[:, None]
+        tokens = tokens.masked_fill((is_noisy & single)[:, width - new :].to(device), self.vocab.mask)
+        hidden, cache = model.backbone(
+            tokens,
+            condition=model.condition(z, t, label),
+            attention=Streams(place.to(device), sees.to(device), is_noisy.to(device)),
+            valid=None if valid.all() else valid.to(device),
+            positions=shown,
+            cache=cache,
+        )
+        if any(row.seen > row.kept for row in rows):
+            self._keep(rows, cache, seen.tolist(), border.flatten().tolist())
+        return hidden
+
+    def _keep(self, rows: Sequence[_Row], cache: list[KeyValue], seen: list[int], ends: list[int]) -> None:
+        """Keep the clean columns of a call: those of row i end at column ends[i]."""
+        if len(set(ends)) == 1:
+            kept = [(k[:, :, : ends[0]], v[:, :, : ends[0]]) for k, v in cache]
+        else:
+            kept = [
+                cast(
+                    KeyValue,
+                    tuple(
+                        side_by_side(
+                            [
+                                x[i, :, end - n : end].transpose(0, 1)
+                                for i, (n, end) in enumerate(zip(seen, ends, strict=True))
+                            ]
+                        )
+                        for x in layer
+                    ),
+                )
+                for layer in cache
+            ]
+        together = CachedRows(seen, kept)
+        for i, row in enumerate(rows):
+            old = self.read.get(row.name)
+            named = (row.prompt, row.slot.shared) if old is None else (old.prompt, old.shared)
+            self.read[row.name] = Read(together, i, *(named if row.slot.kept or old is None else (None, 0)))
+
+
+Name = tuple[int, bool]  # the number of a slot, and whether it is the row without a label (guidance)
+
+
+@dataclass(frozen=True)
+class _Row:
+    """What one sequence reads in a call."""
+
+    name: Name
+    slot: Slot
+    prompt: tuple[int, ...] | None
+    source: Read | None
+    kept: int  # columns that are cached
+    clean: int  # positions from here to `end` are noisy
+    seen: int  # positions before this are read as clean ones
+    end: int
+
+    @property
+    def noisy(self) -> int:
+        """The number of noisy columns."""
+        return self.end - self.clean
+
+    @property
+    def new(self) -> int:
+        """The number of columns that must be read."""
+        return self.seen - self.kept + self.noisy
+
+
+def _counted(slots: Sequence[Slot]) -> list[tuple[int, Slot]]:
+    """Each slot, and how many rows before it have the same number."""
+    numbers = [slot.number for slot in slots]
+    return [(numbers[:i].count(slot.number), slot) for i, slot in enumerate(slots)]

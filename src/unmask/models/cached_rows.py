@@ -1,0 +1,74 @@
+"""What a network has read of sequences, for denoisers that read only what is new."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from ..networks.dit import KeyValue
+
+
+@dataclass(frozen=True)
+class CachedRows:
+    """The cache of the rows of one call: (B, H, W, D) each, or states (B, ·, ·).
+
+    Row b has read n[b] columns; in a cache with columns they are its *last* n[b].
+    """
+
+    n: list[int]
+    cache: list[KeyValue]
+
+    def part(self, row: int, kept: int) -> list[KeyValue]:
+        """Keys and values of the first `kept` columns of a row, (kept, H, D) each."""
+        begin = self.cache[0][0].shape[2] - self.n[row]
+        columns = slice(begin, begin + kept)
+        return [(k[row, :, columns].transpose(0, 1), v[row, :, columns].transpose(0, 1)) for k, v in self.cache]
+
+
+@dataclass(frozen=True)
+class Read:
+    """What was read of a slot: a row of a cache, and what other sequences may share with it."""
+
+    rows: CachedRows
+    row: int
+    prompt: tuple[int, ...] | None = None
+    shared: int = 0
+
+    @property
+    def n(self) -> int:
+        """The number of columns."""
+        return self.rows.n[self.row]
+
+
+def cached_columns(reads: Sequence[Read | None], kept: Sequence[int], empty: list[KeyValue]) -> list[KeyValue]:
+    """The keys and values of the first `kept` columns of each row, padded on the left; `empty` is a cache of none."""
+    if not any(kept):
+        return empty
+    if (rows := same_rows(reads)) is not None and len(
+        beyond := {n - k for n, k in zip(rows.n, kept, strict=True)}
+    ) == 1:
+        cut = beyond.pop()  # the common case, the rows of the last call a little later, needs no copy
+        end = rows.cache[0][0].shape[2] - cut
+        return [(k[:, :, :end], v[:, :, :end]) for k, v in rows.cache] if cut else rows.cache
+    nothing = [(k[0].transpose(0, 1), v[0].transpose(0, 1)) for k, v in empty]
+    parts = [nothing if read is None else read.rows.part(read.row, n) for read, n in zip(reads, kept, strict=True)]
+    return [
+        (side_by_side([k for k, _ in layer]), side_by_side([v for _, v in layer])) for layer in zip(*parts, strict=True)
+    ]
+
+
+def same_rows(reads: Sequence[Read | None]) -> CachedRows | None:
+    """The cache that has exactly these rows in this order, if there is one."""
+    rows = None if reads[0] is None else reads[0].rows
+    if rows is None or len(rows.n) != len(reads):
+        return None
+    same = all(read is not None and read.rows is rows and read.row == i for i, read in enumerate(reads))
+    return rows if same else None
+
+
+def side_by_side(rows: Sequence[Tensor]) -> Tensor:
+    """(n, H, D) of any n to (B, H, the largest n, D), padded on the left."""
+    return pad_sequence(list(rows), batch_first=True, padding_side="left").transpose(1, 2)

@@ -1,0 +1,119 @@
+"""Block after block, from left to right (block diffusion): any sampler writes a block, given the blocks before it.
+
+Blocks begin at multiples of their size. What a block has written never changes, so a model may keep what it has
+computed for it. Blocks of one token are left to right. A model does not see what follows a block: a text that goes on
+after a gap is written as a single block, the whole of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import Tensor
+
+from ..errors import UserError, at_least
+from .choice import Choice
+from .orders import GivenOrder
+from .request import Request
+from .sampler import Sampler, TokenDenoiser, Trajectory, positions_of
+
+
+@dataclass(frozen=True)
+class BlockByBlock(Sampler):
+    """Another sampler (`plan`), one block after another."""
+
+    plan: Sampler
+    size: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least("block", self.size)
+        if isinstance(self.plan, GivenOrder):
+            raise UserError("a given order names positions of one block; it cannot be used over several blocks")
+        object.__setattr__(self, "deterministic", self.plan.deterministic)  # a frozen record
+
+    def check(self, model: Any) -> None:
+        """Raise if the model cannot follow the sampler inside the blocks."""
+        if not model.writes_blocks:
+            raise UserError(f"block={self.size} is for models of method block, which this one is not; leave it out")
+        self.plan.check(model)
+
+    def trajectory(self, request: Request, model: TokenDenoiser) -> Trajectory:
+        """The trajectory from the first block that has something to write."""
+        free = request.writable(model.vocab)
+        if (free[:-1] & ~free[1:]).any() or self.size >= len(free):  # given text after a gap, or a single block
+            return self.plan.trajectory(request, model)
+        return _BlockTrajectory(request, model, self)
+
+
+class _BlockTrajectory(Trajectory):
+    """The trajectory of the current block; the network sees the text to the end of that block."""
+
+    def __init__(self, request: Request, model: TokenDenoiser, blocks: BlockByBlock) -> None:
+        super().__init__(request, model.vocab)
+        self.model, self.blocks, self.total = model, blocks, request.canvas.clone()
+        self.writable, self.block, self.steps = self.free.clone(), blocks.size, 0
+        self._open()
+
+    def _open(self) -> None:
+        """Open the block of the first position that is still to be written; it keeps what the last one has kept."""
+        left = positions_of(self.writable)
+        if not len(left):
+            self.inner: Trajectory = self.blocks.plan.trajectory(replace(self.request, free=self.writable), self.model)
+            return
+        self.clean = int(left[0]) // self.blocks.size * self.blocks.size
+        end = min(self.clean + self.blocks.size, len(self.total))
+        key = self.key.fork(f"block {self.clean // self.blocks.size}")
+        part = replace(self.request, canvas=self.total[:end], free=self.writable[:end], key=key)
+        self.writable[:end] = False
+        self.inner = self.blocks.plan.trajectory(part, self.model)
+        self.inner.kept = self.kept
+        self._show()
+
+    def _show(self) -> None:
+        self.canvas, self.free, self.open = self.inner.canvas, self.inner.free, self.inner.open
+        self.t, self.kept, self.ruled = self.inner.t, self.inner.kept, self.inner.ruled
+        if not self.inner.finished:
+            self.step = self.steps + self.inner.step
+
+    @property
+    def finished(self) -> bool:
+        return self.inner.finished
+
+    def candidates(self) -> Tensor:
+        return self.inner.candidates()
+
+    def score(self, log_x: Tensor) -> Tensor:
+        return self.inner.score(log_x)
+
+    def choose(self, scores: Tensor) -> None:
+        self.inner.choose(scores)
+
+    def due(self) -> Tensor:
+        return self.inner.due()
+
+    def law(self, log_x: Tensor, positions: Tensor) -> Tensor:
+        return self.inner.law(log_x, positions)
+
+    def uniform(self, positions: Tensor) -> Tensor:
+        return self.inner.uniform(positions)
+
+    def choice(self, asked: Choice) -> Choice:
+        return self.inner.choice(asked)
+
+    def write(self, positions: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        self.inner.kept = self.kept
+        changes = self.inner.write(positions, tokens)
+        self.total[: len(self.inner.canvas)] = self.inner.canvas
+        self._show()
+        if self.inner.finished and self.writable.any():
+            self.steps = self.step + 1
+            self._open()
+        return changes
+
+    def whole(self) -> Tensor:
+        return self.total
+
+    def fixed(self) -> int:
+        return len(self.total) if self.finished else self.inner.fixed()
