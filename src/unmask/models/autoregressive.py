@@ -25,7 +25,7 @@ from ..process.parameterization import Mean
 from ..process.schedule import Polynomial, Schedule
 from ..sampling import LeftToRight, Request, Slot, Trajectory, Windows, Written, advance_tokens
 from ..types import Batch, TokenNats, UserError, Vocab
-from .cached_rows import CachedRows, Read, cached_columns, same_rows
+from .cached_rows import CachedRows, Read, cached_columns, only_readers, same_rows
 from .language_model import LanguageModel, in_chunks
 
 
@@ -241,7 +241,7 @@ class CachedDenoiser:
         new = int((last + 1 - kept).max())
         begin = (last + 1 - new)[:, None]
         reads = [None if source is None else source[0] for source in sources]
-        positions = None
+        positions = grow = None
         if self.model.backbone.recurrent:
             cache = self._states(reads, kept.tolist())
             place = begin + torch.arange(new, device=inputs.device)  # (B, new) of `inputs`
@@ -252,9 +252,11 @@ class CachedDenoiser:
             place = begin + torch.arange(-cache[0][0].shape[2], new, device=inputs.device)  # (B, cached and new)
             valid, shown = place >= 0, place[:, -new:].clamp(min=0)
             positions = shown
+            if slots is not None and "grow" in self.model.backbone.takes:
+                grow = only_readers(self.read, [slot.number for slot in slots], reads)
         known = None if valid.all() else valid
         tokens = inputs.gather(1, shown)
-        hidden, cache = self.model.backbone(tokens, valid=known, positions=positions, cache=cache)
+        hidden, cache = self.model.backbone(tokens, valid=known, positions=positions, cache=cache, grow=grow)
         if slots is not None:
             rows = CachedRows((last + 1).tolist(), cache)
             for row, slot in enumerate(slots):

@@ -30,7 +30,7 @@ from ..process.parameterization import Mean
 from ..process.schedule import Law, Schedule
 from ..sampling import Request, Slot, Trajectory, Written, advance_tokens
 from ..types import Batch, UserError, Vocab
-from .cached_rows import CachedRows, Read, cached_columns, side_by_side
+from .cached_rows import CachedRows, Read, cached_columns, only_readers, side_by_side
 from .language_model import LanguageModel
 from .masked import MaskedDiffusion, Objective
 
@@ -313,6 +313,7 @@ class CachedBlocks:
             valid=None if valid.all() else valid.to(device),
             positions=shown,
             cache=cache,
+            grow=only_readers(self.read, [row.name for row in rows], [row.source for row in rows]),
         )
         if any(row.seen > row.kept for row in rows):
             self._keep(rows, cache, seen.tolist(), border.flatten().tolist())

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
@@ -58,6 +59,12 @@ def cached_columns(reads: Sequence[Read | None], kept: Sequence[int], empty: lis
     return [
         (side_by_side([k for k, _ in layer]), side_by_side([v for _, v in layer])) for layer in zip(*parts, strict=True)
     ]
+
+
+def only_readers(read: Mapping[Any, Read], names: Iterable[Any], sources: Sequence[Read | None]) -> bool:
+    """Whether nobody but these slots has what they continue from, so that its memory is theirs."""
+    rows = same_rows(sources)
+    return rows is not None and {name for name, one in read.items() if one.rows is rows} == set(names)
 
 
 def same_rows(reads: Sequence[Read | None]) -> CachedRows | None:

@@ -21,7 +21,7 @@ from .layers import Embedding
 class CausalTransformer(Network):
     """Tokens to hidden states; column j has seen the tokens 0 .. j, unless the input says otherwise."""
 
-    takes = frozenset({"tokens", "attention", "valid", "positions", "queries", "cache"})
+    takes = frozenset({"tokens", "attention", "valid", "positions", "queries", "cache", "grow"})
     attention: Attention = Causal()
     causal = True
     directions = frozenset({"left"})

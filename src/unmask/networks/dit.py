@@ -40,13 +40,14 @@ class BlockCall(NamedTuple):
     valid: Tensor | None = None  # (B, L), cached columns included
     queries: Tensor | None = None  # (B, M): the columns that are wanted; None = all
     past: KeyValue | None = None  # keys and values of the columns before
+    grow: bool = False  # whether the new ones may be written behind them (`NetworkInput`)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, KeyValue | None]:
         """Queries, keys and values, (B, H, M or L, D) each, to (B, M or L, dim); with `past`, the new one as well."""
         queries, past = self.queries, self.past
         if past is not None:
             queries = None if queries is None else queries + past[0].shape[2]
-            k, v = past = append(past, (k, v))
+            k, v = past = append(past, (k, v), self.grow)
         return self.attention.attend(q, k, v, self.valid, queries).transpose(1, 2).flatten(2), past
 
     def of_some(self, h: Tensor, weight: Tensor, n_heads: int) -> tuple[Tensor, Tensor, Tensor, Rotary]:
@@ -256,13 +257,28 @@ def block_calls(net: Any, inputs: NetworkInput) -> Iterator[tuple[nn.Module, Blo
     rotary, attention = rotary_of(positions, net.head_dim), inputs.attention or net.attention
     for number, (block, past) in enumerate(zip(net.blocks, cache, strict=True)):
         queries = inputs.queries if number == last else None
-        yield block, BlockCall(rotary, attention, inputs.valid, queries, past)
+        yield block, BlockCall(rotary, attention, inputs.valid, queries, past, bool(inputs.grow))
 
 
-def append(past: KeyValue, new: KeyValue) -> KeyValue:
+def append(past: KeyValue, new: KeyValue, grow: bool = False) -> KeyValue:
     """Keys and values of the cached columns, followed by those of the new ones."""
-    k, v = (torch.cat((old.to(fresh.dtype), fresh), dim=2) for old, fresh in zip(past, new, strict=True))
+    k, v = (_followed(old, fresh, grow) for old, fresh in zip(past, new, strict=True))
     return k, v
+
+
+def _followed(old: Tensor, new: Tensor, grow: bool) -> Tensor:
+    """(B, H, n, D) and (B, H, m, D) one after the other: a copy, or with `grow` in place where there is room behind."""
+    if not grow or torch.is_grad_enabled():
+        return torch.cat((old.to(new.dtype), new), dim=2)
+    rows, heads, n, dim = old.shape
+    end = n + new.shape[2]
+    if not n or old.dtype != new.dtype or old.stride(2) != dim or old.stride(1) < end * dim:
+        room = new.new_empty(rows, heads, max(128, end * 3 // 2), dim)
+        room[:, :, :n] = old
+        old = room
+    whole = old.as_strided((rows, heads, end, dim), old.stride(), old.storage_offset())
+    whole[:, :, n:] = new
+    return whole
 
 
 def no_keys(like: Tensor, rows: int, n_heads: int, head_dim: int, n_blocks: int) -> list[KeyValue]:

@@ -28,6 +28,7 @@ class NetworkInput:
     positions: Tensor | None = None  # (B, L) or (L,) int64; None = 0, 1, 2, ...
     queries: Tensor | None = None  # (B, M) columns whose hidden states are wanted; None = all
     cache: Any = None  # what an earlier call returned, or `Network.empty_cache`
+    grow: bool | None = None  # the new cache may use the memory behind the columns of the old one: nobody else does
 
     @property
     def content(self) -> Tensor:

@@ -11,9 +11,9 @@ not part of a pattern: padding is hidden from all columns under every pattern.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -155,7 +155,8 @@ class TwoStreams(Attention):
     ) -> Tensor:
         n = self.length
         assert k.shape[-2] == 2 * n, "two streams of the same length"
-        noisy_only = queries is not None and torch.equal(queries, torch.arange(n, device=q.device).expand_as(queries))
+        noisy = torch.arange(n, device=q.device).expand(len(q), -1)
+        noisy_only = queries is not None and queries.shape == noisy.shape and torch.equal(queries, noisy)
         if not noisy_only and (queries is not None or q.shape[-2] != 2 * n):
             return super().attend(q, k, v, valid, queries)
         parts = []
@@ -182,7 +183,18 @@ class Streams(Attention):
     place: Tensor  # (B, L) the position of each column
     sees: Tensor  # (B, L)
     noisy: Tensor  # (B, L) bool
+    masks: dict[Any, Tensor | None] = field(default_factory=dict)  # made once for all blocks of a network
     cacheable = True
+
+    @override
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, valid: Tensor | None = None, queries: Tensor | None = None
+    ) -> Tensor:
+        name = (q.shape[-2], k.shape[-2], id(valid), id(queries))
+        if name not in self.masks:
+            allowed = self.allowed(q.shape[-2], k.shape[-2], valid, queries, q.device)[:, None]
+            self.masks[name] = None if q.device.type == "cpu" and allowed.all() else allowed
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=self.masks[name])
 
     @override
     def mask(self, query: Tensor, key: Tensor) -> Tensor:
