@@ -7,7 +7,7 @@ places. A call of MDLM reads the whole text wherever it is, so one call is timed
 
     ar            one token a call, keys and values cached
     block B       blocks of B, one token a call
-    block B / c   blocks of B in c calls (the B / c surest tokens of a block at a time)
+    block B / c   blocks of B in c calls (the reveal plan with c steps)
     speculative n a round: n tokens drafted in one call, and verified in another by the law of blocks of one token.
                   Random weights say nothing about how many are accepted: that is measured on a trained model
                   (--trained), and a round is timed here.
@@ -35,7 +35,7 @@ from unmask.data.canvas import Canvas
 from unmask.models import registry
 from unmask.models.language_model import LanguageModel
 from unmask.process.keys import Keys
-from unmask.sampling import Adaptive, Batcher, BlockByBlock, LeftToRight, Request, RevealPlan, Sampler
+from unmask.sampling import Batcher, BlockByBlock, FirstHitting, LeftToRight, Request, RevealPlan, Sampler
 from unmask.sampling.params import SamplingParams
 from unmask.training.memory import keep_pages
 from unmask.types import Vocab
@@ -108,9 +108,9 @@ def main() -> None:
     ar, block, mdlm = (random_model(args.network, method, args.kind) for method in ("ar", "block", "mdlm"))
     ways: dict[str, tuple[LanguageModel, Sampler]] = {
         "ar": (ar, LeftToRight(1)),
-        "block 4": (block, BlockByBlock(Adaptive("confidence", k=1), 4)),
-        "block 16": (block, BlockByBlock(Adaptive("confidence", k=1), 16)),
-        "block 16 / 4": (block, BlockByBlock(Adaptive("confidence", k=4), 16)),
+        "block 4": (block, BlockByBlock(FirstHitting(), 4)),
+        "block 16": (block, BlockByBlock(FirstHitting(), 16)),
+        "block 16 / 4": (block, BlockByBlock(RevealPlan(4), 16)),
     }
     seconds: dict[str, list[float]] = {name: [] for name in (*ways, "mdlm")}
     with torch.no_grad():
@@ -127,7 +127,7 @@ def main() -> None:
                 whole.add(Request(row, canvas, RevealPlan(1000), Keys(row)))
             start = time.perf_counter()
             whole.step()
-            seconds["mdlm"].append((time.perf_counter() - start))
+            seconds["mdlm"].append(time.perf_counter() - start)
             print(f"round {round_ + 1} of {args.rounds}", file=sys.stderr)
     report(args, seconds)
 

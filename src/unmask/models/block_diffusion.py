@@ -239,11 +239,12 @@ class CachedBlocks:
             which = [i for i, other in enumerate(far) if other is apart]
             if which:
                 some = torch.tensor(which, device=z.device)
-                part = self._call(z[some], t[which], None if label is None else label[some], [rows[i] for i in which])
-                first = torch.tensor([part.shape[1] - rows[i].noisy - rows[i].clean for i in which], device=z.device)
-                columns = (queries[some] + first[:, None]).clamp(0, part.shape[1] - 1)  # what is clamped is padding
+                wanted = queries[some] - torch.tensor([rows[i].clean for i in which], device=z.device)[:, None]
+                part = self._call(
+                    z[some], t[which], None if label is None else label[some], [rows[i] for i in which], wanted
+                )
                 hidden = part.new_empty(*queries.shape, part.shape[-1]) if hidden is None else hidden
-                hidden[some] = pick(part, columns)
+                hidden[some] = part
         assert hidden is not None
         return hidden
 
@@ -283,10 +284,13 @@ class CachedBlocks:
                 again = self._row(names[before], slots[before], labels[before], shared, shared)
                 self._call(z[which], t[which], None if label is None else label[which], [again])
 
-    def _call(self, z: Tensor, t: Tensor, label: Tensor | None, rows: Sequence[_Row]) -> Tensor:
-        """One network call. All rows read the same number of columns: clean ones, then noisy ones to the end.
+    def _call(
+        self, z: Tensor, t: Tensor, label: Tensor | None, rows: Sequence[_Row], wanted: Tensor | None = None
+    ) -> Tensor:
+        """One network call, and the states of the `wanted` noisy columns (B, M) of each row; others are padding.
 
-        If a row has fewer, it reads some clean columns again, or is padded before its first token.
+        All rows read the same number of columns: clean ones, then noisy ones to the end. If a row has fewer, it reads
+        some clean columns again, or is padded before its first token.
         """
         device, model = z.device, self.model
         new = max(row.new for row in rows)
@@ -306,18 +310,23 @@ class CachedBlocks:
         tokens = z.gather(1, shown)
         single = torch.tensor([row.slot.block == 1 for row in rows])[:, None]
         tokens = tokens.masked_fill((is_noisy & single)[:, width - new :].to(device), self.vocab.mask)
+        queries = torch.full((len(rows), 1), new - 1, device=device)
+        if wanted is not None:
+            queries = (wanted + (new - noisy).to(device)[:, None]).clamp(0, new - 1)
+        some = 2 * queries.shape[1] <= new
         hidden, cache = model.backbone(
             tokens,
             condition=model.condition(z, t, label),
             attention=Streams(place.to(device), sees.to(device), is_noisy.to(device)),
             valid=None if valid.all() else valid.to(device),
             positions=shown,
+            queries=queries if some else None,
             cache=cache,
             grow=only_readers(self.read, [row.name for row in rows], [row.source for row in rows]),
         )
         if any(row.seen > row.kept for row in rows):
             self._keep(rows, cache, seen.tolist(), border.flatten().tolist())
-        return hidden
+        return hidden if some else pick(hidden, queries)
 
     def _keep(self, rows: Sequence[_Row], cache: list[KeyValue], seen: list[int], ends: list[int]) -> None:
         """Keep the clean columns of a call: those of row i end at column ends[i]."""
