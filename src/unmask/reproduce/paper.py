@@ -153,6 +153,21 @@ LM1B = Printed(
     ("110M is nominal: with two untied matrices of 30522 tokens the diffusion network has 139M parameters",),
 )
 
+BD3LM = Printed(  # of another paper, which has the same network, text and steps
+    "BD3-LM",
+    "Test perplexity by block size (Arriola et al. 2025: LM1B, 1M steps)",
+    [PPL],
+    {
+        "AR": {PPL: _plain(22.83)},
+        "MDLM": {PPL: _bound(31.78)},
+        "blocks of 16": {PPL: _bound(30.60)},
+        "blocks of 8": {PPL: _bound(29.83)},
+        "blocks of 4": {PPL: _bound(28.23)},
+    },
+    "LM1B wrapped to 128 tokens, bert-base-uncased, 1M steps; a block model is 850K steps of MDLM and 150K of its own",
+    ("the table of BD3-LM is of rows that are wrapped, so its MDLM is not that of tab:lm1b-ppl",),
+)
+
 OWT = Printed(
     "owt-ppl",
     "Test perplexity on OpenWebText",

@@ -192,9 +192,9 @@ def entry_figures(entry: GenerationEntry, scorer: Scorer) -> dict[str, Cell]:
     return figures | (judged(GeneratedTexts.joined(entry.parts), scorer) if entry.judged else {})
 
 
-def real_text(bench: Bench, length: int, n: int, scorer: Scorer) -> tuple[Row, dict[str, Any]]:
-    """Real text of the same length under the same judge, and its description."""
-    texts, tokens, about = real_rows(bench.lm("mdlm"), bench.split, length, n)
+def real_text(bench: Bench, length: int, n: int, scorer: Scorer, name: str = "mdlm") -> tuple[Row, dict[str, Any]]:
+    """Real text of the same length under the same judge, and its description; tokens are those of the model `name`."""
+    texts, tokens, about = real_rows(bench.lm(name), bench.split, length, n)
     figures = judged(GeneratedTexts(texts, tokens, [0] * len(texts)), scorer)
     return Row(REAL, {}, figures, f"{len(texts)} rows of the {bench.split} split"), about
 

@@ -4,6 +4,7 @@ A new table is a file that ends in a `PaperTable`, and a line below.
 """
 
 from . import (
+    block_sizes,
     caching,
     curves,
     encoder_tuning,
@@ -37,5 +38,6 @@ TABLES = {
         genomic_benchmarks.GENOMICS,
         genome_ppl.DNA_CURVES,
         learning.LEARNING,
+        block_sizes.BLOCKS,
     )
 }

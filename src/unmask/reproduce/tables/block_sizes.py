@@ -1,0 +1,206 @@
+"""Our study of block diffusion, beside the table of BD3-LM: perplexity by block size, and what samples cost.
+
+AR, MDLM and blocks of three sizes trained apart, and one network trained on a mixture of sizes, all on the same rows
+and with two seeds.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+from ...config import Config
+from ...models.block_diffusion import BlockDiffusion
+from ...models.language_model import LanguageModel
+from ...plot import Curve, Plot
+from .. import paper
+from ..bench import Bench, ScoredModel
+from ..claims import Claim, fewer_nats_of_seeds
+from ..figures import Figure
+from ..report import Report, Row, Table
+from ..specs import Changes, ModelSpec, PaperTable, Setup, changed
+from ..text_models import TEXT, text_models
+from ..timed_samples import (
+    CALLS,
+    ENTROPY,
+    PPL,
+    REAL,
+    REPETITION,
+    SECONDS,
+    GenerationEntry,
+    about_judge,
+    by_sampler,
+    entry_figures,
+    prepare,
+    real_text,
+    take_turns,
+)
+
+SIZES = (16, 8, 4)  # trained apart
+MIXTURE = {"1": 0.25, "4": 0.25, "16": 0.25, "full": 0.25}
+LAWS: dict[str, int | None] = {"1": 1, "2": 2, "4": 4, "8": 8, "16": 16, "the whole row": None}
+PLAIN = {"objective": {"loss": "cross-entropy"}}
+MODELS: dict[str, Changes] = {
+    "ar": {"model": {"method": "ar"}},
+    "mdlm": PLAIN,
+    **{f"block-{size}": {**PLAIN, "model": {"method": "block"}, "block": {"size": size}} for size in SIZES},
+    "mixture": {**PLAIN, "model": {"method": "block"}, "block": {"size": 4, "mixture": MIXTURE}},
+}
+SEEDS = (0, 1)
+CALLS_IN_BLOCK = (16, 8, 4, 2)  # of blocks of 16
+
+
+def _name(model: str, seed: int) -> str:
+    return f"blocks-{model}-seed{seed}"
+
+
+def block_models(setup: Setup) -> dict[str, ModelSpec]:
+    """Every model with every seed; all of them train as many steps as MDLM, on the same rows."""
+    shared = text_models(setup)["mdlm"].config
+    assert isinstance(shared, Config)
+    models = {}
+    for model, changes in MODELS.items():
+        for seed in SEEDS:
+            config = changed(shared, changes, {"seed": setup.seed + seed})
+            models[_name(model, seed)] = ModelSpec(config)
+    return models
+
+
+def blocks(bench: Bench) -> Report:
+    """Perplexity by each law, and quality of samples against calls and seconds."""
+    names = [_name(model, seed) for model in MODELS for seed in SEEDS]
+    scorer = prepare(bench, names)
+    scored = _scored(bench)
+    printed = paper.BD3LM
+    rows = [_row(name, scored[name], printed.rows.get(name, {})) for name in scored]
+    entries = _entries(bench)
+    batch = take_turns(bench, entries, bench.scale.samples)
+    real, about = real_text(bench, bench.base.data.length, max(2, bench.scale.samples), scorer, names[0])
+    columns = [CALLS, SECONDS, PPL, ENTROPY, REPETITION]
+    written = [Row(_entry_name(entry), {}, entry_figures(entry, scorer)) for entry in entries]
+    return bench.report(
+        "blocks",
+        printed.label,
+        [
+            Table(printed.title, printed.label, [paper.PPL, NATS, *map(_seed, SEEDS)], rows),
+            Table("Samples and what they cost", "ours", columns, [*written, real]),
+        ],
+        plots=[
+            _plot(name, column, entries, written, real) for name, column in (("calls", CALLS), ("seconds", SECONDS))
+        ],
+        checks=[claim.check(scored) for claim in CLAIMS],
+        protocol={
+            "±": "standard error: over training seeds for perplexities, over rounds for seconds, over samples for the rest",
+            "training": "every model: as many steps and rows as MDLM; cross-entropy of hidden tokens; a mixture step "
+            f"has one block size, shares {MIXTURE}",
+            "law": "bound; exact for AR and for blocks of one token",
+            "samples": bench.scale.samples,
+            "batch": batch,
+            "sampled from": "AR, MDLM and the mixture of the first seed, at temperature 1",
+            "reference": about,
+            **about_judge(bench, scorer),
+        },
+        notes=list(printed.remarks),
+        study=True,
+    )
+
+
+NATS = "nats/token"
+CLAIMS = (
+    Claim("blocks of 16 are better than MDLM", "blocks of 16", "MDLM", measure=fewer_nats_of_seeds),
+    Claim("blocks of 8 are better than blocks of 16", "blocks of 8", "blocks of 16", measure=fewer_nats_of_seeds),
+    Claim("blocks of 4 are better than blocks of 8", "blocks of 4", "blocks of 8", measure=fewer_nats_of_seeds),
+    Claim("AR is better than blocks of 4", "AR", "blocks of 4", measure=fewer_nats_of_seeds),
+    Claim("AR is better than the mixture by its blocks of 1", "AR", "mixture, 1", measure=fewer_nats_of_seeds),
+    Claim(
+        "blocks of 4 trained apart are better than the mixture",
+        "blocks of 4",
+        "mixture, 4",
+        measure=fewer_nats_of_seeds,
+    ),
+    Claim("MDLM is better than the mixture", "MDLM", "mixture, the whole row", measure=fewer_nats_of_seeds),
+)
+
+
+def _seed(seed: int) -> str:
+    return f"PPL, seed {seed}"
+
+
+def _scored(bench: Bench) -> dict[str, list[ScoredModel]]:
+    """The likelihoods of all seeds, by what a row of the table is called."""
+    rows = {"AR": "ar", "MDLM": "mdlm"} | {f"blocks of {size}": f"block-{size}" for size in SIZES}
+    out = {row: [bench.score(_name(model, seed)) for seed in SEEDS] for row, model in rows.items()}
+    length = bench.base.data.length
+    for law, size in LAWS.items():
+        if size is None or length % size == 0:
+            out[f"mixture, {law}"] = [
+                bench.score(_name("mixture", seed), _law(size), what=f"mixture by blocks of {law}") for seed in SEEDS
+            ]
+    return out
+
+
+def _law(size: int | None) -> Any:
+    def change(model: LanguageModel) -> LanguageModel:
+        assert isinstance(model, BlockDiffusion)
+        return model.in_blocks(size)
+
+    return change
+
+
+def _row(name: str, scored: Sequence[ScoredModel], printed: dict[str, Any]) -> Row:
+    values = [one.perplexity.value for one in scored]
+    rates = [one.rate.value for one in scored]
+    bound = not scored[0].exact
+
+    def mean(of: list[float]) -> Figure:
+        error = statistics.stdev(of) / len(of) ** 0.5 if len(of) > 1 else None
+        return Figure(statistics.mean(of), error, bound=bound)
+
+    ours: dict[str, Any] = {paper.PPL: mean(values), NATS: mean(rates)}
+    ours |= {_seed(seed): Figure(value, bound=bound) for seed, value in zip(SEEDS, values, strict=True)}
+    return Row(name, printed, ours)
+
+
+def _entries(bench: Bench) -> list[GenerationEntry]:
+    """AR, MDLM with some numbers of steps, the mixture in blocks and by speculation, each warmed up."""
+    ar, mdlm, mixture = (bench.lm(_name(model, SEEDS[0])) for model in ("ar", "mdlm", "mixture"))
+    length = bench.base.data.length
+    entries = [GenerationEntry("AR", None, by_sampler(ar))]
+    steps = sorted({length * 4, length, length // 2, length // 4, length // 8})
+    entries += [GenerationEntry("MDLM, plan", t, by_sampler(mdlm, sampler="plan", steps=t)) for t in steps]
+    for size in (4, 16):
+        for t in (calls for calls in CALLS_IN_BLOCK if calls <= size):
+            entries.append(
+                GenerationEntry(f"blocks of {size}", t, by_sampler(mixture, sampler="plan", block=size, steps=t))
+            )
+    entries.append(GenerationEntry("speculative", None, by_sampler(mixture, sampler="speculative")))
+    for entry in entries:
+        entry.write(2, 0)
+    return entries
+
+
+def _entry_name(entry: GenerationEntry) -> str:
+    return entry.method if entry.steps is None else f"{entry.method}, T={entry.steps}"
+
+
+def _plot(name: str, column: str, entries: Sequence[GenerationEntry], written: Sequence[Row], real: Row) -> Plot:
+    """Generative perplexity against what a sample costs, a curve a method."""
+    points: dict[str, list[tuple[float, Figure]]] = {}
+    for entry, row in zip(entries, written, strict=True):
+        cost, quality = row.ours[column], row.ours.get(PPL)
+        if isinstance(cost, Figure) and isinstance(quality, Figure):
+            points.setdefault(entry.method, []).append((cost.value, quality))
+    curves = [
+        Curve(method, [x for x, _ in each], [f.value for _, f in each], [f.error or 0.0 for _, f in each])
+        for method, each in points.items()
+    ]
+    level = real.ours.get(PPL)
+    ends = [x for curve in curves for x in curve.x]
+    if isinstance(level, Figure) and ends:
+        curves.append(Curve(REAL, [min(ends), max(ends)], [level.value] * 2))
+    title = f"Generative perplexity against {column}, a point a T"
+    return Plot(f"blocks-{name}", title, column, PPL, curves, log_x=True, log_y=True)
+
+
+BLOCKS = PaperTable("blocks", blocks, TEXT.including(block_models), "lm1b")
