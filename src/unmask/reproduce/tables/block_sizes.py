@@ -91,7 +91,7 @@ def blocks(bench: Bench) -> Report:
         ],
         checks=[claim.check(scored) for claim in CLAIMS],
         protocol={
-            "±": "standard error: over training seeds for perplexities, over rounds for seconds, over samples for the rest",
+            "±": "standard error: over trainings for perplexities, over rounds for seconds, over samples for the rest",
             "training": "every model: as many steps and rows as MDLM; cross-entropy of hidden tokens; a mixture step "
             f"has one block size, shares {MIXTURE}",
             "law": "bound; exact for AR and for blocks of one token",
