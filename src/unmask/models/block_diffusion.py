@@ -30,7 +30,7 @@ from ..process.parameterization import Mean
 from ..process.schedule import Law, Schedule
 from ..sampling import Request, Slot, Trajectory, Written, advance_tokens
 from ..types import Batch, UserError, Vocab
-from .cached_rows import CachedRows, Read, cached_columns, side_by_side
+from .cached_rows import CachedRows, Read, cached_columns, same_rows, side_by_side
 from .language_model import LanguageModel
 from .masked import MaskedDiffusion, Objective
 
@@ -314,7 +314,11 @@ class CachedBlocks:
             positions=shown,
             cache=cache,
         )
-        if any(row.seen > row.kept for row in rows):
+        held = [self.read.get(row.name) for row in rows]
+        if not seen.any():
+            for row in rows:
+                self.read.pop(row.name, None)
+        elif (same := same_rows(held)) is None or same.n != seen.tolist():  # also to let go of rows that have ended
             self._keep(rows, cache, seen.tolist(), border.flatten().tolist())
         return hidden
 
