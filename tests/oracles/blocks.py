@@ -134,6 +134,9 @@ class Rereader(CachedBlocks):
             assert slot.block is None or end - slot.clean <= slot.block, "one block at a time"
             self.columns += end
             kind = None if label is None else int(label[i])
-            hidden = read_block(self.model, z[i, :end].tolist(), slot.clean, slot.block, kind)
+            tokens = z[i, :end].tolist()
+            if slot.block == 1:
+                tokens[slot.clean :] = [self.vocab.mask]
+            hidden = read_block(self.model, tokens, slot.clean, slot.block, kind)
             rows.append(hidden[(queries[i] - slot.clean).clamp(0, len(hidden) - 1)])
         return torch.stack(rows)
