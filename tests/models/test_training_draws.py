@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from oracles.enumeration import MASK, SCHEDULES, Denoiser, State, TableNet, V
+from oracles.enumeration import MASK, SCHEDULES, Denoiser, State, TableNet, V, stretches
 from support.helpers import random_model, tiny_config
 from unmask.config import Config
 from unmask.evaluation import default_estimator
@@ -100,14 +100,7 @@ def number(batch: Batch, model: MaskedDiffusion, place: float) -> int:
 
 def parts(batch: Batch, model: MaskedDiffusion) -> Iterator[tuple[float, float]]:
     """(chance, a place in the middle) of every part of [0, 1) in which one number of positions is hidden."""
-    begin = 0.0
-    while begin < 1:
-        n, low, high = number(batch, model, begin), begin, 1.0
-        while high - low > 1e-13:
-            middle = (low + high) / 2
-            low, high = (middle, high) if number(batch, model, middle) == n else (low, middle)
-        yield high - begin, (begin + high) / 2 if high - begin > 1e-9 else begin
-        begin = high if high < 1 - 1e-12 else 1.0
+    return stretches(lambda place: number(batch, model, place))
 
 
 def mean_of(batch: Batch, model: MaskedDiffusion, figure: Callable[[Tensor, Tensor], Tensor]) -> Tensor:

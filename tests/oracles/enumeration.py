@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -198,6 +198,18 @@ def continuous_nodes(schedule: Schedule, law: ContinuousTime, n: int = 400) -> t
     t = t.detach()
     uniform = last + (t - t_low) / (1 - t_low) * (1 - last)
     return uniform, torch.from_numpy(w) * (high - low) / 2 / slope * (1 - last) / (1 - t_low), last
+
+
+def stretches(fact: Callable[[float], object]) -> Iterator[tuple[float, float]]:
+    """(length, a place inside) of every stretch of [0, 1) in which a fact stays the same, by bisection."""
+    begin = 0.0
+    while begin < 1:
+        now, low, high = fact(begin), begin, 1.0
+        while high - low > 1e-13:
+            middle = (low + high) / 2
+            low, high = (middle, high) if fact(middle) == now else (low, middle)
+        yield high - begin, (begin + high) / 2 if high - begin > 1e-9 else begin
+        begin = high if high < 1 - 1e-12 else 1.0
 
 
 # -- the law of a sampler --------------------------------------------------------------------------------------------

@@ -224,10 +224,10 @@ def tiny_config(*overrides: str) -> Config:
     return with_overrides("tiny", [*TEXT, *NETWORK, *overrides])
 
 
-def random_model(config: Config, vocab: Vocab, scale: float = 1.0) -> Any:
+def random_model(config: Config, vocab: Vocab, scale: float = 1.0, n_labels: int = 0) -> Any:
     """A model whose every weight is random: a fresh one says nothing but "all tokens alike"."""
     torch.manual_seed(7)
-    model = registry.model(config, vocab)
+    model = registry.model(config, vocab, n_labels)
     for name, p in model.named_parameters():
         if p.ndim == 2:
             nn.init.normal_(p, std=scale / p.shape[1] ** 0.5)

@@ -30,7 +30,7 @@ from ..process.parameterization import Mean
 from ..process.schedule import Law, Schedule
 from ..sampling import Request, Slot, Trajectory, Written, advance_tokens
 from ..types import Batch, UserError, Vocab
-from .cached_rows import CachedRows, Read, cached_columns, only_readers, side_by_side
+from .cached_rows import CachedRows, Read, cached_columns, only_readers, same_rows, side_by_side
 from .language_model import LanguageModel
 from .masked import MaskedDiffusion, Objective
 
@@ -256,10 +256,12 @@ class CachedBlocks:
             prompt = (*prompt, -1 if label is None else label, size or 0)
         seen = clean if slot.block is None else max(clean, (end - 1) // slot.block * slot.block)
         source, kept = self.read.get(name), slot.kept
-        if source is None and prompt is not None:
+        if prompt is not None and slot.shared:  # its first call
             shares = (read for read in self.read.values() if (read.prompt, read.shared) == (prompt, slot.shared))
             source, kept = next(shares, None), slot.shared
         kept = 0 if source is None else min(source.n, kept, seen)
+        if self.model.clean == "blocks" and slot.block is not None:
+            kept -= kept % slot.block  # a clean token has seen all of its block
         return _Row(name, slot, prompt, source, kept, clean, seen, end)
 
     def _read_prompts(
@@ -324,8 +326,12 @@ class CachedBlocks:
             cache=cache,
             grow=only_readers(self.read, [row.name for row in rows], [row.source for row in rows]),
         )
-        if any(row.seen > row.kept for row in rows):
-            self._keep(rows, cache, seen.tolist(), border.flatten().tolist())
+        held = same_rows([self.read.get(row.name) for row in rows])
+        if not seen.any():
+            for row in rows:
+                self.read.pop(row.name, None)
+        elif held is None or any(not n == row.kept == row.seen for n, row in zip(held.n, rows, strict=True)):
+            self._keep(rows, cache, seen.tolist(), border.flatten().tolist())  # which lets go of rows that have ended
         return hidden if some else pick(hidden, queries)
 
     def _keep(self, rows: Sequence[_Row], cache: list[KeyValue], seen: list[int], ends: list[int]) -> None:
@@ -352,7 +358,7 @@ class CachedBlocks:
         for i, row in enumerate(rows):
             old = self.read.get(row.name)
             named = (row.prompt, row.slot.shared) if old is None else (old.prompt, old.shared)
-            self.read[row.name] = Read(together, i, *(named if row.slot.kept or old is None else (None, 0)))
+            self.read[row.name] = Read(together, i, *(named if row.kept or old is None else (None, 0)))
 
 
 Name = tuple[int, bool]  # the number of a slot, and whether it is the row without a label (guidance)

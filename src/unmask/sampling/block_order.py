@@ -29,8 +29,6 @@ class BlockByBlock(Sampler):
     def __post_init__(self) -> None:
         super().__post_init__()
         at_least("block", self.size)
-        if isinstance(self.plan, GivenOrder):
-            raise UserError("a given order names positions of one block; it cannot be used over several blocks")
         object.__setattr__(self, "deterministic", self.plan.deterministic)  # a frozen record
 
     def check(self, model: Any) -> None:
@@ -41,9 +39,13 @@ class BlockByBlock(Sampler):
 
     def trajectory(self, request: Request, model: TokenDenoiser) -> Trajectory:
         """The trajectory from the first block that has something to write."""
-        free = request.writable(model.vocab)
-        if (free[:-1] & ~free[1:]).any() or self.size >= len(free):  # given text after a gap, or a single block
+        free, length = request.writable(model.vocab), len(request.canvas)
+        if length and int(request.canvas[-1]) == model.vocab.eos:
+            free = free[:-1]  # the frame of a window: an end that all rows have says nothing of what is before it
+        if (free[:-1] & ~free[1:]).any() or self.size >= length:  # given text after a gap, or a single block
             return self.plan.trajectory(request, model)
+        if isinstance(self.plan, GivenOrder):
+            raise UserError(f"a given order names positions of a single block; set block={length}, the whole text")
         return _BlockTrajectory(request, model, self)
 
 
