@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from oracles.enumeration import MASK, SCHEDULES, XS, TableNet, V
-from oracles.laws import hitting_law, masks_of, order_law, ruled, surest, surest_law, windows_law
+from oracles.enumeration import MASK, SCHEDULES, XS, TableNet, V, random_joint
+from oracles.laws import collect, hitting_law, masks_of, order_law, ruled, surest, surest_law, windows_law
 from support.drawing import CANVASES, Law, generate, keys_of, outcomes, p_value, tensors
 from support.helpers import random_model, tiny_config
 from unmask.models.masked import MaskedDiffusion
@@ -134,6 +134,22 @@ def test_a_larger_bound_writes_more_at_once(measure):
         blind = TableNet(np.broadcast_to(rows, (V + 1,) * 5 + (5, V)))
         calls = [len(groups_of(blind, Adaptive(measure, entropy_bound=b), (MASK,) * 5, 1)[0]) for b in bounds]
         assert calls == sorted(calls, reverse=True) and calls[0] == 5 and calls[-1] == 1 and len(set(calls)) > 2
+
+
+def test_what_is_lost_is_bounded_in_any_order():
+    """The loss itself: the divergence of a joint law from the product of its marginals, by enumeration."""
+
+    def nats(joint, positions) -> float:
+        marginal = collect((tuple(x[i] for i in positions), p) for x, p in joint.items())
+        return -sum(p * math.log(p) for p in marginal.values())
+
+    for seed, order in itertools.product(range(5), itertools.permutations(range(3))):
+        joint = random_joint(seed)
+        each = [nats(joint, [i]) for i in order]
+        bounds = loss_at_once(torch.tensor(each)).tolist()
+        for n, bound in enumerate(bounds, 1):
+            assert bound == pytest.approx(sum(each[:n]) - max(each[:n]), abs=1e-6)
+            assert sum(each[:n]) - nats(joint, order[:n]) <= bound + 1e-6
 
 
 def test_the_rule_is_that_of_transformers():
