@@ -378,6 +378,8 @@ EXACT: dict[str, Sampler | None] = {
     "entropy": Adaptive("entropy", k=1),
     "margin": Adaptive("margin", k=1),
     "threshold": Adaptive("confidence", threshold=0.6),
+    "entropy bound": Adaptive("entropy", entropy_bound=0.6),
+    "confidence, entropy bound": Adaptive("confidence", entropy_bound=0.6),
 }
 
 
@@ -748,6 +750,7 @@ def test_the_command_is_the_function() -> None:
         (["--method", "strata", "--draws", "3", "--calls", "4"], {"method": "strata", "draws": 3, "calls": 4}),
         (["--span", "4:7", "--method", "exact"], {"method": "exact", "span": (4, 7)}),
         (["--plan", "confidence", "-k", "2"], {"plan": Adaptive("confidence", k=2)}),
+        (["--plan", "entropy", "--entropy-bound", "9"], {"plan": Adaptive("entropy", entropy_bound=9.0)}),
         (["--plan", "confidence", "-k", "2"], {"method": "plan", "plan": Adaptive("confidence", k=2)}),
         (
             ["--method", "orders", "--orders", "3", "--steps", "4"],

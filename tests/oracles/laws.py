@@ -100,10 +100,19 @@ SCORES: dict[str, Callable[[Sequence[float]], float]] = {
 }
 
 
-def surest(z: State, log_x: np.ndarray, measure: str, k: int | None, threshold: float | None) -> list[int]:
-    """The masks that are written next: the k surest, or all that are sure enough and at least one."""
+def surest(
+    z: State, log_x: np.ndarray, measure: str, k: int | None, threshold: float | None, bound: float | None = None
+) -> list[int]:
+    """The masks that are written next: the k surest, or all that are sure enough and at least one.
+
+    Or, under a bound, the longest beginning of the order whose entropies sum to no more than it, the largest left out.
+    """
     score = {i: SCORES[measure](np.exp(log_x[i]).tolist()) for i in masks_of(z)}
     order = sorted(score, key=lambda i: (-score[i], i))
+    if bound is not None:
+        nats = [-SCORES["entropy"](np.exp(log_x[i]).tolist()) for i in order]
+        fitting = [n for n in range(2, len(order) + 1) if sum(nats[:n]) - max(nats[:n]) <= bound]
+        return order[: max(fitting, default=1)]
     if threshold is None:
         return order[:k]
     least = -threshold if measure == "entropy" else threshold
@@ -111,7 +120,12 @@ def surest(z: State, log_x: np.ndarray, measure: str, k: int | None, threshold: 
 
 
 def surest_law(
-    start: State, denoise: Denoiser, measure: str, k: int | None = None, threshold: float | None = None
+    start: State,
+    denoise: Denoiser,
+    measure: str,
+    k: int | None = None,
+    threshold: float | None = None,
+    bound: float | None = None,
 ) -> dict[State, float]:
     """Look, write the surest, look again."""
     law = {start: 1.0}
@@ -120,7 +134,7 @@ def surest_law(
         law = collect(
             (state, chance * p)
             for z, chance in law.items()
-            for state, p in written(z, guess[z], surest(z, guess[z], measure, k, threshold))
+            for state, p in written(z, guess[z], surest(z, guess[z], measure, k, threshold, bound))
         )
     return law
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from oracles.enumeration import MASK, SCHEDULES, XS, TableNet, V
-from oracles.laws import hitting_law, masks_of, order_law, ruled, surest, surest_law, windows_law
+from oracles.enumeration import MASK, SCHEDULES, XS, TableNet, V, random_joint
+from oracles.laws import collect, hitting_law, masks_of, order_law, ruled, surest, surest_law, windows_law
 from support.drawing import CANVASES, Law, generate, keys_of, outcomes, p_value, tensors
 from support.helpers import random_model, tiny_config
 from unmask.models.masked import MaskedDiffusion
@@ -25,13 +25,14 @@ from unmask.sampling import (
     Windows,
     replay,
 )
-from unmask.sampling.adaptive import MEASURES
+from unmask.sampling.adaptive import MEASURES, by_score, loss_at_once
+from unmask.sampling.sampler import positions_of
 from unmask.types import UserError, Vocab
 
 M3 = (MASK,) * 3
 ORDERS = [
     {"k": 1}, {"k": 2}, {"k": 7}, {"steps": 1}, {"steps": 2}, {"steps": 9}, {"threshold": 0.0}, {"threshold": 0.35},
-    {"threshold": 0.6}, {"threshold": 1.0},
+    {"threshold": 0.6}, {"threshold": 1.0}, {"entropy_bound": 0.0}, {"entropy_bound": 0.4}, {"entropy_bound": 0.9},
 ]  # fmt: skip
 
 
@@ -52,7 +53,7 @@ def test_the_surest_positions_are_written_next(measure, how, banned):
         was = before[state.row]
         if masks[state.row]:
             k = how.get("k") or (-(-masks[state.row] // how["steps"]) if "steps" in how else None)
-            due = surest(was, denoise(was, math.nan), measure, k, how.get("threshold"))
+            due = surest(was, denoise(was, math.nan), measure, k, how.get("threshold"), how.get("entropy_bound"))
             assert state.positions.tolist() == sorted(due)
             assert state.t == pytest.approx(len(masks_of(was)) / masks[state.row])
         before[state.row] = tuple(state.canvas.tolist())
@@ -84,6 +85,88 @@ def test_a_threshold_that_is_just_reached_is_reached(measure, threshold):
     assert state.positions.tolist() == [0, 1, 2]
 
 
+# -- a bound on the entropy of what is written together --------------------------------------------------------------
+
+
+def groups_of(net: TableNet, plan: Sampler, canvas=(MASK,) * 3, n: int = 40) -> list[list[list[int]]]:
+    """For each of n samples, the positions of its steps; all by the same keys."""
+    groups: list[list[list[int]]] = [[] for _ in range(n)]
+    model = MaskedDiffusion(net, SCHEDULES["log-linear"])
+    for state in generate(model, tensors([canvas] * n), plan, keys_of(n), batch_size=n):
+        groups[state.row].append(state.positions.tolist())
+    return groups
+
+
+def test_the_law_of_a_bound():
+    net, start, plan = TableNet.random(5, spread=2.5, length=4), (MASK,) * 4, Adaptive("entropy", entropy_bound=0.6)
+    model = MaskedDiffusion(net, SCHEDULES["log-linear"])
+    counts = outcomes(model, [start] * 1000, plan, keys_of(1000), batch_size=250)
+    assert p_value(counts, surest_law(start, net.denoiser(), "entropy", bound=0.6)) > 1e-3
+    for how in ({"k": 1}, {"k": 2}, {"k": 3}, {"k": 4}, {"threshold": 0.6}):
+        assert p_value(counts, surest_law(start, net.denoiser(), "entropy", **how)) < 1e-6
+
+
+@pytest.mark.parametrize("measure", MEASURES)
+def test_a_bound_of_nothing_is_one_token_and_one_without_end_is_all(measure):
+    net = TableNet.random(5, length=4)
+    canvas = (MASK,) * 4
+    assert groups_of(net, Adaptive(measure, entropy_bound=0.0), canvas) == groups_of(
+        net, Adaptive(measure, k=1), canvas
+    )
+    assert groups_of(net, Adaptive(measure, entropy_bound=1e9), canvas, 3) == [[[0, 1, 2, 3]]] * 3
+
+
+def test_what_is_certain_costs_no_call():
+    """Positions that the network is certain of tell nothing of each other, so that 0 is not exceeded."""
+    table = np.zeros((V + 1,) * 3 + (3, V))
+    table[..., :2, 2] = 500.0
+    assert groups_of(TableNet(table), Adaptive("entropy", entropy_bound=0.0), n=1) == [[[0, 1, 2]]]
+
+
+@pytest.mark.parametrize("measure", MEASURES)
+def test_a_larger_bound_writes_more_at_once(measure):
+    """The first steps contain each other; where the canvas changes no prediction, calls can only become fewer."""
+    bounds = (0.0, 0.2, 0.5, 0.8, 1.2, 2.0, 9.0)
+    for seed in range(5):
+        net, rows = TableNet.random(seed, length=5), np.random.default_rng(seed).normal(scale=2, size=(5, V))
+        firsts = [set(groups_of(net, Adaptive(measure, entropy_bound=b), (MASK,) * 5, 1)[0][0]) for b in bounds]
+        assert all(a <= b for a, b in itertools.pairwise(firsts))
+        blind = TableNet(np.broadcast_to(rows, (V + 1,) * 5 + (5, V)))
+        calls = [len(groups_of(blind, Adaptive(measure, entropy_bound=b), (MASK,) * 5, 1)[0]) for b in bounds]
+        assert calls == sorted(calls, reverse=True) and calls[0] == 5 and calls[-1] == 1 and len(set(calls)) > 2
+
+
+def test_what_is_lost_is_bounded_in_any_order():
+    """The loss itself: the divergence of a joint law from the product of its marginals, by enumeration."""
+
+    def nats(joint, positions) -> float:
+        marginal = collect((tuple(x[i] for i in positions), p) for x, p in joint.items())
+        return -sum(p * math.log(p) for p in marginal.values())
+
+    for seed, order in itertools.product(range(5), itertools.permutations(range(3))):
+        joint = random_joint(seed)
+        each = [nats(joint, [i]) for i in order]
+        bounds = loss_at_once(torch.tensor(each)).tolist()
+        for n, bound in enumerate(bounds, 1):
+            assert bound == pytest.approx(sum(each[:n]) - max(each[:n]), abs=1e-6)
+            assert sum(each[:n]) - nats(joint, order[:n]) <= bound + 1e-6
+
+
+def test_the_rule_is_that_of_transformers():
+    """Ascending entropies: the sum without the largest is the sum without the last."""
+    name = "transformers.models.diffusion_gemma.generation_diffusion_gemma"
+    theirs = pytest.importorskip(name, reason="this version of transformers has no EntropyBoundSampler")
+    logits = torch.tensor(np.random.default_rng(0).normal(scale=3, size=(50, 12, 8)), dtype=torch.float32)
+    canvas = torch.zeros(50, 12, dtype=torch.int64)
+    for bound in (0.05, 0.3, 1.0, 3.0):
+        sampler = theirs.EntropyBoundSampler(theirs.EntropyBoundSamplerConfig(entropy_bound=bound), 12, 8, 1)
+        accepted = sampler.accept_canvas(canvas, canvas + 1, logits, 0) == 1
+        for row, taken in zip(logits.log_softmax(-1), accepted, strict=True):
+            scores = MEASURES["entropy"](row)
+            order = by_score(scores)
+            assert set(order[loss_at_once(-scores[order]) <= bound].tolist()) == set(positions_of(taken).tolist())
+
+
 # -- replay ----------------------------------------------------------------------------------------------------------
 
 net = TableNet.random(11)
@@ -94,6 +177,8 @@ REPLAYED: dict[str, tuple[Sampler, Law]] = {
     "confidence": (Adaptive("confidence", k=1), surest_law(M3, net.denoiser(), "confidence", 1)),
     "entropy": (Adaptive("entropy", threshold=0.8), surest_law(M3, net.denoiser(), "entropy", threshold=0.8)),
     "margin": (Adaptive("margin", steps=2), surest_law(M3, net.denoiser(), "margin", 2)),
+    "entropy bound": (Adaptive("entropy", entropy_bound=0.6), surest_law(M3, net.denoiser(), "entropy", bound=0.6)),
+    "margin bound": (Adaptive("margin", entropy_bound=0.6), surest_law(M3, net.denoiser(), "margin", bound=0.6)),
     "windows": (
         Windows(Adaptive("margin", k=1), 2, 1),
         windows_law(M3, 2, 1, lambda z: surest_law(z, net.denoiser(), "margin", 1)),

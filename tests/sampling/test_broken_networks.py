@@ -53,6 +53,7 @@ SAMPLERS: list[Sampler] = [
     Adaptive("confidence", k=1),
     Adaptive("entropy", threshold=0.3),
     Adaptive("margin", steps=2),
+    Adaptive("margin", entropy_bound=0.5),
     Ancestral(4),
     Remasking(6),
     PredictorCorrector(3),

@@ -78,6 +78,9 @@ CASES: dict[str, Case] = {
     "margin threshold": Case(
         Adaptive("margin", threshold=0.4), lambda: surest_law(M3, plain(), "margin", threshold=0.4)
     ),
+    "entropy bound": Case(
+        Adaptive("entropy", entropy_bound=0.6), lambda: surest_law(M3, plain(), "entropy", bound=0.6)
+    ),
     "cap": Case(
         Remasking(3, "cap", 0.5, (0.7, 0.0)),
         lambda: legs_law(M2, plain(), remask_legs(CUT, 3, "cap", 0.5, (0.7, 0.0))),
@@ -181,6 +184,7 @@ def test_the_law_of_a_network_that_is_told_the_time(case):
 NEAR = [  # with this table; `test_adaptive` and `test_remask` compare the orders and the legs themselves
     {"order", "entropy threshold"},
     {"confidence", "margin"},
+    {"entropy 2", "entropy bound"},
     *({"cap", "loop"}, {"cap", "corrector"}, {"loop", "corrector"}),
 ]
 

@@ -69,6 +69,7 @@ TIMELESS: dict[str, Sampler] = {
     "confidence": Adaptive("confidence", k=1),
     "entropy": Adaptive("entropy", threshold=0.7),
     "margin": Adaptive("margin", steps=2),
+    "entropy bound": Adaptive("entropy", entropy_bound=0.5),
     "gibbs": Gibbs(7),
     "gibbs sweeps": Gibbs(7, "sequential", 3),
     "gibbs windows": Windows(Gibbs(6), 3, 1),

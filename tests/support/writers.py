@@ -79,6 +79,7 @@ SAMPLERS: dict[str, dict[str, Any]] = {
     "confidence": {"sampler": "confidence", "k": 2},
     "entropy": {"sampler": "entropy", "threshold": 4.0},
     "margin": {"sampler": "margin", "steps": 7},
+    "entropy bound": {"sampler": "entropy", "entropy_bound": 9.0},
     "remask-cap": {"sampler": "remask-cap", "steps": 8, "eta": 0.3},
     "remask-rescale": {"sampler": "remask-rescale", "steps": 8, "eta": 0.4},
     "remask-loop": {"sampler": "remask-loop", "steps": 12, "eta": 0.3},

@@ -51,26 +51,46 @@ def by_score(scores: Tensor) -> Tensor:
     return order[(rank * len(scores) + order).argsort()]
 
 
+def loss_at_once(nats: Tensor) -> Tensor:
+    """(n,) nats: what is lost at most by writing the first 1, 2, ..., n positions at once, given the entropy of each.
+
+    The joint entropy of a set is at least its largest, so what its tokens tell of each other is at most the sum of
+    the others.
+    """
+    nats = nats.double()
+    return nats.cumsum(0) - nats.cummax(0).values
+
+
 MEASURES: dict[str, Callable[[Tensor], Tensor]] = {"confidence": confidence, "entropy": entropy, "margin": margin}
 
 
 @dataclass(frozen=True)
 class Adaptive(Sampler):
-    """The surest positions first: k per step, or as many as reach a threshold (at least one)."""
+    """The surest positions first: k per step, or as many as a threshold or a bound allows (at least one)."""
 
     measure: str = "confidence"
     k: int | None = k_setting(None)
     steps: int | None = steps_setting(None)  # about this many: k = masks / steps rounded up
     threshold: float | None = setting(
-        None, "Write all that is at least this sure (entropy: at most this unsure)", least=0, instead=("steps", "k")
+        None,
+        "Write all that is at least this sure (entropy: at most this unsure)",
+        least=0,
+        instead=("steps", "k", "entropy_bound"),
+    )
+    entropy_bound: float | None = setting(
+        None,
+        "Write the surest together while their entropies without the largest sum to at most this (nats)",
+        least=0,
+        instead=("steps", "k", "threshold"),
     )
     deterministic = True
     timeless = True
 
     def __post_init__(self) -> None:
         choose(self.measure, MEASURES, "measure")
-        if sum(x is not None for x in (self.k, self.steps, self.threshold)) != 1:
-            raise UserError(f"give the {self.measure} order either tokens per step, a number of steps, or a threshold")
+        if sum(x is not None for x in (self.k, self.steps, self.threshold, self.entropy_bound)) != 1:
+            ways = "either tokens per step, a number of steps, a threshold, or an entropy bound"
+            raise UserError(f"give the {self.measure} order {ways}")
         if self.threshold is not None:
             top = float("inf") if self.measure == "entropy" else 1.0
             if not 0 <= self.threshold <= top:
@@ -86,7 +106,7 @@ class Adaptive(Sampler):
         least = self.threshold
         if least is not None and self.measure == "entropy":
             least = -least
-        return _AdaptiveTrajectory(request, model.vocab, MEASURES[self.measure], k, least)
+        return _AdaptiveTrajectory(request, model.vocab, MEASURES[self.measure], k, least, self.entropy_bound)
 
 
 class _AdaptiveTrajectory(Trajectory):
@@ -97,9 +117,10 @@ class _AdaptiveTrajectory(Trajectory):
         measure: Callable[[Tensor], Tensor],
         k: int | None,
         least: float | None,
+        bound: float | None,
     ) -> None:
         super().__init__(request, vocab)
-        self.measure, self.k, self.least = measure, k, least
+        self.measure, self.k, self.least, self.bound = measure, k, least, bound
         self.left = positions_of(self.open)
         self.total, self.chosen = len(self.left), self.left[:0]
 
@@ -111,10 +132,17 @@ class _AdaptiveTrajectory(Trajectory):
         return self.left
 
     def score(self, log_x: Tensor) -> Tensor:
-        return self.measure(log_x)
+        scores = self.measure(log_x)
+        return scores if self.bound is None else torch.stack([scores, -entropy(log_x)], -1)
 
     def choose(self, scores: Tensor) -> None:
-        enough = torch.zeros_like(scores, dtype=torch.bool) if self.least is None else scores >= self.least
+        enough = torch.zeros(len(scores), dtype=torch.bool)
+        if self.bound is not None:
+            scores, nats = scores.unbind(-1)
+            order = by_score(scores)
+            enough[order] = loss_at_once(nats[order]) <= self.bound
+        elif self.least is not None:
+            enough = scores >= self.least
         if not enough.any():
             enough[by_score(scores)[: self.k or 1]] = True
         self.chosen = self.left[enough]

@@ -122,7 +122,7 @@ class Trajectory(ABC):
         return NOTHING
 
     def score(self, log_x: Tensor) -> Tensor:
-        """(k,): a score for each row of log-probabilities (k, V). Only called if there are candidates."""
+        """(k, ...): a score for each row of log-probabilities (k, V). Only called if there are candidates."""
         raise NotImplementedError
 
     def choose(self, scores: Tensor) -> None:

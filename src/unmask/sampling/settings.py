@@ -223,7 +223,7 @@ def steps_setting(default: int | None = STEPS) -> Any:
 
 def k_setting(default: int | None = 1) -> Any:
     """The number of tokens that an order writes at a time."""
-    instead = ("steps", "threshold")
+    instead = ("steps", "threshold", "entropy_bound")
     return setting(default, "Tokens per step, for orders", title="Tokens per step", least=1, instead=instead)
 
 
