@@ -314,11 +314,12 @@ def test_what_has_ended_is_let_go():
     for _ in range(34):
         batcher.step()
     column = 2 * layers * width  # keys and values of a token
-    assert 4 * 32 * column <= held(denoiser) <= 4 * 36 * column
+    room = 128  # columns that a cache has room for, so that it need not be copied for each token
+    assert 4 * 32 * column <= held(denoiser) <= 4 * room * column
     for row in (0, 2, 3):
         batcher.drop(row)
     batcher.step()
-    assert set(denoiser.read) == {(1, False)} and held(denoiser) <= 36 * column
+    assert set(denoiser.read) == {(1, False)} and held(denoiser) <= room * column
     batcher.drop(1)
     assert not denoiser.read
 
