@@ -387,6 +387,13 @@ class BlockConfig(Section):
             raise ValueError("mixture names no block size; give sizes with their shares, as {1: 0.2, 16: 0.8}")
         return self
 
+    @property
+    def shares(self) -> dict[BlockSize, float]:
+        """The sizes that the model is trained on, with their shares of the steps, which sum to 1."""
+        mixture = self.mixture or {self.size: 1.0}
+        total = sum(mixture.values())
+        return {size: share / total for size, share in mixture.items()}
+
 
 class SimplexConfig(Section):
     """SSD-LM: the noise on the logits of a block."""

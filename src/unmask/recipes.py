@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from .config import (
+    BlockConfig,
     CaduceusConfig,
     Config,
     DataConfig,
@@ -195,6 +197,59 @@ def glue_finetuning(start: Config) -> Config:
     return parse(tree)
 
 
+# -- block diffusion (Arriola et al. 2025; BlockGen, Deschenaux and Gulcehre 2026) ------------------------------------
+
+BLOCK_STEPS = 150_000  # of BD3-LM, after 850,000 of MDLM
+CLIPPED_RATES = {4: (0.45, 0.95), 16: (0.3, 0.8)}  # that BD3-LM is trained on; those of other sizes are not published
+MIXTURE: dict[int | str, float] = {1: 0.1, 4: 0.2, 16: 0.4, "full": 0.3}
+
+
+def small_block() -> Config:
+    """As `small`, but one model for all block sizes: left to right, in blocks, and in any order."""
+    base = small()
+    return base.override(["model.method=block"]).model_copy(update={"block": mixed_blocks(base.data.length)})
+
+
+def bd3lm(data: str, size: int) -> Config:
+    """BD3-LM on OpenWebText or One Billion Words: the block steps, with wrapped rows that have no ends.
+
+    MDLM is trained for 850,000 steps before, on the same rows: that model is train.start.
+    """
+    rates = CLIPPED_RATES.get(size)
+    return {"owt": owt, "lm1b": lm1b}[data]().override(
+        [
+            *("data.layout=wrap", "data.block_ends=false", "data.attend_pads=false", "data.learn_end=null"),
+            *("model.method=block", f"block.size={size}", "block.clean=blocks"),
+            f"objective.clip={'null' if rates is None else list(rates)}",
+            f"train.steps={BLOCK_STEPS}",
+        ]
+    )
+
+
+def blockgen_owt() -> Config:
+    """BlockGen on OpenWebText: 5 % of the steps left to right, the rest in blocks of 16; plain cross-entropy."""
+    changes = ["model.method=block", "block.mixture={1: 0.05, 16: 0.95}", "objective.loss=cross-entropy"]
+    return owt().override(changes)
+
+
+def block_finetuning(start: Config, loss: str = "bound") -> Config:
+    """A model is trained further in blocks: the second part of BD3-LM's training (Arriola et al. 2025)."""
+    settings = TrainConfig(steps=BLOCK_STEPS, batch_size=512, lr=3e-4, warmup=0.02, ema=0.9999, checkpoint_every=1000)
+    return _going_on(start, "block", loss, settings, EvalConfig(every=5000, rows=512))
+
+
+def mixed_blocks(length: int, size: int | str | None = None) -> BlockConfig:
+    """One model for all block sizes that divide the rows; `size` is the one that takes the place of 16."""
+    if size is None:
+        size = next(power for power in (16, 8, 4, 2, 1) if power < length and length % power == 0)
+    mixture: dict[int | str, float] = {}
+    for other, share in MIXTURE.items():
+        one = size if other == 16 else other
+        if isinstance(one, str) or length % one == 0:
+            mixture[one] = round(mixture.get(one, 0.0) + share, 6)
+    return BlockConfig(size=size, mixture=mixture)
+
+
 # -- DNA (section 5.2, appendix D.7) ---------------------------------------------------------------------------------
 
 
@@ -331,6 +386,8 @@ RECIPES: dict[str, Callable[[], Config]] = {
     f.__name__: f for f in (tiny, small, overnight, demo, lm1b, owt, text8, mosaicbert)
 }
 RECIPES["mosaicbert-causal"] = mosaicbert_causal
+RECIPES |= {"small-block": small_block, "blockgen-owt": blockgen_owt}
+RECIPES |= {f"bd3lm-{data}-{size}": partial(bd3lm, data, size) for data in ("owt", "lm1b") for size in (4, 8, 16)}
 RECIPES |= {f.__name__.replace("_", "-"): f for f in (dna_tiny, dna_caduceus, dna_mdlm, dna_mamba, dna_hyena)}
 
 
@@ -381,8 +438,8 @@ def with_overrides(name: str, overrides: Sequence[str] = (), out: str | Path | N
     named = named_keys(overrides)
     base = _earlier(name, overrides, out) or recipe(name)
     config = base.override(overrides)
-    if name in EARLIER and config.model.method != "mdlm" and "objective.loss" not in named:
-        config = config.changed(objective={"loss": "bound"})  # plain cross-entropy is for MDLM
+    if name in EARLIER and config.model.method not in ("mdlm", "block") and "objective.loss" not in named:
+        config = config.changed(objective={"loss": "bound"})  # plain cross-entropy is for masked diffusion
     if "train.steps" in named and config.train.minutes is not None:
         config = config.changed(train={"minutes": None})
     if name not in RECIPES or not {"train.steps", "train.minutes"} & named:

@@ -25,7 +25,7 @@ from transformers import (
 from transformers.utils.logging import disable_progress_bar
 
 import unmask
-from support.helpers import random_lm, tiny_config
+from support.helpers import random_lm, random_model, tiny_config
 from unmask.data.tokenization import adopt, bpe_tokenizer, bytes_tokenizer, chars_tokenizer
 from unmask.hub.transformers import MDLM, MDLMConfig, UnmaskForMaskedLM
 from unmask.lm import LM
@@ -458,6 +458,30 @@ def test_the_modern_network_is_a_model_too(tmp_path):
     again = AutoModelForMaskedLM.from_pretrained(tmp_path / "theirs").unmask_lm(tokenizer)
     assert again.config.model == lm.config.model and again.score("abc", seed=0).nats == lm.score("abc", seed=0).nats
     assert loaded.get_output_embeddings() is None
+
+
+@pytest.mark.parametrize("network", ["dit", "modern"])
+def test_a_block_model_is_a_masked_lm_of_whole_rows(network, tmp_path):
+    """Trained on whole rows among others: in transformers it is what it is as a single block."""
+    small = [f"model.network={network}", "model.method=block", "model.hidden_dim=32", "data.length=16", "block.size=4"]
+    config = with_overrides("tiny", [*small, "block.mixture={1: 1, full: 3}"])
+    tokenizer = bytes_tokenizer()
+    lm = LM(random_model(config, tokenizer.vocab), tokenizer, config)
+    loaded = AutoModelForMaskedLM.from_pretrained(lm.save_pretrained(tmp_path / "ours")).eval()
+    assert isinstance(loaded, UnmaskForMaskedLM)
+    ids, mask = rows_of(lm), lm.tokenizer.vocab.mask
+    ids[:, ::2] = mask
+    with torch.no_grad():
+        expected = lm.model.backbone.head(lm.model.in_blocks(None).hidden(ids, torch.ones(len(ids)), clean=rows_of(lm)))
+        expected[..., mask] = -torch.inf
+        torch.testing.assert_close(loaded(ids).logits, expected, rtol=1e-5, atol=1e-5)
+    loaded.save_pretrained(tmp_path / "theirs")
+    again = AutoModelForMaskedLM.from_pretrained(tmp_path / "theirs").unmask_lm(lm.tokenizer)
+    assert again.config.block == lm.config.block and again.model.block_size == 4
+    assert again.score(TEXT, seed=0).nats == pytest.approx(lm.score(TEXT, seed=0).nats, rel=1e-5)
+    other = LM(lm.model, tokenizer, with_overrides("tiny", small))
+    with pytest.raises(UserError, match=r"if whole rows are among its block sizes.*this model is block"):
+        MDLM.from_lm(other)
 
 
 def test_labelled_models(tmp_path):

@@ -199,6 +199,16 @@ def test_the_card_of_another_method_promises_no_transformers():
     assert "AutoModel" not in card and "pipeline_tag" not in header(card) and "license" not in header(card)
 
 
+def test_the_card_of_a_block_model_says_its_sizes():
+    lm = random_lm(bytes_tokenizer(), "model.method=block", "block.size=4", "block.mixture={1: 1, 4: 2, full: 1}")
+    card = model_card(lm.config, "me/m")
+    assert "block-diffusion" in header(card)["tags"] and "(method `block`, [block diffusion]" in card
+    assert "It writes text in blocks of 4 tokens, and was trained on blocks of 1 token (25% of the steps), " in card
+    assert "whole rows (25% of the steps)." in card and "AutoModelForMaskedLM" in card
+    alone = model_card(random_lm(bytes_tokenizer(), "model.method=block", "block.size=4").config, "me/m")
+    assert "was trained on these alone." in alone and "AutoModel" not in alone
+
+
 def test_what_is_missing_is_one_sentence(hub, lm, monkeypatch):
     with pytest.raises(UserError, match="is not the name of a repository"):
         push_to_hub(lm, "a/b/c")

@@ -10,8 +10,6 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
-from tokenizers import Tokenizer as Backend
-from tokenizers import models, pre_tokenizers
 from torch import Tensor
 
 import unmask
@@ -22,6 +20,7 @@ from support.published import (
     HEADS,
     LENGTH,
     equal,
+    gpt2_like,
     gpt_neox,
     our_logits,
     published_folder,
@@ -166,16 +165,6 @@ def test_a_path_is_never_looked_for_on_the_hub(there, tmp_path):
 
 
 # -- models without a tokenizer --------------------------------------------------------------------------------------
-
-
-def gpt2_like(folder: Path, size: int = 50257) -> Path:
-    """A tokenizer of GPT-2's size and special token, and none of its words."""
-    words = {f"t{i}": i for i in range(size - 1)} | {"<|endoftext|>": size - 1}
-    backend = Backend(models.WordLevel(words, unk_token="t0"))
-    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    folder.mkdir(parents=True)
-    backend.save(str(folder / "tokenizer.json"))
-    return folder
 
 
 def small_owt(path: Path, **config: Any) -> Path:

@@ -147,6 +147,7 @@ METHODS = {
     "d3pm": ["model.method=d3pm"],
     "ar": ["model.method=ar"],
     "ssd-lm": ["model.method=ssd-lm", "simplex.block=4"],
+    "block": ["model.method=block", "block.size=4", "block.mixture={1: 0.25, 4: 0.5, full: 0.25}"],
 }
 
 
@@ -162,7 +163,8 @@ def test_every_method_travels(method, tmp_path):
     kind = ("mdlm", ["MDLM"]) if method == "mdlm" else ("unmask", ["Unmask"])
     assert (tree["model_type"], tree["architectures"]) == kind
     assert (ROTARY in load_file(tmp_path / "m" / "model.safetensors")) == (method == "mdlm")
-    assert equal(dict(unmask.load(tmp_path / "m").model.state_dict()), dict(model.state_dict()))
+    there = unmask.load(tmp_path / "m")
+    assert equal(dict(there.model.state_dict()), dict(model.state_dict())) and there.config.block == config.block
 
 
 def test_labels_travel(tmp_path):

@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
+from tokenizers import Tokenizer as Backend
+from tokenizers import models, pre_tokenizers
 from torch import Tensor
 
 from support.neox import neox
@@ -73,6 +75,16 @@ def published_folder(path: Path, tensors: dict[str, Tensor] | None = None, **con
     for name in ("configuration_mdlm.py", "modeling_mdlm.py"):
         (path / name).write_text(trap)
     return path
+
+
+def gpt2_like(folder: Path, size: int = 50257) -> Path:
+    """A tokenizer of GPT-2's size and special token, and none of its words."""
+    words = {f"t{i}": i for i in range(size - 1)} | {"<|endoftext|>": size - 1}
+    backend = Backend(models.WordLevel(words, unk_token="t0"))
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    folder.mkdir(parents=True)
+    backend.save(str(folder / "tokenizer.json"))
+    return folder
 
 
 def gpt_neox(

@@ -163,7 +163,7 @@ def test_steps_and_minutes_are_not_both_given(masked_lm, other, tmp_path):
 
 def test_a_row_is_measured(masked_lm):
     lm = unmask.load(masked_lm)
-    cost = fit.row_cost(lm, 16)
+    cost = fit.row_cost(lm.model, 16)
     weights = sum(4 * p.numel() for p in lm.model.parameters())
     assert cost.seconds > 0 and cost.weights == weights and cost.saved > 4 * 16
     assert cost.memory(8, ema=True) - cost.memory(4, ema=False) == weights + 4 * cost.saved

@@ -30,7 +30,7 @@ from .shared import (
 def finetune(
     model: Model,
     task: Annotated[
-        str, typer.Argument(help="mdlm, sedd, d3pm, plaid, mlm, ar, or a task such as glue/sst2 or gue/tf_0.")
+        str, typer.Argument(help="mdlm, block, sedd, d3pm, plaid, mlm, ar, or a task such as glue/sst2 or gue/tf_0.")
     ],
     overrides: Overrides = None,
     data: Annotated[str | None, typer.Option(help="The text, unless it is a task: a name, a file or a folder.")] = None,
@@ -53,7 +53,7 @@ def finetune(
     quiet: Annotated[bool, typer.Option("--quiet", help="Do not show progress.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Fine-tune a model: as a diffusion model, as a BERT (mlm), from left to right (ar), or on a task."""
+    """Fine-tune a model: as a diffusion model, in blocks, as a BERT (mlm), from left to right (ar), or on a task."""
     from ..training import adapt
     from ..training.fit import fit_machine
 
@@ -155,10 +155,19 @@ def _print_adapted(done: Any, as_json: bool) -> None:
             out_console.print(f"fine-tuned {result.step} steps{early} into {result.out}", markup=False)
             for name, figures in (("before", done.before), ("after", after)):
                 if figures is not None:
-                    out_console.print(f"{name}: {figures_line(figures)}", markup=False)
+                    law = _law(figures["protocol"]) if after and "block" in after["protocol"] else ""
+                    out_console.print(f"{name}{law}: {figures_line(figures)}", markup=False)
             out_console.print(f"next: unmask sample {result.out} -n 4    unmask eval {result.out}", markup=False)
     if not result.finished:
         raise typer.Exit(exit_code())
+
+
+def _law(protocol: dict[str, Any]) -> str:
+    """By which law a model in blocks, or the one it came from, is judged."""
+    block = protocol.get("block")
+    if block is None:
+        return f", {protocol['method']}"
+    return f", blocks of {block}" if isinstance(block, int) else f", {block}"
 
 
 def _print_tasks(results: list[Any], task: str, out: str, as_json: bool) -> None:

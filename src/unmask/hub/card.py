@@ -57,7 +57,8 @@ def model_card(
     readable = is_readable(config)
     head: dict[str, Any] = {"license": license, "language": list(language), "datasets": list(datasets)}
     head = {key: value for key, value in head.items() if value}
-    head |= {"library_name": "unmask", "tags": [*TAGS, *(tag for tag in tags if tag not in TAGS)]}
+    known = (*TAGS, "block-diffusion") if config.model.method == "block" else TAGS
+    head |= {"library_name": "unmask", "tags": [*known, *(tag for tag in tags if tag not in known)]}
     if readable:
         head["pipeline_tag"] = "fill-mask"
     parts = [
@@ -75,11 +76,26 @@ def model_card(
 def _about(config: Config, parameters: int | None) -> str:
     net, timed = config.model, getattr(config.model, "time_conditioning", False)
     size = "" if parameters is None else f"{parameters:,} parameters, "
+    paper = "[MDLM](https://arxiv.org/abs/2406.07524)"
+    if net.method == "block":
+        paper = "[block diffusion](https://arxiv.org/abs/2503.09573)"
     return (
-        f"A masked diffusion language model (method `{net.method}`, [MDLM](https://arxiv.org/abs/2406.07524)): {size}"
+        f"A masked diffusion language model (method `{net.method}`, {paper}): {size}"
         f"{net.n_blocks} blocks of {net.hidden_dim} channels, {config.data.length} tokens per row, schedule "
         f"{config.schedule.name}, {'told the time' if timed else 'not told the time'}."
-    )
+    ) + (_sizes(config) if net.method == "block" else "")
+
+
+def _sizes(config: Config) -> str:
+    """In which blocks a model of method block writes, and on which it was trained."""
+    spec, shares = config.block, config.block.shares
+
+    def named(size: int | str) -> str:
+        return "whole rows" if size == "full" else f"blocks of {size} token{'s' if size != 1 else ''}"
+
+    trained = ", ".join(f"{named(size)} ({share:.0%} of the steps)" for size, share in shares.items())
+    trained = trained if len(shares) > 1 else "these alone"
+    return f" It writes text in {named(spec.size)}, and was trained on {trained}."
 
 
 def _loading(repo_id: str, readable: bool) -> str:

@@ -45,6 +45,8 @@ PRETRAINED = Path(__file__).parent / "pretrained"  # portable folders inside the
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 # Names from before the Hub had organisations, as bert-base-uncased: it still knows them, and no new ones are given.
 OLD_ID = re.compile(r"(bert|roberta|xlm-roberta|distilbert|distilroberta|albert|camembert)-[\w.-]+", re.ASCII)
+# Repositories with a model in each of many folders: the name goes on with the path of one.
+WITH_FOLDERS = re.compile(r"(jdeschena/blockgen)/([A-Za-z0-9][\w.-]*(?:/[A-Za-z0-9][\w.-]*)*)", re.ASCII)
 WANTED = [*layout.FILES, layout.INDEX, "special_tokens_map.json", VOCAB_FILE]
 GIVE = "--tokenizer PATH (in Python: tokenizer=PATH)"
 M = TypeVar("M", bound=nn.Module)
@@ -118,6 +120,8 @@ def find(path: str | Path, revision: str | None = None) -> Path:
         return PRETRAINED / name
     if isinstance(path, str) and (HUB_ID.fullmatch(name) or OLD_ID.fullmatch(name)):
         return _download(name, revision)
+    if isinstance(path, str) and (parts := WITH_FOLDERS.fullmatch(name)):
+        return _download(parts[1], revision, parts[2])
     close = nearest(name, pretrained())
     known = f"; built in are: {', '.join(pretrained())}" if close else ""
     raise UserError(f"there is no model at {path}{close}{known}; train one with: unmask train demo --out {path}")
@@ -249,30 +253,31 @@ def load_classifier(path: str | Path, device: str = "cpu", *, which: str | None 
 # -- the Hub ---------------------------------------------------------------------------------------------------------
 
 
-def _download(name: str, revision: str | None) -> Path:
-    """The folder of a Hub model in the local cache: data files only."""
-    folder = _snapshot(name, revision, WANTED)
+def _download(name: str, revision: str | None, inside: str = "") -> Path:
+    """The folder of a Hub model in the local cache: data files only; `inside` is its path in the repository."""
+    folder = _snapshot(name, revision, WANTED, inside)
     if not any(folder.glob("*.safetensors")):
-        folder = _snapshot(name, revision, [*WANTED, layout.PICKLE, layout.CHECKPOINT])
+        folder = _snapshot(name, revision, [*WANTED, layout.PICKLE, layout.CHECKPOINT], inside)
     if not layout.is_folder(folder):
-        raise UserError(f"the model {name} on the Hugging Face Hub has no {layout.CONFIG}; unmask cannot read it")
+        where = f"folder {inside} of {name}" if inside else f"model {name}"
+        raise UserError(f"the {where} on the Hugging Face Hub has no {layout.CONFIG}; unmask cannot read it")
     return folder
 
 
-def _snapshot(name: str, revision: str | None, patterns: list[str]) -> Path:
+def _snapshot(name: str, revision: str | None, patterns: list[str], inside: str) -> Path:
     from huggingface_hub import snapshot_download
 
+    before = f"{inside}/" if inside else ""
     with hub() as online:
         try:
-            return Path(
-                snapshot_download(
-                    name,
-                    revision=revision,
-                    allow_patterns=patterns,
-                    ignore_patterns=["*/*"],
-                    local_files_only=not online,
-                )
+            whole = snapshot_download(
+                name,
+                revision=revision,
+                allow_patterns=[before + pattern for pattern in patterns],
+                ignore_patterns=[f"{before}*/*"],
+                local_files_only=not online,
             )
+            return Path(whole) / inside
         except Exception as error:  # all that the library and its transport raise
             why = (
                 f"the Hugging Face Hub does not give it: {reason(error)}"

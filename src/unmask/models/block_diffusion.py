@@ -102,6 +102,12 @@ class BlockDiffusion(MaskedDiffusion):
         place = (0.5 + step * GOLDEN) % 1 * ends[-1]
         return next(size for size, end in zip(self.mixture, ends, strict=True) if place < end or end == ends[-1])
 
+    def streams(self, step: int | None = None) -> float:
+        """Two, the noisy and the clean one, unless a row is a single block."""
+        if step is not None:
+            return 1.0 if self.block_of(step) is None else 2.0
+        return 2.0 - self.mixture.get(None, 0.0) / sum(self.mixture.values())
+
     def loss(self, batch: Batch, keys: Keys) -> tuple[Tensor, Tensor]:
         """(sum to minimise, weight it is a sum over), in the blocks of this step."""
         law = self.in_blocks(self.block_of(keys.step))

@@ -59,6 +59,10 @@ class LanguageModel(nn.Module, ABC):
         """Weights that learn faster or slower than others: their learning rate in units of train.lr, by name."""
         return {}
 
+    def streams(self, step: int | None = None) -> float:
+        """How many columns the network reads for a token in a training step; None: in the mean over all steps."""
+        return 1.0
+
     @abstractmethod
     def nats(self, batch: Batch, keys: Keys) -> TokenNats:
         """An unbiased draw of a bound on -log p, distributed over the scored tokens."""

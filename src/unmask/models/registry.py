@@ -155,8 +155,7 @@ def autoregressive(config: Config, vocab: Vocab, n_labels: int) -> LanguageModel
 def block_diffusion(config: Config, vocab: Vocab, n_labels: int) -> LanguageModel:
     """Blocks from left to right, on a network that takes any attention."""
     spec, length = config.block, config.data.length
-    kind = network_class(config.model)
-    if not {"attention", "positions", "cache", "queries"} <= kind.takes or "both" not in kind.directions:
+    if not reads_blocks(config.model):
         raise UserError(
             f"block diffusion reads rows twice at once, which the {config.model.network} network does not; "
             "set model.network=dit or model.network=modern"
@@ -178,6 +177,12 @@ def block_diffusion(config: Config, vocab: Vocab, n_labels: int) -> LanguageMode
         mixture=sizes,
         clean=spec.clean,
     )
+
+
+def reads_blocks(spec: ModelConfig) -> bool:
+    """Whether a network can read a noisy and a clean stream at once, and go on from a cache."""
+    kind = network_class(spec)
+    return {"attention", "positions", "cache", "queries"} <= kind.takes and "both" in kind.directions
 
 
 def _size(size: int | str) -> int | None:

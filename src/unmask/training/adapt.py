@@ -1,6 +1,7 @@
 """Fine-tuning of a saved model (paper section 5.1): it is trained further as a language model, or becomes a classifier.
 
 unmask finetune MODEL mdlm --data TEXT      a BERT learns to write; the bound before and after (also sedd, d3pm, plaid)
+unmask finetune MODEL block --data TEXT     an MDLM or AR model learns to write block after block
 unmask finetune MODEL glue/sst2             a task with labels, one run per seed
 """
 
@@ -27,8 +28,17 @@ from ..hub.layout import NoHead
 from ..hub.resolve import load
 from ..lm import LM
 from ..models import registry
+from ..models.block_diffusion import BlockDiffusion
 from ..progress import progress_bar
-from ..recipes import dna_finetuning, genomics_finetuning, glue_finetuning, mdlm_finetuning
+from ..recipes import (
+    block_finetuning,
+    dna_finetuning,
+    genomics_finetuning,
+    glue_finetuning,
+    mdlm_finetuning,
+    mixed_blocks,
+    named_keys,
+)
 from ..types import Likelihood
 from .finetune import TaskResult, finetune
 from .loop import folder_of, open_folder, say_run
@@ -36,9 +46,15 @@ from .text import TrainResult, check, train
 
 KINDS = {  # method and loss of a model that is trained further as a language model
     "mdlm": ("mdlm", "bound"), "mlm": ("mdlm", "mlm"), "sedd": ("sedd", "bound"), "d3pm": ("d3pm", "bound"),
-    "plaid": ("plaid", "bound"), "ar": ("ar", "bound"),
+    "plaid": ("plaid", "bound"), "ar": ("ar", "bound"), "block": ("block", "bound"),
 }  # fmt: skip
-LIKE = ("mdlm", "sedd", "d3pm", "no-carry-over")  # methods whose weights mean the same: a token for each [MASK]
+LIKE = (
+    "mdlm",
+    "sedd",
+    "d3pm",
+    "no-carry-over",
+    "block",
+)  # methods whose weights mean the same: a token for each [MASK]
 INSTEAD = {"train.steps": "task.epochs", "data.length": "task.length", "data.local": "task.local"}  # for tasks
 BEFORE = "before.json"  # in the folder of the run
 
@@ -74,7 +90,9 @@ def language_config(
     """The settings of a language model that is trained further: the paper's fine-tuning, on the data asked for."""
     method, loss = KINDS[kind]
     _check_start(lm, name, kind)
-    if lm.config.data.tokenizer == "dna":
+    if kind == "block":
+        config = block_finetuning(lm.config, loss)
+    elif lm.config.data.tokenizer == "dna":
         config = dna_finetuning(lm.config, method, loss)
     else:
         config = mdlm_finetuning(lm.config, loss, method)
@@ -86,7 +104,11 @@ def language_config(
         config = _with(config, "data", local=local)
     if data is None and not any(text.startswith("data.source=") for text in overrides):
         raise UserError(f"name the text on which {name} is to be trained: --data NAME_OR_PATH")
-    return _overridden(config, overrides)
+    config, named = _overridden(config, overrides), named_keys(overrides)
+    if kind == "block" and lm.config.model.method != "block" and "block.mixture" not in named:
+        sizes = mixed_blocks(config.data.length, config.block.size if "block.size" in named else None)
+        config = _with(config, "block", size=sizes.size, mixture=sizes.mixture)
+    return config
 
 
 def _check_start(lm: LM, name: str, kind: str) -> None:
@@ -98,10 +120,29 @@ def _check_start(lm: LM, name: str, kind: str) -> None:
         )
     if kind == "ar" or method == kind:
         return
+    if kind == "block":
+        _check_blocks(lm, name)
+        return
     if causal or method not in LIKE:
         why = "looks to the left only" if causal else f"is trained as {method}"
         raise UserError(
             f"{name} {why}, and {kind} needs a masked LM that looks both ways; give a BERT or a model of method mdlm"
+        )
+
+
+def _check_blocks(lm: LM, name: str) -> None:
+    """Raise if a model cannot learn to write in blocks."""
+    spec = lm.config.model
+    if spec.method not in (*LIKE, "ar"):
+        raise UserError(f"{name} is trained as {spec.method}, and block needs a model of method mdlm, ar or block")
+    if not registry.reads_blocks(spec):
+        raise UserError(f"{name} is a {spec.network}, which does not read two streams; block needs a dit or a modern")
+    if lm.model.backbone.time_conditioning:
+        raise UserError(f"{name} is told the time of a row, and in block diffusion every block has a time of its own")
+    if not isinstance(lm.model.backbone, registry.network_class(spec)):
+        raise UserError(
+            f"{name} is an autoregressive {spec.network}, which lacks the adaLN weights of the network that looks both "
+            "ways; of AR models only those on the modern network can learn to write in blocks"
         )
 
 
@@ -162,6 +203,9 @@ def bound(lm: LM, config: Config, world: Any, quiet: bool) -> Likelihood:
     model = lm.model
     if lm.config.model.method in LIKE:
         model = model.under(registry.schedule(config.schedule), registry.law(config.objective, config.schedule))
+    if isinstance(model, BlockDiffusion):
+        size = config.block.size if config.model.method == "block" else "full"
+        model = model.in_blocks(None if size == "full" else size)
     model = model.to(world.device)
     with world.first(), progress_bar("tokenizing", quiet) as progress:
         rows = prepare(config.data, lm.tokenizer, ("train", spec.split), progress).split(spec.split)

@@ -77,7 +77,10 @@ def measure(job: TrainingJob, out: Path, world: World, seconds: float) -> Cost:
         if (timed >= FEWEST and spent[-1] > SHARE * seconds) or (timed < FEWEST and spent[-1] > seconds / 10):
             break  # the latter: steps so long that even a few would take too much of the time
     first = min(UNTIMED, len(spent) - 2)
-    step = (spent[-1] - spent[first]) / (len(spent) - 1 - first)
+    streams = sum(
+        job.streams(number) for number in range(first, len(spent) - 1)
+    )  # some steps may read more than others
+    step = (spent[-1] - spent[first]) / streams * job.streams()
     samples = mean_over(_timed(lambda: job.samples(trainer, 0)), world) if job.config.sample.every else 0.0
     evaluation = mean_over(job.evaluation_seconds(trainer), world)
     saving = mean_over(_timed(lambda: _save(trainer, out / "measuring", world)), world)

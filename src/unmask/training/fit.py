@@ -18,6 +18,9 @@ from ..distributed import pick_device
 from ..distributed import world as join_world
 from ..hub import checkpoint
 from ..lm import LM
+from ..models import registry
+from ..models.language_model import LanguageModel
+from ..models.masked import as_masked
 from ..process.keys import Keys
 from ..progress import clock
 from ..recipes import named_keys
@@ -41,7 +44,7 @@ def fit_machine(lm: LM, config: Config, out: str | Path, overrides: Sequence[str
     if pick_device(config.train.device).type == "cuda" and config.train.minutes is None:
         return config
     with join_world(config.train.device) as world:
-        cost, processes = row_cost(lm, config.data.length), world.size
+        cost, processes = row_cost(trained_on(lm, config), config.data.length), world.size
         cost = replace(cost, seconds=mean_over(cost.seconds, world))  # all processes choose the same
     row = cost.seconds / processes
     full = config.train.batch_size * row
@@ -112,9 +115,20 @@ class RowCost:
         return peak_memory(torch.device("cpu")) + (4 + ema) * self.weights + rows * self.saved
 
 
-def row_cost(lm: LM, length: int) -> RowCost:
-    """Measured with a few rows of random tokens."""
-    model, saved = lm.model, dict[int, int]()
+def trained_on(lm: LM, config: Config) -> LanguageModel:
+    """The model that a config trains, with the network of lm, so that its steps can be measured."""
+    if config.model.method != "block":
+        return lm.model
+    with torch.device("meta"):
+        model = as_masked(registry.model(config, lm.model.vocab, len(lm.labels)))
+    assert model is not None, "block diffusion fills masks"
+    return model.under(backbone=lm.model.backbone)
+
+
+def row_cost(model: LanguageModel, length: int) -> RowCost:
+    """Measured with a few rows of random tokens, in a step that reads the most columns."""
+    saved = dict[int, int]()
+    step = max(range(16), key=model.streams)
 
     def note(tensor: Tensor) -> Tensor:
         saved[tensor.data_ptr()] = tensor.numel() * tensor.element_size()
@@ -123,7 +137,7 @@ def row_cost(lm: LM, length: int) -> RowCost:
     def seconds(rows: int) -> float:
         tokens = torch.randint(model.vocab.size - 1, (rows, length), generator=torch.Generator().manual_seed(0))
         begin = time.monotonic()
-        loss, _ = model(Batch(tokens.to(model.device), torch.arange(rows), rows), Keys(0).at(0))
+        loss, _ = model(Batch(tokens.to(model.device), torch.arange(rows), rows), Keys(0).at(step))
         loss.backward()
         return (time.monotonic() - begin) / rows
 
@@ -138,6 +152,7 @@ def row_cost(lm: LM, length: int) -> RowCost:
     model.train(was_training)
     weights = sum(p.numel() * p.element_size() for p in model.parameters())
     held = {p.data_ptr() for p in model.parameters()}
+    row *= model.streams() / model.streams(step)
     return RowCost(max(row, 1e-6), sum(size for place, size in saved.items() if place not in held), weights)
 
 

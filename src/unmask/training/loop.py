@@ -94,6 +94,10 @@ class TrainingJob(ABC):
     def evaluate(self, trainer: Trainer, step: int) -> Evaluated | None:
         """Judge the averaged weights (all processes call); None where the model cannot be judged."""
 
+    def streams(self, step: int | None = None) -> float:
+        """As `LanguageModel.streams`: a step costs in proportion to it."""
+        return 1.0
+
     def evaluation_seconds(self, trainer: Trainer) -> float:
         """About how long an evaluation takes (all processes call)."""
         return 0.0

@@ -190,6 +190,10 @@ class TextJob(TrainingJob):
             )
         return self.valid
 
+    def streams(self, step: int | None = None) -> float:
+        """Those of the model."""
+        return self.model.streams(step)
+
     def evaluation_seconds(self, trainer: Trainer) -> float:
         """From one draw of a few rows."""
         spec, rows = self.config.eval, len(self.valid_rows)

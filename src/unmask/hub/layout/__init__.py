@@ -8,8 +8,9 @@ executed: JSON and safetensors are data, and `auto_map` is ignored.
 Other masked language models (the BERT family) are read too, with config.json and tensors as in transformers, and are
 written in the same form with our "unmask" part added.
 
-Modules: `terms` what a config.json can say, `published` MDLM's and SEDD's, `encoder_folders` masked language models,
-`dna_layouts` Caduceus, Mamba and HyenaDNA, `ours` the one we write, `weights` the tensors, `folder` the files together.
+Modules: `terms` what a config.json can say, `published` those of MDLM, SEDD, BD3-LM and BlockGen, `encoder_folders`
+masked language models, `dna_layouts` Caduceus, Mamba and HyenaDNA, `ours` the one we write, `weights` the tensors,
+`folder` the files together.
 How foreign files describe a network is next to that network: `networks/foreign`.
 """
 
@@ -31,6 +32,7 @@ from .terms import (
     CARD,
     CHECKPOINT,
     CONFIG,
+    COVERED,
     DTYPES,
     FILES,
     GPT2,
@@ -62,6 +64,7 @@ __all__ = [
     "CARD",
     "CHECKPOINT",
     "CONFIG",
+    "COVERED",
     "DTYPES",
     "FILES",
     "FORMAT",

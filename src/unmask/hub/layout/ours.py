@@ -14,7 +14,7 @@ from ...networks.foreign.fields import mapping
 from ...types import UserError, Vocab
 from .dna_layouts import read_genomic
 from .encoder_folders import agree, is_encoder, read_encoder, read_mosaic, sections_of, with_part, with_type
-from .published import read_mdlm, read_sedd
+from .published import is_blockgen, read_bd3lm, read_blockgen, read_mdlm, read_sedd
 from .terms import CONFIG, DTYPES, GPT2, ROLES, SHAPE, Described, inside, is_published, read_vocab
 
 FORMAT = 1
@@ -83,6 +83,10 @@ def from_json(tree: Mapping[str, Any], where: str | Path = CONFIG, tokenizer: st
         return _ours(tree, where)
     if tree.get("model_type") == "mdlm":
         return read_mdlm(tree, where)
+    if tree.get("model_type") == "bd3lm":
+        return read_bd3lm(tree, where)
+    if is_blockgen(tree):
+        return read_blockgen(tree, where)
     if isinstance(tree.get("model"), Mapping) and "graph" in tree:
         return read_sedd(tree, where)
     if (known := format_of(tree)) is not None:
@@ -98,8 +102,8 @@ def from_json(tree: Mapping[str, Any], where: str | Path = CONFIG, tokenizer: st
         )
     raise UserError(
         f"{where} does not describe a masked diffusion model: its model_type is {kind!r}, and unmask reads 'mdlm', "
-        "'unmask', SEDD's config, 'caduceus', 'mamba', 'hyenadna', and masked language models (bert, roberta, ...), "
-        "which look both ways"
+        "'bd3lm', 'unmask', SEDD's config, 'caduceus', 'mamba', 'hyenadna', and masked language models "
+        "(bert, roberta, ...), which look both ways"
     )
 
 

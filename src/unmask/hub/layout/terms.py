@@ -27,6 +27,7 @@ FILES = (CONFIG, "*.safetensors", JSON_FILE, CONFIG_FILE, SAMPLING_FILE)  # of a
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 SHAPE = ("hidden_dim", "n_blocks", "n_heads", "cond_dim", "mlp_ratio", "dropout", "time_conditioning")
 ROLES = ("mask", "pad", "bos", "eos")
+COVERED = "the method mdlm (and block, if whole rows are among its block sizes) on the networks dit and modern"
 GPT2 = Vocab(50258, mask=50257, bos=50256, eos=50256)  # <|endoftext|> is both ends, and [MASK] comes after all others
 
 
@@ -47,8 +48,10 @@ def is_published(config: Config) -> bool:
 
 
 def is_readable(config: Config) -> bool:
-    """Whether our classes for transformers can hold this model."""
-    return config.model.method == "mdlm" and config.model.network in ("dit", "modern")
+    """Whether our classes for transformers can hold this model: one that was trained to fill masks in whole rows."""
+    method, rows = config.model.method, {"full", config.data.length}
+    whole = method == "mdlm" or (method == "block" and bool(rows & config.block.shares.keys()))
+    return whole and config.model.network in ("dit", "modern")
 
 
 def is_foreign(described: Described) -> bool:

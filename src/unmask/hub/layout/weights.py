@@ -17,10 +17,11 @@ from ...models.language_model import LanguageModel
 from ...types import UserError, Vocab
 from .. import pickled
 from ..checkpoint import assign, check_names
-from .terms import CHECKPOINT, DTYPES, INDEX, PICKLE, WEIGHTS, Described, is_published
+from .terms import CHECKPOINT, DTYPES, INDEX, PICKLE, WEIGHTS, Described, inside, is_published
 
 PREFIX = "backbone.model."  # before the names that transformers has for the tensors of an encoder
 INV_FREQ = "backbone.rotary_emb.inv_freq"  # a buffer of the published network, which we compute
+CLIPPED = ("sampling_eps_min", "sampling_eps_max")  # numbers in BD3-LM's files: the mask rates of its training
 
 
 def inv_freq(config: Config) -> Tensor:
@@ -61,9 +62,10 @@ def read_weights(folder: str | Path) -> dict[str, Tensor]:
 
 
 def our_names(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The same tensors, with the prefix "backbone." if none of them has it."""
+    """The same tensors, with the prefix "backbone." if none of them has it, without BD3-LM's two numbers."""
     inside = any(name.startswith("backbone.") for name in tensors)
-    return {name if inside else f"backbone.{name}": tensor for name, tensor in tensors.items()}
+    kept = {name: tensor for name, tensor in tensors.items() if name not in CLIPPED or tensor.numel() > 1}
+    return {name if inside else f"backbone.{name}": tensor for name, tensor in kept.items()}
 
 
 def _read(path: Path) -> dict[str, Tensor]:
@@ -105,7 +107,7 @@ def blueprint(described: Described, vocab: Vocab, count: int, where: str | Path)
         raise UserError(f"{where} does not fit this model of {config.model.n_blocks} blocks: it has {count} tensors")
     try:
         with torch.device("meta"):
-            return registry.model(config, vocab, len(described.labels))
+            return inside(where, lambda: registry.model(config, vocab, len(described.labels)))
     except (RuntimeError, OverflowError, TypeError):  # sizes that no machine has
         raise UserError(f"{where} is described as a network too large to exist") from None
 

@@ -14,9 +14,9 @@ from torch import nn
 from ...data.tokenization import Tokenizer, size_of
 from ...lm import LM
 from ...models import registry
-from ...models.masked import MaskedDiffusion
+from ...models.masked import as_masked
 from ...types import UserError
-from ..layout import Described, check_tokenizer, describe, fill, is_published, is_readable
+from ..layout import COVERED, Described, check_tokenizer, describe, fill, is_published, is_readable
 from ..resolve import advised
 
 if TYPE_CHECKING:
@@ -30,13 +30,11 @@ def lm_of(model: MDLM, tokenizer: Any) -> LM:
     backbone = model.backbone
     if any(parameter.dtype != torch.float32 for parameter in backbone.parameters()):
         backbone = deepcopy(backbone).float()
-    diffusion = MaskedDiffusion(
-        backbone,
-        registry.schedule(config.schedule),
-        registry.law(config.objective, config.schedule),
-        objective=registry.objective(config.objective, config.train.steps),
-    )
-    lm = LM(diffusion.train(model.training), tokenizer_of(tokenizer, described), config, labels=list(described.labels))
+    with torch.device("meta"):  # its own network is not used
+        diffusion = as_masked(registry.model(config, backbone.vocab, len(described.labels)))
+    assert diffusion is not None, "a readable model fills masks"
+    own = diffusion.under(backbone=backbone).train(model.training)
+    lm = LM(own, tokenizer_of(tokenizer, described), config, labels=list(described.labels))
     source = getattr(model.config, "_name_or_path", "")
     return advised(lm, Path(source)) if source and Path(source).is_dir() else lm
 
@@ -72,10 +70,7 @@ def model_of(kind: type[MDLM], lm: LM) -> MDLM:
     if not is_readable(lm.config):
         settings = lm.config.model
         what = settings.method if settings.method != "mdlm" else f"on the network {settings.network}"
-        raise UserError(
-            "the class for transformers covers the method mdlm on the networks dit and modern, and this model is "
-            f"{what}; use it through unmask"
-        )
+        raise UserError(f"the class for transformers covers {COVERED}, and this model is {what}; use it through unmask")
     if kind is MDLM and not is_published(lm.config):
         kind = UnmaskForMaskedLM
     tree = describe(lm.config, lm.tokenizer, lm.labels)

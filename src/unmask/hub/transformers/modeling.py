@@ -18,7 +18,7 @@ from ...networks.layers import LayerNorm
 from ...networks.modern import Modern
 from ...types import UserError
 from ..checkpoint import check_names
-from ..layout import INV_FREQ, check_rotary, inv_freq, is_readable
+from ..layout import COVERED, INV_FREQ, check_rotary, inv_freq, is_readable
 from .collator import IGNORED, is_packed, mdlm_loss
 from .configuration import MDLMConfig, UnmaskConfig
 
@@ -66,8 +66,8 @@ class MDLM(PreTrainedModel):
         settings = described.config.model
         if not is_readable(described.config):
             raise UserError(
-                "the class for transformers covers the method mdlm on the networks dit and modern, and this model is "
-                f"{settings.method} on {settings.network}; use it through unmask"
+                f"the class for transformers covers {COVERED}, and this model is {settings.method} on "
+                f"{settings.network}; use it through unmask"
             )
         net = registry.network(settings, described.vocab, len(described.labels))
         assert isinstance(net, DiT | Modern)
