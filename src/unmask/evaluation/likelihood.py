@@ -7,6 +7,7 @@ independent draws over the whole set, and the error over texts, with the Monte C
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
 from collections.abc import Callable, Iterator
@@ -108,10 +109,20 @@ def in_blocks(model: LanguageModel, block: int | str | None, length: int) -> Lan
     blocks = as_blocks(model)
     if blocks is None:
         raise UserError(f"block={block} is for models of method block, which this one is not; leave it out")
-    law = blocks.in_blocks(None if size == length else size)
-    if trained := law.describe().get("trained_blocks"):
-        log.warning(f"the network was not trained on block size {block}, only on: {trained}; it may do worse there")
-    return law
+    return blocks.in_blocks(None if size == length else size)
+
+
+@functools.cache
+def _warn(text: str) -> None:
+    log.warning(text)
+
+
+def note_untrained(model: LanguageModel) -> None:
+    """Say once if the network was not trained on the block size by which it is scored."""
+    facts = model.describe()
+    if "trained_blocks" in facts:
+        law = f"block size {facts['block']}" if model.block_size else "the whole row as one block"
+        _warn(f"the network was not trained on {law}, only on: {facts['trained_blocks']}; it may do worse there")
 
 
 def check_request(model: LanguageModel, **counts: int | None) -> None:
@@ -143,6 +154,8 @@ def row_nats(
     draws = 1 if model.exact else draws
     chosen = pick_rows(len(rows), limit)
     world = world or World(0, 1, model.device)
+    if world.main:
+        note_untrained(model)
     mine = list(world.slots(len(chosen)))
     nats, tokens = np.zeros((len(chosen), draws)), np.zeros(len(chosen))
     keys = eval_keys(seed)

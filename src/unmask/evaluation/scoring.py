@@ -20,7 +20,16 @@ from ..sampling import FirstHitting, LeftToRight, Sampler
 from ..types import Batch, Likelihood, Progress
 from .estimators import STRATA, default_estimator, every_set, few_sets, strata_nats, times_nats
 from .exact import exact_nats, pseudo_nats
-from .likelihood import compute_dtype, eval_keys, evaluating, in_blocks, need_likelihood, refuse_nan, summarise
+from .likelihood import (
+    compute_dtype,
+    eval_keys,
+    evaluating,
+    in_blocks,
+    need_likelihood,
+    note_untrained,
+    refuse_nan,
+    summarise,
+)
 from .predictions import RowNats, diffusion
 from .spans import Passage, ScoredPassage, each_span, lay_out, read_passages
 from .trajectories import plan_nats
@@ -158,6 +167,8 @@ def score(
     passages, scored = read_passages(builder, texts, spans, unscored)
     whole = whole_row(model)
     laws = [whole if passage.goes_on else model for passage in passages]
+    for law in {id(law): law for law in laws}.values():
+        note_untrained(law)
     method = method or default_method(min(laws, key=lambda law: law.exact), plan)
     numbers = _numbers(method, batch_size, {"draws": draws, "calls": calls, "orders": orders})
     if all(law.exact for law in laws):

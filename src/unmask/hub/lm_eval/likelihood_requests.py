@@ -251,17 +251,17 @@ def next_tokens(
 ) -> tuple[list[float], list[bool]]:
     """-log p of the scored tokens of each row, and whether each of them is the most likely next one."""
     batch, _ = lay_out(builder, passages, 0, len(passages))
-    x, asked = batch.tokens.to(model.device), batch.counted()
+    masked = as_masked(model)  # in blocks of one token
+    x, asked = batch.tokens.to(model.device), batch.counted() if masked is None else batch.weight()
     places = [torch.nonzero(row).squeeze(-1) for row in asked]
     most = max(map(len, places))
     columns = torch.stack([torch.cat([row, row[-1:].expand(most - len(row))]) for row in places]).to(x.device)
     counts = torch.arange(most) < torch.tensor([len(row) for row in places])[:, None]  # (B, M): not a repetition
-    net: Any = as_masked(model) or model.denoiser()
-    if as_masked(model) is not None:  # blocks of one token
-        z, t = torch.full_like(x, model.vocab.mask), torch.ones(len(x), dtype=torch.float64)
-        hidden = net.hidden(z, t, queries=columns, clean=x)
-    else:
+    net: Any = model.denoiser()
+    if masked is None:
         hidden = net.hidden(x, torch.zeros(len(x)), queries=columns)
+    else:
+        hidden = masked.hidden(torch.full_like(x, model.vocab.mask), torch.ones(len(x)), queries=columns, clean=x)
 
     def judge(rows: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         log_x = net.log_x(rows)
