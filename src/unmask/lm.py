@@ -21,6 +21,7 @@ from .errors import UserError, at_least, nearest
 from .evaluation.gap_lengths import GapLengths, compare_lengths
 from .evaluation.likelihood import eval_keys, evaluating
 from .evaluation.predictions import diffusion
+from .models.block_diffusion import whole_row
 from .models.language_model import LanguageModel
 from .process.keys import Keys
 from .sampling import Request
@@ -279,7 +280,7 @@ class LM:
 
     def _compare(self, canvases: Sequence[Tensor], draws: int | None) -> GapLengths:
         """The bounds on the given tokens of canvases that differ in the lengths of their gaps."""
-        net = diffusion(self.model, "ranged gaps")
+        net = diffusion(whole_row(self.model), "ranged gaps")
         first = 0 if self.prompt_builder.block_ends is None else 1  # BOS costs nothing worth comparing
         known = torch.tensor([self.tokenizer.vocab.mask, *self.tokenizer.never_hidden])
         places = [first + torch.nonzero(~torch.isin(ids[first:], known)).squeeze(-1) for ids in canvases]
@@ -307,9 +308,9 @@ class LM:
         """The likelihood of texts: together, one by one (`.texts`), and per token (`.token_nats`).
 
         `how` as in `evaluation.score`: a method (by default the bound with the least noise), a span, draws, orders, a
-        sampler (`plan`), a seed. A text longer than the model is scored in blocks of its length, each without the
-        others as context. Rows are laid out as in training (block ends, visible padding), but only the tokens of the
-        text count.
+        sampler (`plan`), a block size, a seed. A text longer than the model is scored in parts of its length, each
+        without the others as context. Rows are laid out as in training (block ends, visible padding), but only the
+        tokens of the text count.
         """
         return evaluation.score(
             self.model, self.prompt_builder, texts, label=SamplingParams(label=label).label_id(self.labels), **how

@@ -174,11 +174,11 @@ def test_the_proposal_is_weighed_away(law: Law, power: float) -> None:
 def test_sets_cover_evenly_and_have_their_sizes() -> None:
     counts = np.array([2, 3, 5, 8, 8, 9])
     weights = 1 / np.sqrt(counts)
-    chosen = _cover(counts, weights, 10)
-    assert chosen.sum(1).tolist() == counts.tolist()
-    had = weights @ chosen
+    hideable, order = np.arange(12) % 6 != 5, np.random.default_rng(0).random((2, 12))  # ten of twelve
+    chosen, none = _cover(np.stack([counts, 0 * counts]), np.stack([weights] * 2), np.stack([hideable] * 2), order)
+    assert chosen.sum(1).tolist() == counts.tolist() and not chosen[:, ~hideable].any() and not none.any()
+    had = (weights @ chosen)[hideable]
     assert had.max() - had.min() <= weights.max() + 1e-12
-    assert _cover(np.array([0, 0]), np.zeros(2), 0).shape == (2, 0)
 
 
 # -- both estimators draw that bound ---------------------------------------------------------------------------------

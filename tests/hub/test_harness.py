@@ -298,6 +298,52 @@ def test_autoregressive_greedy_by_hand() -> None:
         assert [i for i, (_, same) in enumerate(found) if same] == ([best] if best < 128 else [])
 
 
+# -- block models ----------------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def block_lm(size: int, *overrides: str) -> LM:
+    return random_lm(chars_tokenizer([SENTENCE]), "model.method=block", f"block.size={size}", *overrides, scale=2.0)
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_block_models_continue_a_context_in_their_blocks(size: int) -> None:
+    """As `lm.score` has it: exact for blocks of 1, else the sum over all sets of each block; greedy as they write."""
+    lm = block_lm(size)
+    reading = LikelihoodRequests(lm, draws=15, rows=3)
+    pairs = [("one t", "wo three"), ("o", "ne"), ("", "four"), ("two three ", "four")]
+    found = pairs_of(reading, pairs)
+    for (context, answer), (value, _) in zip(pairs, found, strict=True):
+        whole = context + answer
+        want = lm.score(whole, span=(len(context), len(whole)))
+        assert -value == pytest.approx(want.nats, rel=1e-4) and want.stderr_nats == 0
+    texts = ["one two", "three four.", "x"]
+    assert texts_of(reading, texts) == pytest.approx([-one.nats for one in lm.score(texts).texts], rel=1e-4)
+    assert reading.used == ("none: exact" if size == 1 else "strata")
+
+
+@pytest.mark.parametrize("size", [1, 4])
+def test_greedy_of_block_models_is_the_samplers(size: int) -> None:
+    lm = block_lm(size)
+    vocab, bias = lm.tokenizer.vocab, lm.model.get_parameter("backbone.output_layer.linear.bias")
+    with torch.no_grad():
+        bias[[0, vocab.pad, vocab.eos]] = -1000.0
+    for context, count in (("one", 1), ("two ", 3), ("f", 6)):
+        canvas = lm.prompt_canvas(context, len(context) + count)
+        (sample,) = lm.write([canvas], sampler="left-to-right", temperature=0.0)
+        text = sample.text[len(context) :]
+        others = [text[:-1] + letter for letter in "onetwhrfu." if letter != text[-1]]
+        found = pairs_of(LikelihoodRequests(lm, draws=1), [(context, answer) for answer in (text, *others)])
+        assert [same for _, same in found] == [True] + [False] * len(others)
+
+
+@pytest.mark.parametrize("size", [1, 4])
+def test_block_models_pay_for_the_end_of_a_text(size: int) -> None:
+    lm = block_lm(size, "data.layout=pad")
+    found = texts_of(LikelihoodRequests(lm, draws=15), ["one", "two three"])
+    assert found == pytest.approx([-one.nats for one in lm.score(["one", "two three"]).texts], rel=1e-4)
+
+
 # -- tokens and windows ----------------------------------------------------------------------------------------------
 
 
@@ -370,7 +416,7 @@ def test_long_continuations_are_sums_over_windows() -> None:
     assert reading.seen == {"contexts_cut": 0, "continuations_in_windows": 1}
 
 
-@pytest.mark.parametrize("make", [bytes_lm, ar_lm, bpe])
+@pytest.mark.parametrize("make", [bytes_lm, ar_lm, bpe, lambda: block_lm(1), lambda: block_lm(4)])
 def test_any_text_is_a_request(make: Any) -> None:
     pairs = [("", ""), ("one", ""), ("", "x"), (" ", " "), ("[MASK]", "[EOS]"), ("é", "☃ 🙂"), ("\ud83d", "\udc00 one")]
     found = pairs_of(LikelihoodRequests(make(), draws=2), pairs)
@@ -468,7 +514,7 @@ def test_samples_have_seeds_of_their_own() -> None:
     assert written(GenerationRequests(chars_lm(), seed=1), requests) != texts
 
 
-@pytest.mark.parametrize("make", [bytes_lm, ar_lm, lambda: ar_lm("objective.start_token=false")])
+@pytest.mark.parametrize("make", [bytes_lm, ar_lm, lambda: ar_lm("objective.start_token=false"), lambda: block_lm(4)])
 @pytest.mark.parametrize(("context", "count"), [("", 4), ("x" * 40, 4), ("abc", 40), ("x" * 40, 16)])
 def test_any_length_can_be_asked_for(make: Any, context: str, count: int) -> None:
     lm = make()

@@ -182,7 +182,7 @@ def test_the_end_of_a_training_names_a_command_that_works(tmp_path: Path) -> Non
 
 def test_an_infinite_perplexity_is_printed(monkeypatch: pytest.MonkeyPatch) -> None:
     found = Likelihood(10_000.0, 10, None, 0.0, 3.0, {"bound": "exact"})  # e^1000: what a diverged model has
-    monkeypatch.setattr(eval_command, "evaluate_model", lambda *_, **__: found)
+    monkeypatch.setattr(eval_command, "evaluate_model", lambda *_, **__: [found])
     figures = run("eval", made("ar"), "--json").json()
     assert figures["perplexity"] is None and figures["nats_per_token"] == 1000
     assert run("eval", made("ar")).out.startswith("perplexity inf, 1442.695 bits/token, 10 tokens")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -37,10 +39,10 @@ JUDGING = ("scorer", "reference", "n", "length", "mauve", "more")
 
 
 def _judging() -> list[str]:
-    """Options that need --generative; steps and seed have another meaning without it."""
+    """Options that need --generative; steps, seed and block have another meaning without it."""
     from ..sampling.params import settings_on
 
-    return [*JUDGING, *(name for name in settings_on("cli") if name not in ("steps", "seed"))]
+    return [*JUDGING, *(name for name in settings_on("cli") if name not in ("steps", "seed", "block"))]
 
 
 def _suite(ctx: typer.Context, model: str, name: str, sets: str | None) -> None:
@@ -49,8 +51,20 @@ def _suite(ctx: typer.Context, model: str, name: str, sets: str | None) -> None:
 
     refuse(ctx, _judging(), "needs --generative")
     refuse(ctx, ("data", "split", "bound", "steps", "schedule", "label_column", "field"), "does not go with --suite")
-    wanted = ("local", "draws", "batch_size", "rows", "seed", "which", "weights", "device", "estimator", "tokenizer")
-    chosen = None if sets is None else [word.strip() for word in sets.split(",") if word.strip()]
+    wanted = (
+        "local",
+        "draws",
+        "batch_size",
+        "rows",
+        "seed",
+        "which",
+        "weights",
+        "device",
+        "estimator",
+        "tokenizer",
+        "block",
+    )
+    chosen = None if sets is None else _words(sets)
     results = evaluate_members(model, name=name, sets=chosen, **{key: ctx.params[key] for key in wanted})
     if not is_main():
         return
@@ -82,6 +96,10 @@ def evaluate(
         str | None, typer.Option(help="strata (default where it is unbiased: less noise) or times (as in the paper).")
     ] = None,
     schedule: Annotated[str | None, typer.Option(help="Noise schedule (default: the model's).")] = None,
+    block: Annotated[
+        str | None,
+        typer.Option(help="Block size of a block model, or full; several as 1,4,full (default: the model's)."),
+    ] = None,
     batch_size: Annotated[int, typer.Option(help="Rows per network call; does not change the result.")] = 32,
     rows: Annotated[int | None, typer.Option(help="Use at most this many rows, evenly spaced.")] = None,
     label_column: Annotated[
@@ -124,7 +142,7 @@ def evaluate(
         return
     refuse(ctx, ("sets",), "needs --suite")
     if generative:
-        likelihoods = (
+        of_likelihoods = (
             "data",
             "split",
             "bound",
@@ -136,7 +154,7 @@ def evaluate(
             "local",
             "field",
         )
-        refuse(ctx, likelihoods, "does not go with --generative")
+        refuse(ctx, of_likelihoods, "does not go with --generative")
     else:
         refuse(ctx, _judging(), "needs --generative")
     if generative:
@@ -165,8 +183,10 @@ def evaluate(
         out_console.print(table(report.columns()), markup=False)
         print_lines(judged_lines({**report.protocol, **report.samples.protocol}))
         return
-    likelihood: Likelihood = evaluate_model(
+    blocks: list[str | None] = [None] if block is None else [*_words(block)] or [block]
+    likelihoods = evaluate_model(
         model,
+        blocks=blocks,
         data=data,
         split=split,
         bound=bound,
@@ -187,16 +207,30 @@ def evaluate(
     )
     if not is_main():
         return
-    figures = likelihood.as_dict()
+    if len(blocks) > 1:
+        from ..evaluation.show import block_lines
+
+        if as_json:
+            each = [{"block": name, **one.as_dict()} for name, one in zip(blocks, likelihoods, strict=True)]
+            print_json({"model": model, "blocks": each})
+            return
+        print_lines(block_lines([str(name) for name in blocks], likelihoods))
+        return
+    figures = likelihoods[0].as_dict()
     if as_json:
         print_json(figures)
         return
     print_lines([figures_line(figures), *protocol_lines(figures["protocol"])])
 
 
+def _words(text: str) -> list[str]:
+    return [word.strip() for word in text.split(",") if word.strip()]
+
+
 def evaluate_model(
     path: str,
     *,
+    blocks: Sequence[str | None] = (None,),
     data: str | None,
     split: str | None,
     bound: str | None,
@@ -214,12 +248,16 @@ def evaluate_model(
     local: str | None = None,
     tokenizer: str | None = None,
     field: str | None = None,
-) -> Likelihood:
-    """The bound of a saved model on a data set; without a split, on all of a file or folder that is not the model's."""
+) -> list[Likelihood]:
+    """The bound of a saved model on a data set, by each of the block sizes (None: its own, or it has none).
+
+    Without a split it is on all of a file or folder that is not the model's.
+    """
     from ..data.pack import prepare
     from ..distributed import world as join_world
     from ..evaluation import default_estimator
     from ..evaluation.likelihood import evaluate as evaluate_rows
+    from ..evaluation.likelihood import in_blocks
     from ..hub.resolve import load
     from ..models import registry
     from ..progress import progress_bar
@@ -233,25 +271,36 @@ def evaluate_model(
         model = lm.model
         if (bound, steps, schedule) != (None, None, None):  # a model that has none of these says so
             model = model.under(registry.schedule(config.schedule), registry.law(config.objective, config.schedule))
+        laws = [in_blocks(model, block, config.data.length) for block in blocks]
         with world.first(), progress_bar("tokenizing", quiet=not world.main) as progress:
             prepared = prepare(spec, lm.tokenizer, splits=(part,), progress=progress, labels=lm.labels or None)
             if split == "all" and prepared.corpus.division is None:
                 raise UserError(f"{spec.source} comes with its splits; choose one: {', '.join(prepared.corpus.splits)}")
             split_rows = prepared.split(part, rest=split == "all")
-        with progress_bar("evaluating", quiet=not world.main) as progress:
-            return evaluate_rows(
-                model,
-                split_rows,
-                draws=draws,
-                batch_size=batch_size,
-                seed=seed,
-                limit=rows,
-                world=world,
-                attend_pads=config.data.attend_pads,
-                estimator=chosen or default_estimator(model),
-                progress=progress,
-                protocol={"model": path, "checkpoint": which, "weights": used_weights(lm, weights), "split": split},
-            )
+        likelihoods = []
+        for law in laws:
+            with progress_bar("evaluating", quiet=not world.main) as progress:
+                likelihoods.append(
+                    evaluate_rows(
+                        law,
+                        split_rows,
+                        draws=draws,
+                        batch_size=batch_size,
+                        seed=seed,
+                        limit=rows,
+                        world=world,
+                        attend_pads=config.data.attend_pads,
+                        estimator=chosen or default_estimator(law),
+                        progress=progress,
+                        protocol={
+                            "model": path,
+                            "checkpoint": which,
+                            "weights": used_weights(lm, weights),
+                            "split": split,
+                        },
+                    )
+                )
+        return likelihoods
 
 
 def evaluate_members(
@@ -264,17 +313,20 @@ def evaluate_members(
     device: str,
     estimator: str | None = None,
     tokenizer: str | None = None,
+    block: str | None = None,
     **how: Any,
 ) -> list[SuiteResult]:
     """The bound of a saved model on every set of a suite; `how` as in `evaluate_suite`."""
     from ..distributed import world as join_world
     from ..evaluation import default_estimator
+    from ..evaluation.likelihood import in_blocks
     from ..evaluation.suites import evaluate_suite, suite
     from ..hub.resolve import load
 
     chosen, members = _estimator(estimator), suite(name, sets)
     with join_world(device) as world:
         lm = load(path, which=which, weights=weights, device=str(world.device), tokenizer=tokenizer)
+        lm = replace(lm, model=in_blocks(lm.model, block, lm.length))
         return evaluate_suite(
             lm,
             members,

@@ -60,6 +60,9 @@ def score(
         str | None,
         typer.Option(help="left-to-right, order, confidence, entropy, margin; random: first-hitting, plan (T steps)."),
     ] = None,
+    block: Annotated[
+        str | None, typer.Option(help="Block size of a block model, or full: the whole row (default: the model's).")
+    ] = None,
     label: Annotated[str | None, typer.Option(help="Label of a model that was trained with labels.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of masks and orders.")] = 0,
     batch_size: Annotated[int, typer.Option(help="Rows per network call; does not change the result.")] = 32,
@@ -81,6 +84,7 @@ def score(
         plan=plan,
         plan_settings=of_plan,
         label=label,
+        block=block,
         draws=draws,
         calls=calls,
         orders=orders,

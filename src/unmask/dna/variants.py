@@ -12,6 +12,7 @@ from ..data.genome.store import Genome
 from ..errors import UserError, at_least
 from ..evaluation.likelihood import compute_dtype, eval_keys, evaluating
 from ..lm import LM
+from ..models.block_diffusion import whole_row
 from ..types import Progress
 from .alleles import Pair, pair_of
 from .paired import PairedScorer, check_method, law_of
@@ -84,13 +85,14 @@ class VariantRequest:
 
     def protocol(self, lm: LM) -> dict[str, Any]:
         """What scores depend on."""
-        exact = lm.model.exact or self.method != "bound"
-        by_itself = equivariant(lm.model.backbone)
+        model = whole_row(lm.model)  # windows go on after a variant
+        exact = model.exact or self.method != "bound"
+        by_itself = equivariant(model.backbone)
         return {
             "score": "log p(alternative window) - log p(reference window), in nats",
             "method": self.method,
-            "law": law_of(lm.model, self.method),
-            **lm.model.describe(),
+            "law": law_of(model, self.method),
+            **model.describe(),
             "window": self.check(lm),
             "strands": "both, by the network" if by_itself else "both, mean" if self.both_strands else "as written",
             **({} if exact else {"draws": self.draws}),

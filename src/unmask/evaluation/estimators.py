@@ -1,7 +1,8 @@
 """Two ways to draw the same bound: by time, as in the paper, and by the number of masked tokens.
 
 For a network without time conditioning the bound is a sum over the number n of hidden positions, with coefficients c_n
-(`process/counts.py`).
+(`process/counts.py`). Of a model with blocks it is the sum of such bounds over the blocks of a row, each with a number
+of its own; a network call hides something in all of them.
 
 `strata_nats` draws n instead of a time. What the paper's estimator owes to the number of masks being random is gone,
 and so is most of the rest: n comes from strata of a proposal q, in antithetic pairs, and the sets of one row's calls
@@ -22,6 +23,7 @@ from torch import Tensor
 
 from ..models.language_model import LanguageModel
 from ..models.masked import MaskedDiffusion, as_masked
+from ..process.blocks import block_batch, block_places, join_blocks, split_rows
 from ..process.counts import count_weights
 from ..process.keys import Keys
 from ..process.schedule import ContinuousTime, DiscreteTime, Law, Schedule, strata
@@ -63,33 +65,33 @@ def strata_nats(
     free: Tensor | None = None,
     batch_size: int | None = None,
 ) -> TokenNats:
-    """The mean of `calls` network calls for each row, each with another number of hidden positions.
+    """The mean of `calls` network calls for each row, each with another number of hidden positions in each block.
 
-    Strata of n are over the calls of a row and over the rows of the global batch together, so one call per row of a
-    large data set is stratified too. Like `model.nats` it depends on (index, total) of a row, not on the batch.
+    Strata of n are over the calls of a row and over the rows (or blocks) of the global batch together, so one call per
+    row of a large data set is stratified too. Like `model.nats` it depends on (index, total) of a row, not on the
+    batch.
     """
     net = diffusion(model, "strata", timeless=True)
-    hideable = (batch.free() if free is None else free).cpu()
-    counts, weights = _counts(net.law, net.schedule, hideable.sum(1).tolist(), batch, calls, keys)
-    order = keys.uniform("mask", batch.index, batch.tokens.shape[1])
-    masked = np.zeros((len(batch), calls, batch.tokens.shape[1]), dtype=bool)
-    for i, positions in enumerate(hideable.numpy()):
-        positions_in_order = np.flatnonzero(positions)
-        positions_in_order = positions_in_order[np.argsort(order[i].numpy()[positions_in_order], kind="stable")]
-        masked[i][:, positions_in_order] = _cover(counts[i], weights[i], len(positions_in_order))
-    hidden = torch.from_numpy(masked).flatten(0, 1)  # (B · calls, L)
-    row = torch.arange(len(batch)).repeat_interleave(calls)
+    length = batch.tokens.shape[1]
+    size = min(net.block_size or length, length)
+    blocks = block_batch(batch, size)  # of a model without blocks, the rows
+    hideable = split_rows((batch.free() if free is None else free).cpu(), size).numpy()
+    counts, weights = _counts(net.law, net.schedule, hideable.sum(1), blocks, calls, keys)
+    order = keys.uniform("mask", blocks.index, size).numpy()
+    masked = torch.from_numpy(_cover(counts, weights, hideable, order))  # (blocks, calls, size)
+    hidden = join_blocks(masked.transpose(0, 1).reshape(-1, size), length)
+    row = torch.arange(len(batch)).repeat(calls)
     wanted = hidden & batch.weight().cpu()[row]
     t = torch.ones(len(row), dtype=torch.float64)  # not used
     nll = token_nll(net, batch, row, hidden, wanted, t, batch_size or len(batch))
-    per_call = torch.from_numpy(weights).flatten()[:, None] * nll / calls
-    return _token_nats(batch, per_call.unflatten(0, (len(batch), calls)).sum(1))
+    weight = join_blocks(torch.from_numpy(weights).T.reshape(-1, 1).expand(-1, size), length)
+    return _token_nats(batch, (weight * nll / calls).unflatten(0, (calls, len(batch))).sum(0))
 
 
 def _counts(
-    law: Law, schedule: Schedule, totals: list[int], batch: Batch, calls: int, keys: Keys
+    law: Law, schedule: Schedule, totals: np.ndarray, batch: Batch, calls: int, keys: Keys
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(B, calls) numbers of hidden positions, and the weight of each hidden token, c_n / (n q_n).
+    """(B, calls) numbers of hidden positions, of `totals` (B,), and the weight of each hidden token, c_n / (n q_n).
 
     Calls 2j and 2j + 1 lie mirrored in neighbouring strata: what the first is too far left, the second is too far
     right, and a smooth integrand does not notice.
@@ -100,45 +102,58 @@ def _counts(
     for call in range(calls):
         inside = pairs[call // 2] if call % 2 == 0 else 1 - pairs[call // 2]
         place = (call + inside) / calls
-        for i, total in enumerate(totals):
-            if total:
-                chances, weight = _proposal(law, schedule, total, power)
-                n = min(int(np.searchsorted(chances, place[i], side="right")), total - 1)
-                counts[i, call], weights[i, call] = n + 1, weight[n]
+        for total in np.unique(totals[totals > 0]).tolist():
+            rows = totals == total
+            chances, weight = _proposal(law, schedule, total, power)
+            n = np.searchsorted(chances, place[rows], side="right").clip(max=total - 1)
+            counts[rows, call], weights[rows, call] = n + 1, weight[n]
     return counts, weights
 
 
-def _cover(counts: np.ndarray, weights: np.ndarray, total: int) -> np.ndarray:
-    """(calls, total) bool: sets of these sizes that give every position nearly the same total weight.
+def _cover(counts: np.ndarray, weights: np.ndarray, hideable: np.ndarray, order: np.ndarray) -> np.ndarray:
+    """(B, calls, L) bool: sets of these sizes (B, calls) that give every position nearly the same total weight.
 
-    Each call hides the positions with the least weight so far. The rule does not depend on the text, and `total`
-    stands for positions in random order, so each set alone is still a uniform one.
+    Each call hides the positions with the least weight so far, of several the first in a random `order` (B, L). The
+    rule does not depend on the text, so each set alone is still a uniform one of the positions that are hideable.
     """
-    chosen = np.zeros((len(counts), total), dtype=bool)
-    had = np.zeros(total)
-    for call in np.argsort(counts, kind="stable"):  # heavy tokens first, so that light ones can even them out
-        least = np.argsort(had, kind="stable")[: counts[call]]
-        chosen[call, least] = True
-        had[least] += weights[call]
+    chosen = np.zeros((len(counts), counts.shape[1], hideable.shape[1]), dtype=bool)
+    had, rows = np.where(hideable, 0.0, np.inf), np.arange(len(counts))
+    for call in np.argsort(counts, axis=1, kind="stable").T:  # heavy tokens first, so that light ones can even them out
+        rank = np.lexsort((order, had)).argsort(axis=1)
+        least = rank < counts[rows, call][:, None]
+        chosen[rows, call] = least
+        had += least * weights[rows, call][:, None]
     return chosen
 
 
 def every_set(net: MaskedDiffusion, batch: Batch, row: int, free: Tensor, batch_size: int) -> Tensor:
     """(L,) the bound of one row as a sum over every set of its free positions (L,) that may be hidden: no random draws.
 
-    A set of n of M positions has chance 1 / C(M, n) among those of its size, and its tokens count c_n / n each.
+    A set of n of M positions of a block has chance 1 / C(M, n) among those of its size, and its tokens count c_n / n
+    each. Sets of all blocks are hidden in the same network calls.
     """
-    places = torch.nonzero(free.cpu()).squeeze(-1)
-    m = len(places)
-    sets = torch.tensor(list(itertools.product((False, True), repeat=m)), dtype=torch.bool)[1:]  # (2^m - 1, m)
+    blocks, out = block_places(free, net.block_size), torch.zeros(len(free), dtype=torch.float64)
+    most = max(map(len, blocks), default=0)
+    sets = torch.tensor(list(itertools.product((False, True), repeat=most)), dtype=torch.bool)[1:]  # (2^m - 1, m)
     masked = torch.zeros(len(sets), len(free), dtype=torch.bool)
-    masked[:, places] = sets
+    for places in blocks:
+        masked[:, places] = sets[:, -len(places) :]
     rows = torch.full((len(sets),), row)
     t = torch.ones(len(sets), dtype=torch.float64)  # not used
     nll = token_nll(net, batch, rows, masked, masked & batch.weight().cpu()[row], t, batch_size)
-    c, n = count_weights(net.law, net.schedule, m), sets.sum(1)
-    ways = torch.tensor([math.comb(m, int(size)) for size in n], dtype=torch.float64)
-    return (c[n] / (n * ways)) @ nll
+    for places in blocks:
+        m = len(places)
+        first = 2**m - 1  # these are the sets of the last m places alone
+        c, n = count_weights(net.law, net.schedule, m), sets[:first].sum(1)
+        ways = torch.tensor([math.comb(m, int(size)) for size in n], dtype=torch.float64)
+        out[places] = (c[n] / (n * ways)) @ nll[:first, places]
+    return out
+
+
+def few_sets(net: MaskedDiffusion, free: Tensor, calls: int) -> bool:
+    """Whether `every_set` of a row needs no more network calls than these."""
+    most = max(map(len, block_places(free, net.block_size)), default=0)
+    return 0 < 2**most - 1 <= calls
 
 
 def _token_nats(batch: Batch, nats: Tensor) -> TokenNats:
@@ -146,9 +161,12 @@ def _token_nats(batch: Batch, nats: Tensor) -> TokenNats:
 
 
 def default_estimator(model: LanguageModel) -> Estimator:
-    """The one with the least noise and with true error bars: mask counts, where they are unbiased, else times."""
+    """The one with the least noise and with true error bars: mask counts, where they are unbiased, else times.
+
+    An exact model has no noise; its own nats are all there is to know.
+    """
     net = as_masked(model)
-    if net is None or not net.normalised or net.time_conditioned:
+    if net is None or net.exact or not net.normalised or net.time_conditioned:
         return TIMES
     return STRATA if isinstance(net.law, ContinuousTime | DiscreteTime) else TIMES
 

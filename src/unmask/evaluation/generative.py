@@ -99,7 +99,7 @@ def judge_model(
 
     lm = load(path, which=which, weights=weights, device=device, tokenizer=tokenizer)
     options = SamplingParams(**how).settle(lm.model)
-    steps = getattr(options.plan(lm.prompt_builder), "steps", None)  # as asked for, or the default of the sampler
+    steps = getattr(options.plan_alone(), "steps", None)  # as asked for, or the default of the sampler
     length = len(lm.prompt_canvas("", length, windowed=options.stride is not None).ids)
     by = None if scorer is None else open_judge(scorer, lm.model.device, device)
     if with_mauve:

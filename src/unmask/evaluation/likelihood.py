@@ -7,6 +7,8 @@ independent draws over the whole set, and the error over texts, with the Monte C
 
 from __future__ import annotations
 
+import functools
+import logging
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,10 +23,13 @@ from ..data.loader import eval_batch
 from ..data.pack import Rows
 from ..distributed import World
 from ..errors import UserError, at_least
+from ..models.block_diffusion import as_blocks
 from ..models.language_model import LanguageModel
 from ..process.keys import Keys, check_seed
 from ..types import Batch, Likelihood, Progress, TokenNats
 from .uncertainty import rate_variance, standard_errors
+
+log = logging.getLogger("unmask")
 
 
 @dataclass(frozen=True)
@@ -33,6 +38,12 @@ class Estimator:
 
     name: str
     nats: Callable[[LanguageModel, Batch, Keys], TokenNats]
+
+    def describe(self, model: LanguageModel) -> str:
+        """Its name; each block of a model with blocks has a draw of its own."""
+        if model.exact:
+            return "none: exact"
+        return self.name if model.block_size is None else self.name.replace("a row", "a block")
 
 
 TIMES = Estimator(
@@ -87,6 +98,33 @@ def need_likelihood(model: LanguageModel) -> None:
         raise UserError("this model has no likelihood; judge its samples with unmask eval --generative")
 
 
+def in_blocks(model: LanguageModel, block: int | str | None, length: int) -> LanguageModel:
+    """The model under the law of a block size, a number or 'full', for rows of this length; None: its own law."""
+    if block is None:
+        return model
+    size = None if block == "full" else int(block) if isinstance(block, str) and block.isdecimal() else block
+    if size is not None and (isinstance(size, bool) or not isinstance(size, int)):
+        raise UserError(f"block={block} must be a whole number of tokens, or full")
+    at_least("block", size)
+    blocks = as_blocks(model)
+    if blocks is None:
+        raise UserError(f"block={block} is for models of method block, which this one is not; leave it out")
+    return blocks.in_blocks(None if size == length else size)
+
+
+@functools.cache
+def _warn(text: str) -> None:
+    log.warning(text)
+
+
+def note_untrained(model: LanguageModel) -> None:
+    """Say once if the network was not trained on the block size by which it is scored."""
+    facts = model.describe()
+    if "trained_blocks" in facts:
+        law = f"block size {facts['block']}" if model.block_size else "the whole row as one block"
+        _warn(f"the network was not trained on {law}, only on: {facts['trained_blocks']}; it may do worse there")
+
+
 def check_request(model: LanguageModel, **counts: int | None) -> None:
     """Raise, before anything is read or computed, if something cannot be evaluated."""
     need_likelihood(model)
@@ -109,9 +147,15 @@ def row_nats(
 ) -> tuple[np.ndarray, np.ndarray]:
     """(nats (rows, draws), tokens (rows,)) of a split, before anything is summed; of an exact model, one draw."""
     check_request(model, draws=draws, batch_size=batch_size, rows=limit)
+    if model.block_size is not None and rows.length % model.block_size:
+        raise UserError(
+            f"blocks of {model.block_size} tokens do not divide rows of {rows.length}; choose a size that does, or full"
+        )
     draws = 1 if model.exact else draws
     chosen = pick_rows(len(rows), limit)
     world = world or World(0, 1, model.device)
+    if world.main:
+        note_untrained(model)
     mine = list(world.slots(len(chosen)))
     nats, tokens = np.zeros((len(chosen), draws)), np.zeros(len(chosen))
     keys = eval_keys(seed)
@@ -148,7 +192,7 @@ def evaluate(
         "draws": nats.shape[1],
         "seed": seed,
         "dtype": compute_dtype(model),
-        "estimator": "none: exact" if model.exact else estimator.name,
+        "estimator": estimator.describe(model),
         **({"labels": "given" if rows.labelled else "none"} if model.backbone.n_labels else {}),
         **(protocol or {}),
     }

@@ -13,13 +13,23 @@ from torch import Tensor
 from ..data.canvas import PromptBuilder
 from ..data.unknown import count_unknown, unknown_facts
 from ..errors import UserError, at_least, choose, known_keywords
+from ..models.block_diffusion import whole_row
 from ..models.language_model import LanguageModel
 from ..process.keys import Keys
 from ..sampling import FirstHitting, LeftToRight, Sampler
 from ..types import Batch, Likelihood, Progress
-from .estimators import STRATA, default_estimator, every_set, strata_nats, times_nats
+from .estimators import STRATA, default_estimator, every_set, few_sets, strata_nats, times_nats
 from .exact import exact_nats, pseudo_nats
-from .likelihood import compute_dtype, eval_keys, evaluating, need_likelihood, refuse_nan, summarise
+from .likelihood import (
+    compute_dtype,
+    eval_keys,
+    evaluating,
+    in_blocks,
+    need_likelihood,
+    note_untrained,
+    refuse_nan,
+    summarise,
+)
 from .predictions import RowNats, diffusion
 from .spans import Passage, ScoredPassage, each_span, lay_out, read_passages
 from .trajectories import plan_nats
@@ -61,15 +71,14 @@ def _bound(ask: ScoreRequest, batch: Batch, free: Tensor) -> RowNats:
     hidden = None if torch.equal(free, batch.free()) else free  # None: any method can do it
     batch = batch.to(ask.model.device)
     with torch.no_grad():
-        result = _drawn([times_nats(ask.model, batch, ask.keys.at(d), hidden).nats for d in range(ask.draws)])
-    return replace(result, error=np.zeros(len(batch))) if ask.model.exact else result
+        return _drawn([times_nats(ask.model, batch, ask.keys.at(d), hidden).nats for d in range(ask.draws)])
 
 
 def _strata(ask: ScoreRequest, batch: Batch, free: Tensor) -> RowNats:
     how: dict[str, Any] = {"calls": ask.calls, "free": free, "batch_size": ask.batch_size}
     drawn = [strata_nats(ask.model, batch, ask.keys.at(d), **how).nats for d in range(ask.draws)]
     net = diffusion(ask.model, "strata", timeless=True)
-    for i in torch.nonzero(2 ** free.sum(1).clamp(max=62) <= ask.draws * ask.calls + 1).squeeze(-1).tolist():
+    for i in (i for i, row in enumerate(free) if few_sets(net, row, ask.draws * ask.calls)):
         exact = every_set(net, batch, i, free[i], ask.batch_size)  # costs no more than the draws, and has no error
         for nats in drawn:
             nats[i] = exact.to(nats)
@@ -102,6 +111,7 @@ def _plan(ask: ScoreRequest, batch: Batch, _free: Tensor) -> RowNats:
     )
 
 
+ANY_LAW = ("schedule", "parameterization", "block", "clean_stream", "trained_blocks")  # facts that are not of a bound
 METHODS: dict[str, Method] = {
     "bound": Method(_bound, "evidence bound", {"draws": 16}, True),
     "strata": Method(_strata, "evidence bound", {"draws": 4, "calls": 8}, True),
@@ -134,56 +144,86 @@ def score(
     seed: int = 0,
     batch_size: int = 32,
     label: int | None = None,
+    block: int | str | None = None,
     progress: Progress | None = None,
 ) -> Likelihood:
     """-log p of texts, or of spans of them given the rest: together, each alone (`.texts`), each token.
 
     `method` is bound, strata, pll, exact, orders or plan (default: `default_method`); `span` is (start, end) in
     characters, or a list of such pairs, for one text, and a list with an entry for each of several texts. `plan` is
-    the order for plan (default: left to right) and for orders (default: one token at a time in random order).
+    the order for plan (default: left to right) and for orders (default: one token at a time in random order). `block`
+    is the block size of a model with blocks, or 'full' (default: its own); a span with text after it, and pll, always
+    have the whole row as one block.
     """
     if not texts and not isinstance(texts, str):
         raise UserError("there is nothing to score; give at least one text")
     need_likelihood(model)
-    method = method or default_method(model, plan)
-    numbers = _numbers(method, batch_size, {"draws": draws, "calls": calls, "orders": orders})
-    if model.exact and "draws" in numbers:
-        numbers["draws"] = 1  # nothing is drawn
-    ask = ScoreRequest(model, eval_keys(seed), _plan_for(method, plan), batch_size, progress=progress, **numbers)
+    if block is not None and method == "pll":
+        raise UserError("method 'pll' looks at all other tokens of a text, so it has no blocks; leave out block")
+    model = in_blocks(model, block, builder.spec.length) if method != "pll" else whole_row(model)
     spans = each_span(span, texts)
     texts = [texts] if isinstance(texts, str) else list(texts)
     unscored = model.unscored if builder.block_ends is None else 0  # else BOS is given, and never scored
     passages, scored = read_passages(builder, texts, spans, unscored)
+    whole = whole_row(model)
+    laws = [whole if passage.goes_on else model for passage in passages]
+    for law in {id(law): law for law in laws}.values():
+        note_untrained(law)
+    method = method or default_method(min(laws, key=lambda law: law.exact), plan)
+    numbers = _numbers(method, batch_size, {"draws": draws, "calls": calls, "orders": orders})
+    if all(law.exact for law in laws):
+        numbers |= dict.fromkeys(numbers.keys() & {"draws", "calls"}, 1)  # nothing is drawn
+    ask = ScoreRequest(model, eval_keys(seed), _plan_for(method, plan), batch_size, progress=progress, **numbers)
+    longest = 0 if model.block_size is None else max(len(passage.ids) for passage in passages)  # as many blocks in all
     rows: list[RowNats] = []
     counts: list[int] = []  # scored tokens of each row
     with evaluating(model):
         for start in range(0, len(passages), batch_size):
             part = passages[start : start + batch_size]
-            batch, free = lay_out(builder, part, start, len(passages))
+            batch, free = lay_out(builder, part, start, len(passages), longest)
             if label is not None:
                 batch = replace(batch, label=torch.full((len(part),), label))
-            result = METHODS[method].run(ask, batch, free)
-            rows += [_row(result, i, batch) for i in range(len(part))]
+            rows += _by_law(METHODS[method], ask, laws[start : start + batch_size], batch, free)
             counts += batch.counted().sum(1).tolist()
             if progress and method != "exact":  # which reports how many sets it has evaluated
                 progress(start + len(part), len(passages))
     ids = [token for passage in passages for token in passage.ids]
     known = unknown_facts(builder.tokenizer, count_unknown(builder.tokenizer, ids), len(ids))
-    protocol = _protocol(method, ask, builder, any(spans)) | numbers | {"seed": seed} | known
+    protocol = _protocol(method, ask, builder, laws, any(spans)) | numbers | {"seed": seed} | known
     return _together(rows, passages, scored, np.array(counts, dtype=float), protocol)
 
 
-def _protocol(method: str, ask: ScoreRequest, builder: PromptBuilder, spans: bool) -> dict[str, Any]:
+def _by_law(
+    method: Method, ask: ScoreRequest, laws: Sequence[LanguageModel], batch: Batch, free: Tensor
+) -> list[RowNats]:
+    """The rows of a batch, each by its law: the blocks of the model, or the whole row."""
+    rows: dict[int, RowNats] = {}
+    for law in {id(law): law for law in laws}.values():
+        which = torch.tensor([i for i, other in enumerate(laws) if other is law])
+        part = batch.rows(which)
+        result = method.run(replace(ask, model=law), part, free[which])
+        result = replace(result, error=np.zeros(len(part))) if law.exact else result
+        rows |= {i: _row(result, k, part) for k, i in enumerate(which.tolist())}
+    return [rows[i] for i in range(len(laws))]
+
+
+def _protocol(
+    method: str, ask: ScoreRequest, builder: PromptBuilder, laws: Sequence[LanguageModel], spans: bool
+) -> dict[str, Any]:
     """The law of the figures and what else they depend on."""
-    how = METHODS[method]
-    facts = ask.model.describe()
-    if not how.is_bound and not ask.model.exact:
-        facts = {name: facts[name] for name in ("schedule", "parameterization") if name in facts}
+    how, model = METHODS[method], laws[0] if all(law is laws[0] for law in laws) else ask.model
+    facts = model.describe()
+    if not how.is_bound and not model.exact:
+        facts = {name: facts[name] for name in ANY_LAW if name in facts}
+    law = "exact" if model.exact else how.law
+    if model.block_size is not None:
+        law += f", in blocks of {model.block_size}"
+    if not all(one is model for one in laws):
+        law += "; spans with text after them in the whole row"
     whole = "whole texts and their ends" if builder.closing else "whole texts"
     what = "spans, given the rest of their texts" if spans else whole
     plan = {} if ask.plan is None else ask.plan.describe()
     block = {"block_length": builder.capacity, "dtype": compute_dtype(ask.model)}
-    law = "exact" if ask.model.exact else how.law
     return {"method": method, "law": law, "scored": what, **plan, **facts, **block}
 
 

@@ -7,7 +7,9 @@ from collections.abc import Sequence
 
 from ..text_tables import terminal_table
 from ..types import Likelihood
+from .suites import shared
 
+BLOCK_HEAD = ("block", "law", "nats/token", "perplexity", "± draws", "± texts", "bits/byte")
 HEAD = ("text", "tokens", "nats", "±", "per token", "perplexity", "bits/byte")
 
 
@@ -17,6 +19,27 @@ def score_lines(whole: Likelihood, texts: Sequence[str]) -> list[str]:
     if len(whole.texts) > 1:
         rows.append(_cells(whole, "together"))
     return terminal_table([HEAD, *rows])
+
+
+def block_lines(blocks: Sequence[str], likelihoods: Sequence[Likelihood]) -> list[str]:
+    """One line per block size, and what they share of their protocol below."""
+    rows = []
+    for name, likelihood in zip(blocks, likelihoods, strict=True):
+        figures = likelihood.as_dict()
+        law = "exact" if likelihood.protocol["bound"] == "exact" else "bound"
+        errors = [figures[key] for key in ("stderr_nats", "stderr_data")]
+        rows.append(
+            (
+                name,
+                law,
+                f"{likelihood.nats_per_token:.4f}",
+                f"{likelihood.perplexity:.2f}",
+                *("-" if error is None else f"{likelihood.perplexity * error:.2f}" for error in errors),
+                "-" if figures["bits_per_byte"] is None else f"{figures['bits_per_byte']:.3f}",
+            )
+        )
+    same = shared([likelihood.protocol for likelihood in likelihoods])
+    return [*terminal_table([BLOCK_HEAD, *rows], words=(0, 1)), *(f"  {key}: {value}" for key, value in same.items())]
 
 
 def _cells(likelihood: Likelihood, name: str) -> tuple[str, ...]:

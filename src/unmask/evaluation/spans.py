@@ -28,6 +28,7 @@ class Passage:
     asked: list[int] | None  # places in `ids`; None = all of them, as one block of a text
     unscored: int = 0  # tokens at its start that the model does not score
     ends: bool = False  # whether the end of the text is scored with it
+    goes_on: bool = False  # whether text that is given follows a token that is asked about
 
 
 @dataclass(frozen=True)
@@ -134,7 +135,8 @@ def read_passages(
             asked, size = [i for i in asked if i not in known], size - len(known)
         if not asked:
             raise UserError(f"the span of text {number + 1} has only letters that are never scored, as N; widen it")
-        passages.append(Passage(number, ids, asked))
+        rest = set(range(asked[0], len(ids))).difference(asked)
+        passages.append(Passage(number, ids, asked, goes_on=any(ids[i] not in given for i in rest)))
         scored.append(ScoredPassage(builder.tokenizer.pieces([ids[i] for i in asked]), size))
     return passages, scored
 
@@ -165,8 +167,12 @@ def span_tokens(tokenizer: Tokenizer, text: str, ids: list[int], spans: Sequence
     return asked, sum(len(text[place].encode()) for place in covered)
 
 
-def lay_out(builder: PromptBuilder, passages: Sequence[Passage], first: int, total: int) -> tuple[Batch, Tensor]:
+def lay_out(
+    builder: PromptBuilder, passages: Sequence[Passage], first: int, total: int, least: int = 0
+) -> tuple[Batch, Tensor]:
     """Rows as in training (block ends, padding), and (B, L) bool: the positions that the process may hide.
+
+    They are as long as the longest passage, and as one of `least` tokens.
 
     Of a whole text these are all positions that exist, as in training, block ends included; the block ends are hidden
     now and then, but do not count. Of a span they are its tokens alone. Letters that say nothing, as N in a text of
@@ -177,7 +183,7 @@ def lay_out(builder: PromptBuilder, passages: Sequence[Passage], first: int, tot
     filler = next(token for token in (vocab.pad, vocab.eos, vocab.mask) if token is not None)
     before, after = ([], []) if builder.block_ends is None else ([builder.block_ends[0]], [builder.block_ends[1]])
     after = after or builder.closing
-    longest = max(len(p.ids) for p in passages) + len(before) + len(after)
+    longest = max(least, *(len(p.ids) for p in passages)) + len(before) + len(after)
     seen = spec.attend_pads or spec.has_ends
     width = spec.length if seen else longest
     tokens = torch.full((len(passages), width), filler)

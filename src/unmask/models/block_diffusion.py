@@ -15,7 +15,7 @@ import copy
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Any, Literal, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -37,6 +37,7 @@ from .masked import MaskedDiffusion, Objective
 GOLDEN = (5**0.5 - 1) / 2  # multiples of it, without their whole part, are spread evenly
 APART = 3  # rows that have this many times more to read than others go through the network separately
 CleanStream = Literal["tokens", "blocks"]
+Model = TypeVar("Model", bound=LanguageModel)
 
 
 class BlockDiffusion(MaskedDiffusion):
@@ -169,11 +170,27 @@ class BlockDiffusion(MaskedDiffusion):
 
     def describe(self) -> dict[str, Any]:
         """How its likelihood is defined, for protocols."""
-        size = "the whole row" if self.block_size is None else self.block_size
-        facts = {"block": size, "clean_stream": f"causal by {self.clean}"}
+        facts = {"block": _named(self.block_size), "clean_stream": f"causal by {self.clean}"}
+        if self.block_size not in self.mixture:
+            facts["trained_blocks"] = ", ".join(str(_named(size)) for size in self.mixture)
         if self.exact:
             return {"bound": "exact", "order": "left to right", **facts}
         return super().describe() | facts
+
+
+def as_blocks(model: LanguageModel) -> BlockDiffusion | None:
+    """The model as one with blocks, or None if it has none."""
+    return cast(BlockDiffusion, model) if model.writes_blocks else None
+
+
+def whole_row(model: Model) -> Model:
+    """The model under the law in which a row is a single block and every token sees all others."""
+    blocks = as_blocks(model)
+    return model if blocks is None or blocks.block_size is None else cast(Model, blocks.in_blocks(None))
+
+
+def _named(size: int | None) -> int | str:
+    return "the whole row" if size is None else size
 
 
 class CachedBlocks:

@@ -30,6 +30,13 @@ def join_blocks(values: Tensor, length: int) -> Tensor:
     return values.reshape(-1, n_blocks(length, values.shape[1]) * values.shape[1])[:, :length]
 
 
+def block_places(chosen: Tensor, size: int | None) -> list[Tensor]:
+    """The chosen positions of a row, from a boolean (L,), block by block; blocks without any are left out."""
+    places = torch.nonzero(chosen.cpu()).squeeze(-1)
+    block = torch.zeros_like(places) if size is None else places // size
+    return list(places.split(torch.unique_consecutive(block, return_counts=True)[1].tolist()))
+
+
 def block_batch(batch: Batch, size: int) -> Batch:
     """The blocks of a batch as rows, with a place of their own among all blocks of the global batch."""
     count = n_blocks(batch.tokens.shape[1], size)

@@ -25,6 +25,7 @@ class BlockByBlock(Sampler):
 
     plan: Sampler
     size: int
+    ahead: bool = True  # whether a gap sees the text after it, as a single block; else only what its own block has
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -42,7 +43,8 @@ class BlockByBlock(Sampler):
         free, length = request.writable(model.vocab), len(request.canvas)
         if length and int(request.canvas[-1]) == model.vocab.eos:
             free = free[:-1]  # the frame of a window: an end that all rows have says nothing of what is before it
-        if (free[:-1] & ~free[1:]).any() or self.size >= length:  # given text after a gap, or a single block
+        gap = self.ahead and bool((free[:-1] & ~free[1:]).any())  # with given text after it
+        if gap or self.size >= length:
             return self.plan.trajectory(request, model)
         if isinstance(self.plan, GivenOrder):
             raise UserError(f"a given order names positions of a single block; set block={length}, the whole text")

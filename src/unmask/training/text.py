@@ -175,6 +175,8 @@ class TextJob(TrainingJob):
         nats, error, perplexity = valid.nats_per_token, valid.stderr_nats, valid.perplexity
         bar = f" ± {perplexity * error:.2f}" if error else ""
         logged = {"valid_nats": nats, "valid_stderr_nats": error, "valid_perplexity": perplexity}
+        if "block" in valid.protocol:
+            logged["valid_block"] = valid.protocol["block"]
         return Evaluated(nats, {"valid ppl": f"{perplexity:.2f}{bar}"}, logged)
 
     def likelihood(self, trainer: Trainer, progress: Progress | None = None, **how: Any) -> Likelihood | None:

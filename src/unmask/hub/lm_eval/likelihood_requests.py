@@ -3,7 +3,8 @@
 For a diffusion model it is the bound on -log p(continuation | context): the context is always visible, only the
 continuation is ever masked. A continuation of M tokens has 2^M - 1 sets that can be masked. If that is at most the
 number of draws, the bound is the sum over all of them and has no Monte Carlo error, as for most answers of
-multiple-choice tasks. Otherwise it is estimated. For an autoregressive model the log-likelihood is exact.
+multiple-choice tasks. Otherwise it is estimated. A model with blocks has the bound of its blocks, and M is that of a
+block. For an autoregressive model, and for blocks of one token, the log-likelihood is exact.
 
 Random numbers are named by (seed, context, length of the continuation). So they do not depend on the batch, and answers
 of equal length to the same question mask the same positions: the noise that they share cancels in the comparison.
@@ -12,7 +13,6 @@ of equal length to the same question mask the same positions: the noise that the
 from __future__ import annotations
 
 import hashlib
-import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -25,10 +25,11 @@ from torch import Tensor
 from ...data.canvas import PromptBuilder
 from ...data.documents import storable
 from ...errors import UserError, at_least, choose
-from ...evaluation import ESTIMATORS, count_weights, default_method, strata_nats, times_nats
+from ...evaluation import ESTIMATORS, default_method, strata_nats, times_nats
+from ...evaluation.estimators import every_set, few_sets
 from ...evaluation.exact import time_of
 from ...evaluation.likelihood import eval_keys, evaluating, need_likelihood, refuse_nan
-from ...evaluation.predictions import diffusion, token_nll
+from ...evaluation.predictions import diffusion
 from ...evaluation.spans import Passage, lay_out, with_end
 from ...lm import LM
 from ...models.language_model import LanguageModel
@@ -152,8 +153,8 @@ class LikelihoodRequests:
         """The bound of one row; `batch` holds nothing else."""
         keys = self.keys.fork(_name(passage))
         if self.used == "strata":
-            if 2 ** int(free.sum()) <= self.draws + 1:
-                return every_set(model, batch, free, self.rows)
+            if few_sets(model, free[0], self.draws):
+                return float(every_set(model, batch, 0, free[0], self.rows).sum())
             drawn = strata_nats(model, batch, keys, calls=self.draws, free=free, batch_size=self.rows)
             return float(drawn.nats.double().sum())
         return self._times(model, batch, free, keys)
@@ -225,24 +226,6 @@ def windows(
         yield tail([*context, *continuation[:start]], room - len(asked)), asked
 
 
-def every_set(model: MaskedDiffusion, batch: Batch, free: Tensor, rows: int) -> float:
-    """The bound of one row as a sum over every set of free positions that may be masked, without random draws.
-
-    A set of n of M positions has chance 1 / C(M, n) among those of its size, and its tokens count c_n / n each.
-    """
-    places = torch.nonzero(free[0]).squeeze(-1)
-    m = len(places)
-    sets = torch.tensor(list(itertools.product((False, True), repeat=m)), dtype=torch.bool)[1:]  # (2^m - 1, m)
-    masked = torch.zeros(len(sets), free.shape[1], dtype=torch.bool)
-    masked[:, places] = sets
-    row = torch.zeros(len(sets), dtype=torch.int64)
-    t = torch.ones(len(sets), dtype=torch.float64)  # nobody listens
-    nll = token_nll(model, batch, row, masked, masked & batch.weight()[row], t, rows).sum(1)
-    c, n = count_weights(model.law, model.schedule, m), sets.sum(1)
-    ways = torch.tensor([math.comb(m, int(size)) for size in n], dtype=torch.float64)
-    return float((c[n] / (n * ways) * nll).sum())
-
-
 def is_greedy(model: MaskedDiffusion, batch: Batch, free: Tensor, rows: int) -> bool:
     """Whether greedy decoding of the free positions of one row, from left to right, gives its tokens.
 
@@ -257,7 +240,7 @@ def is_greedy(model: MaskedDiffusion, batch: Batch, free: Tensor, rows: int) -> 
         present = None if batch.present is None else batch.present.expand(len(i), -1)
         t = time_of(model.schedule, (n - i).double() / n)
         at = places[i].to(model.device)
-        log_x = model.log_x(model.hidden(z, t, present, queries=at[:, None])[:, 0])
+        log_x = model.log_x(model.hidden(z, t, present, queries=at[:, None], clean=x.expand(z.shape))[:, 0])
         if not torch.equal(_likeliest(log_x, model.vocab.mask), x[0, at]):
             return False
     return True
@@ -268,13 +251,17 @@ def next_tokens(
 ) -> tuple[list[float], list[bool]]:
     """-log p of the scored tokens of each row, and whether each of them is the most likely next one."""
     batch, _ = lay_out(builder, passages, 0, len(passages))
-    x, asked = batch.tokens.to(model.device), batch.counted()
+    masked = as_masked(model)  # in blocks of one token
+    x, asked = batch.tokens.to(model.device), batch.counted() if masked is None else batch.weight()
     places = [torch.nonzero(row).squeeze(-1) for row in asked]
     most = max(map(len, places))
     columns = torch.stack([torch.cat([row, row[-1:].expand(most - len(row))]) for row in places]).to(x.device)
     counts = torch.arange(most) < torch.tensor([len(row) for row in places])[:, None]  # (B, M): not a repetition
     net: Any = model.denoiser()
-    hidden = net.hidden(x, torch.zeros(len(x)), queries=columns)
+    if masked is None:
+        hidden = net.hidden(x, torch.zeros(len(x)), queries=columns)
+    else:
+        hidden = masked.hidden(torch.full_like(x, model.vocab.mask), torch.ones(len(x)), queries=columns, clean=x)
 
     def judge(rows: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         log_x = net.log_x(rows)
