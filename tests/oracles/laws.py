@@ -103,7 +103,7 @@ SCORES: dict[str, Callable[[Sequence[float]], float]] = {
 def surest(z: State, log_x: np.ndarray, measure: str, k: int | None, threshold: float | None) -> list[int]:
     """The masks that are written next: the k surest, or all that are sure enough and at least one."""
     score = {i: SCORES[measure](np.exp(log_x[i]).tolist()) for i in masks_of(z)}
-    order = sorted(score, key=lambda i: (-score[i], i))
+    order = sorted(score, key=lambda i: (-round(score[i], 5), i))  # rounding does not choose between equals
     if threshold is None:
         return order[:k]
     least = -threshold if measure == "entropy" else threshold
