@@ -19,7 +19,8 @@ from unmask.models.masked import MaskedDiffusion
 from unmask.networks.causal import CausalTransformer
 from unmask.networks.dit import DiT
 from unmask.networks.kernels import attention
-from unmask.networks.kernels.attention import Attention, Blocks, Causal, Full, TwoStreams
+from unmask.networks.kernels.attention import Attention, Blocks, Causal, Full, Streams, TwoStreams
+from unmask.networks.modern import Modern
 from unmask.networks.mosaicbert import MosaicBert
 from unmask.process.keys import Keys
 from unmask.process.schedule import DiscreteTime
@@ -139,6 +140,10 @@ def dit() -> DiT:
     return randomised(DiT(VOCAB, DIM, n_blocks=2, n_heads=2, cond_dim=8, dropout=0.0))
 
 
+def modern() -> Modern:
+    return randomised(Modern(VOCAB, DIM, n_blocks=2, n_heads=2, skips="both"))
+
+
 NETWORKS = {
     "dit": dit,
     "causal": lambda: randomised(CausalTransformer(VOCAB, DIM, 2, 2, dropout=0.0)),
@@ -219,6 +224,72 @@ def test_two_streams_are_the_clean_prefix_and_a_noisy_block(name):
         alone = torch.cat((clean[:, :begin], noisy[:, begin : begin + size]), 1)
         want = hidden(net, alone, attention=Blocks(size))[:, begin:]
         torch.testing.assert_close(got[:, begin : begin + size], want, rtol=1e-4, atol=1e-4)
+
+
+# -- streams of any layout -------------------------------------------------------------------------------------------
+
+
+def streams(length: int, size: int, clean: str, order: Tensor | None = None) -> Streams:
+    """The columns of two streams, or some of them in any order (B, L)."""
+    order = torch.arange(2 * length)[None] if order is None else order
+    place, noisy = order % length, order < length
+    begin = place // size * size
+    after = place + 1 if clean == "tokens" else begin + size
+    return Streams(place, torch.where(noisy, begin, after), noisy)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7])
+@pytest.mark.parametrize("clean", ["blocks", "tokens"])
+def test_streams_side_by_side_are_two_streams(size, clean):
+    length, columns = 7, torch.arange(14)
+    want = TwoStreams(length, size, clean)
+    assert torch.equal(
+        streams(length, size, clean).mask(columns[None, :, None], columns[None, None]),
+        want.mask(columns[None, :, None], columns[None, None]),
+    )
+    q, k, v = torch.randn(3, 2, 2, 14, 4, generator=torch.Generator().manual_seed(0)).unbind(0)
+    valid = torch.arange(length).repeat(2) < torch.tensor([[7], [5]])
+    orders = torch.stack([torch.randperm(14, generator=torch.Generator().manual_seed(row)) for row in range(2)])
+    for exists in (None, valid):
+        truth = want.attend(q, k, v, exists)
+        order = orders[:, None, :, None].expand(q.shape)  # of each row its own
+        parts = (x.gather(2, order) for x in (q, k, v))
+        got = streams(length, size, clean, orders).attend(*parts, None if exists is None else exists.gather(1, orders))
+        real = torch.ones(2, 14, dtype=torch.bool) if exists is None else exists.gather(1, orders)
+        for row in range(2):
+            torch.testing.assert_close(
+                got[row][:, real[row]], truth.gather(2, order)[row][:, real[row]], rtol=1e-5, atol=1e-5
+            )
+
+
+@pytest.mark.parametrize("network", [dit, modern], ids=["dit", "modern"])
+@pytest.mark.parametrize("clean", ["blocks", "tokens"])
+def test_clean_columns_may_be_read_before_the_noisy_ones(network, clean):
+    """A block of each row, one further on than the other: its clean columns in parts, padded on the left."""
+    net, size, length = network(), 3, 9
+    tokens = torch.randint(VOCAB.size, (2, 2 * length), generator=torch.Generator().manual_seed(4))
+    condition, positions = net.condition(torch.zeros(2)), torch.arange(length).repeat(2)
+    with torch.no_grad():
+        whole = net(tokens, condition=condition, attention=TwoStreams(length, size, clean), positions=positions)[0]
+    # row 0: clean 0 .. 5 and the noisy block 6 .. 8; row 1: three of padding, clean 0 .. 2 and the noisy block 3 .. 5
+    order = torch.tensor([[9, 10, 11, 12, 13, 14, 6, 7, 8], [9, 9, 9, 9, 10, 11, 3, 4, 5]])
+    valid = torch.tensor([[True] * 9, [False] * 3 + [True] * 6])
+    spec, read, cache, at = streams(length, size, clean, order), tokens.gather(1, order), net.empty_cache(2), 0
+    for part in (3, 3, 3):
+        end = at + part
+        seen = Streams(spec.place[:, :end], spec.sees[:, :end], spec.noisy[:, :end])
+        with torch.no_grad():
+            got, cache = net(
+                read[:, at:end],
+                condition=condition,
+                attention=seen,
+                positions=spec.place[:, at:end],
+                valid=valid[:, :end],
+                cache=cache,
+            )
+        at = end
+    torch.testing.assert_close(got[0], whole[0, 6:9], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(got[1], whole[1, 3:6], rtol=1e-4, atol=1e-4)
 
 
 # -- toy specifications: all that is needed is a mask ----------------------------------------------------------------

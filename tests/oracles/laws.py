@@ -108,7 +108,7 @@ def surest(
     Or, under a bound, the longest beginning of the order whose entropies sum to no more than it, the largest left out.
     """
     score = {i: SCORES[measure](np.exp(log_x[i]).tolist()) for i in masks_of(z)}
-    order = sorted(score, key=lambda i: (-score[i], i))
+    order = sorted(score, key=lambda i: (-round(score[i], 5), i))  # rounding does not choose between equals
     if bound is not None:
         nats = [-SCORES["entropy"](np.exp(log_x[i]).tolist()) for i in order]
         fitting = [n for n in range(2, len(order) + 1) if sum(nats[:n]) - max(nats[:n]) <= bound]

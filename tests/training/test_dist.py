@@ -59,6 +59,8 @@ def test_two_processes_give_the_losses_and_weights_of_one(corpus: str, alone: tu
         ("fsdp", ["model.network=modern", "model.skips=both", "model.method=ar"]),
         ("ddp", ["model.network=modern", "model.method=plaid"]),
         ("fsdp", ["objective.times=counts", "objective.pairs=true"]),
+        ("ddp", ["model.method=block", "block.size=8", "block.mixture={1: 0.3, 8: 0.4, full: 0.3}"]),
+        ("fsdp", ["model.method=block", "block.size=8", "objective.times=counts", "objective.pairs=true"]),
         ("fsdp", ["model.backbone=mosaicbert", "objective.loss=mlm"]),
         ("fsdp", ["model.backbone=mosaicbert", "model.method=ar"]),
     ],
