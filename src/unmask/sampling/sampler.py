@@ -57,6 +57,10 @@ class Denoiser(Protocol):
     def release(self, slot: int) -> None:
         """The sequence of this slot has ended."""
 
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of what it keeps for all slots."""
+
 
 class TokenDenoiser(Denoiser, Protocol):
     """A model that predicts the tokens at positions of a canvas."""
@@ -174,6 +178,13 @@ class Trajectory(ABC):
         changing = torch.nonzero(self.open if self.final else self.free)
         return int(changing[0]) if len(changing) else len(self.canvas)
 
+    def under_way(self) -> tuple[int, int] | None:
+        """The block that is written next, [start, end) of the whole canvas; None if there are no blocks, or no next."""
+        if self.finished or (not self.clean and self.block is None):
+            return None
+        start, end = self.place(torch.tensor([self.clean, len(self.canvas)])).tolist()
+        return max(0, start), min(end, len(self.whole()))  # without the frame of a window
+
     @property
     def prompt(self) -> tuple[int, ...] | None:
         """Identifies the tokens before the first free position: requests with the same value share them."""
@@ -192,6 +203,7 @@ class Sampler(ABC):
     deterministic = False  # whether the order depends on nothing but what the network says
     timeless = False  # whether it has no clock, so that it cannot drive a network that depends on the time
     any_mass = False  # whether it is right for networks whose x̂ does not sum to 1 over the clean tokens
+    own_blocks = False  # whether it says itself what a model reads as a block, so that there is no block size to choose
 
     def __post_init__(self) -> None:
         check_settings(self)
