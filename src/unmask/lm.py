@@ -23,7 +23,7 @@ from .evaluation.likelihood import eval_keys, evaluating
 from .evaluation.predictions import diffusion
 from .models.language_model import LanguageModel
 from .process.keys import Keys
-from .sampling import Request, Windows
+from .sampling import BlockByBlock, Request, Windows
 from .sampling.params import SamplingParams, Stop, all_settings
 from .sampling.recommended import Recommended
 from .types import Ending, Likelihood, Sample, State, Token
@@ -246,7 +246,7 @@ class LM:
         """Bytes of the keys and values that are kept for a request, at most; 0 if the model reads all tokens anew."""
         tokens = min(len(request.canvas), self.length)  # a window is no longer than that
         sampler = request.sampler.plan if isinstance(request.sampler, Windows) else request.sampler
-        if self.model.writes_blocks and not sampler.own_blocks and (request.params.block or tokens) >= tokens:
+        if isinstance(sampler, BlockByBlock) and sampler.size >= tokens:
             return 0  # nothing comes before a single block
         return self.model.cache_bytes(tokens) * (1 if request.guidance == 1 else 2)
 

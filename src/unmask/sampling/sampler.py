@@ -203,7 +203,6 @@ class Sampler(ABC):
     deterministic = False  # whether the order depends on nothing but what the network says
     timeless = False  # whether it has no clock, so that it cannot drive a network that depends on the time
     any_mass = False  # whether it is right for networks whose x̂ does not sum to 1 over the clean tokens
-    own_blocks = False  # whether it says itself what a model reads as a block, so that there is no block size to choose
 
     def __post_init__(self) -> None:
         check_settings(self)
