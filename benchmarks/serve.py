@@ -1,18 +1,20 @@
 """How fast is the server? Throughput and latency under 1 to 128 clients, a long request among short ones, memory.
 
-A network of about 5M random weights (6 x 256, bytes) is served by `unmask serve` in a separate process; clients talk
-HTTP from this one. The same requests, of mixed lengths and steps, are also written by the library in one batch, and by
-a server with batches of one. All of this is repeated --repeats times. The machine's speed drifts, so every run of a
-server stands between two of the offline batch and is compared with their mean; ± is the standard error over the rounds.
+A network of about 5M random weights (6 x 256, bytes; --method mdlm, ar or block) is served by `unmask serve` in a
+separate process; clients talk HTTP from this one. The same requests, of mixed lengths and steps, are also written by
+the library in one batch, and by a server with batches of one. All of this is repeated --repeats times. The machine's
+speed drifts, so every run of a server stands between two of the offline batch and is compared with their mean; ± is the
+standard error over the rounds.
 
     throughput   written tokens per second; latency of whole requests, p50 and p99
     long         p50 of short requests of 8 clients, without and with a constant long request beside them
     memory       of the server after each tenth of many tiny requests
 
 Targets: with 32 clients 0.9 of the offline batch; the long request costs short ones at most a factor of 1.5; memory
-stays as it is.
+stays as it is. With blocks, steps are those of a block; an AR model has none.
 
     python benchmarks/serve.py                                       twenty minutes on 2 cores
+    python benchmarks/serve.py --method block --block 16 --steps 4   four calls a block, at most
     python benchmarks/serve.py --requests 16 --repeats 1 --tiny 200  a look
 """
 
@@ -49,12 +51,14 @@ LENGTHS = (16, 24, 32, 48, 64, 96, 128, 192, 256)
 Body = dict[str, Any]
 
 
-def random_folder(folder: Path, name: str, length: int) -> Path:
+def random_folder(folder: Path, name: str, length: int, method: str, block: int) -> Path:
     """A saved model with random weights and a head that is not zero."""
     blocks, width, heads = NETWORKS[name]
     torch.manual_seed(0)
     config = Config().override(
         [
+            f"model.method={method}",
+            *([f"block.size={block}"] if method == "block" else []),
             f"model.n_blocks={blocks}",
             f"model.hidden_dim={width}",
             f"model.n_heads={heads}",
@@ -71,19 +75,22 @@ def random_folder(folder: Path, name: str, length: int) -> Path:
     return LM(model, tokenizer, config).save_pretrained(folder / name)
 
 
-def mixed(n: int, most: int, seed: int = 0) -> list[Body]:
+def mixed(n: int, most: int, steps: Sequence[int], seed: int = 0) -> list[Body]:
     """Requests of mixed lengths and steps."""
     rng = random.Random(seed)
     lengths = [length for length in LENGTHS if length <= most]
-    return [
-        {"prompt": "", "length": rng.choice(lengths), "steps": rng.choice((8, 16, 32)), "seed": i} for i in range(n)
-    ]
+    return [{"prompt": "", "length": rng.choice(lengths), **choose_steps(steps, rng), "seed": i} for i in range(n)]
+
+
+def choose_steps(steps: Sequence[int], rng: random.Random) -> Body:
+    """One of these numbers of steps, if there are any."""
+    return {"steps": rng.choice(steps)} if steps else {}
 
 
 def offline(lm: LM, bodies: Sequence[Body], batch: int) -> float:
     """Seconds of the library for all requests in one batch that refills."""
     jobs = [
-        Job(lm.prompt_canvas("", body["length"]), SamplingParams(steps=body["steps"], seed=body["seed"]))
+        Job(lm.prompt_canvas("", body["length"]), SamplingParams(steps=body.get("steps"), seed=body["seed"]))
         for body in bodies
     ]
     begun = time.perf_counter()
@@ -204,7 +211,7 @@ def serving(folder: Path, threads: int, *options: str) -> Iterator[int]:
 
 def throughput(args: argparse.Namespace, lm: LM, port: int, single: int) -> dict[str, Any]:
     """Every number of clients against the offline batch and the server of one at a time."""
-    bodies = mixed(args.requests, args.length)
+    bodies = mixed(args.requests, args.length, args.steps)
     tokens = sum(body["length"] for body in bodies)
     batch: list[float] = []  # rates of the offline batch, one before each run and one after the last
     runs: dict[str, list[Run]] = {}
@@ -242,8 +249,9 @@ def mean_and_error(values: Sequence[float]) -> tuple[float, float]:
 
 def long_among_short(args: argparse.Namespace, port: int) -> dict[str, float]:
     """The p50 of short requests without and with a long one, alternately."""
-    short = [{"prompt": "", "length": min(32, args.length), "steps": 16, "seed": i} for i in range(args.requests)]
-    long = {"prompt": "", "length": args.length, "sampler": "first-hitting"}
+    steps = {"steps": 16} if args.steps else {}
+    short = [{"prompt": "", "length": min(32, args.length), **steps, "seed": i} for i in range(args.requests)]
+    long = {"prompt": "", "length": args.length, **({"sampler": "first-hitting"} if args.steps else {})}
     alone, both = [], []
     for _ in range(args.repeats):
         alone.append(asyncio.run(load(port, short, 8)).at(0.5))
@@ -257,7 +265,7 @@ def memory(args: argparse.Namespace, port: int) -> list[float]:
     found = []
     for tenth in range(10):
         bodies = [
-            {"prompt": "", "length": 4 + i % 5, "steps": 2, "seed": tenth * args.tiny + i}
+            {"prompt": "", "length": 4 + i % 5, **({"steps": 2} if args.steps else {}), "seed": tenth * args.tiny + i}
             for i in range(args.tiny // 10)
         ]
         asyncio.run(load(port, bodies, 16))
@@ -269,6 +277,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--network", choices=NETWORKS, default="5m")
+    parser.add_argument("--method", choices=("mdlm", "ar", "block"), default="mdlm")
+    parser.add_argument("--block", type=int, default=16, help="tokens of a block, with --method block")
+    parser.add_argument("--steps", type=int, nargs="+", default=[8, 16, 32], help="steps that requests choose from")
     parser.add_argument("--length", type=int, default=512, help="tokens of a row of the model, and of the long request")
     parser.add_argument("--requests", type=int, default=128)
     parser.add_argument("--repeats", type=int, default=3)
@@ -279,17 +290,22 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--json", help="write the figures to this file, too")
     args = parser.parse_args(argv)
     torch.set_num_threads(args.threads)
+    if args.method == "ar":
+        args.steps = []
     with tempfile.TemporaryDirectory() as place, contextlib.ExitStack() as stack:
-        folder = random_folder(Path(place), args.network, args.length)
+        folder = random_folder(Path(place), args.network, args.length, args.method, args.block)
         lm = unmask.load(folder)
         size = sum(weight.numel() for weight in lm.model.parameters())
-        print(f"{size / 1e6:.1f}M weights, {args.threads} threads, {args.requests} requests, {args.repeats} repeats")
+        blocks = f", blocks of {args.block}" if args.method == "block" else ""
+        print(f"{args.method}{blocks}, {size / 1e6:.1f}M weights, {args.threads} threads, steps {args.steps or 'none'}")
+        print(f"{args.requests} requests, {args.repeats} repeats")
         port = stack.enter_context(serving(folder, args.threads, "--batch-size", str(args.batch)))
         single = stack.enter_context(serving(folder, args.threads, "--batch-size", "1"))
         table = throughput(args, lm, port, single)
         fill = asyncio.run(figure(port, "unmask_batch_rows_sum")) / asyncio.run(figure(port, "unmask_batch_rows_count"))
         long = long_among_short(args, port)
         used = memory(args, port)
+        cache = asyncio.run(figure(port, "unmask_cache_peak_bytes")) / 1e6
     print(f"\n{'clients':>14} {'tokens/s':>9} {'of offline':>13} {'of one at a time':>17} {'p50 s':>8} {'p99 s':>8}")
     for name, row in table.items():
         late = "".join(f"{row[key]:9.3f}" if key in row else " " * 9 for key in ("p50", "p99"))
@@ -303,8 +319,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     growth = used[-1] - used[0]
     print(f"memory after each tenth of {args.tiny} tiny requests, MB: " + " ".join(f"{mb:.0f}" for mb in used))
     print(f"growth after the first tenth: {growth:.1f} MB")
+    if cache:
+        print(f"keys and values: at most {cache:.1f} MB")
     if args.json:
         result = {"throughput": table, "long": long, "memory_mb": used, "rows_per_call": fill, "weights": size}
+        result |= {"method": args.method, "block": args.block, "steps": args.steps, "cache_mb": cache}
         Path(args.json).write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
 

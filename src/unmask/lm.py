@@ -24,7 +24,7 @@ from .evaluation.predictions import diffusion
 from .models.block_diffusion import whole_row
 from .models.language_model import LanguageModel
 from .process.keys import Keys
-from .sampling import Request
+from .sampling import BlockByBlock, Request, Windows
 from .sampling.params import SamplingParams, Stop, all_settings
 from .sampling.recommended import Recommended
 from .types import Ending, Likelihood, Sample, State, Token
@@ -179,10 +179,13 @@ class LM:
     def request(self, canvas: Canvas, options: SamplingParams, *, row: int = 0, tops: int = 0) -> Request:
         """The request to a batcher: settings as the objects that this model needs."""
         params = options.settle(self.model)
+        sampler = params.plan(self.prompt_builder)
+        if params.block is not None:
+            sampler.check(self.model)  # first: what else is wrong with it may be its blocks
         return Request(
             row,
             canvas.ids,
-            params.plan(self.prompt_builder),
+            sampler,
             _sample_keys(params.seed),
             params.choice,
             params.control(canvas, self.prompt_builder),
@@ -239,6 +242,14 @@ class LM:
         request = job if isinstance(job, Request) else self.request(*job)
         self.model.check(request)
         request.sampler.trajectory(request, self.model.denoiser())
+
+    def cache_bytes(self, request: Request) -> int:
+        """Bytes of the keys and values that are kept for a request, at most; 0 if the model reads all tokens anew."""
+        tokens = min(len(request.canvas), self.length)  # a window is no longer than that
+        sampler = request.sampler.plan if isinstance(request.sampler, Windows) else request.sampler
+        if isinstance(sampler, BlockByBlock) and sampler.size >= tokens:
+            return 0  # nothing comes before a single block
+        return self.model.cache_bytes(tokens) * (1 if request.guidance == 1 else 2)
 
     def prompt_canvas(self, prompt: str, length: int | None = None, suffix: str = "", windowed: bool = False) -> Canvas:
         """Prompt, masks and suffix: `length` tokens in all, with BOS if the model was trained with it."""

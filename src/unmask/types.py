@@ -121,6 +121,7 @@ class State:
     done: bool
     tops: tuple[Tensor, Tensor] | None = None  # (k, m) the most likely tokens of each written position, if asked for
     fixed: int = 0  # tokens at the beginning of the canvas that will never change any more
+    block: tuple[int, int] | None = None  # [start, end): the block that is written next, if the text is in blocks
     ending: Ending | None = None  # of the last state, where the text ends before the canvas does
     error: UserError | None = None  # of the last state: why nothing more is written
     history: tuple[Tensor, Tensor] | None = None  # of the last state, (L,) each: the step in which a position was

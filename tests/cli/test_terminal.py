@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+from dataclasses import replace
 
 import pytest
 import torch
@@ -43,6 +44,16 @@ def frame(watcher: Watcher, whole: bool = False) -> list[str]:
     console = screen(watcher.console.width, watcher.console.height)
     console.print(watcher.render(whole))
     return console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+
+
+def test_the_masks_of_the_current_block_stand_out():
+    watcher = Watcher(TOKENIZER, [canvas("ab______")], screen())
+    watcher(replace(state("ab_c____", [3]), block=(0, 4)))
+    assert "step 3, t = 0.250, block 1–4, 3 calls, 5 masks left" in frame(watcher)[0]
+    blue = [span for span in watcher.texts[0].spans if span.style == "blue"]
+    assert len(blue) == 1 and watcher.texts[0].plain[: blue[0].start] == "ab"
+    watcher(state("abcc____", [2], done=True))
+    assert "block" not in frame(watcher)[0] and all(span.style != "blue" for span in watcher.texts[0].spans)
 
 
 def test_a_position_that_is_masked_again_is_a_mask():

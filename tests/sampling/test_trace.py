@@ -45,6 +45,7 @@ def event(row: int, step: int, changes: list[tuple[int, int, float]], canvas: li
         step + 1,
         more.pop("done", False),
         more.pop("tops", None),
+        block=more.pop("block", None),
     )
 
 
@@ -66,7 +67,9 @@ def generations(draw: st.DrawFn) -> tuple[Tokenizer, list[list[int]], list[State
         for position, new, _ in changes:
             now[row][position] = new
         canvases[row].append(list(now[row]))
-        states.append(event(row, step, changes, now[row], done=draw(st.booleans())))
+        start = draw(st.integers(0, len(now[row])))
+        block = draw(st.sampled_from([None, (start, len(now[row]))])) if start < len(now[row]) else None
+        states.append(event(row, step, changes, now[row], done=draw(st.booleans()), block=block))
     return tokenizer, starts, states, canvases
 
 
@@ -216,6 +219,10 @@ def test_every_kind_of_damage_is_one_sentence():
         (lambda d: d["sequences"][0]["events"][1]["changes"][0].__setitem__(2, 1.5), "event 2 of sequence 1"),
         (lambda d: d["sequences"][0]["events"][0].update(length=2), "does not grow"),
         (lambda d: d["sequences"][0]["events"][1].update(calls=0), "not a growing count"),
+        *(
+            (lambda d, bad=bad: d["sequences"][0]["events"][0].update(block=bad), '"block" of event 1')
+            for bad in (None, 3, [0], [1, 1], [2, 1], [-1, 1], [0, 99], [0, 1.5], [0, True])
+        ),
         (lambda d: d["sequences"][0].update(given=[[0, 2]]), '"given" of sequence 1'),
         (lambda d: d["sequences"][0].update(given=[[1, 0]]), '"given" of sequence 1'),
     ],

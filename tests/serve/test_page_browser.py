@@ -61,6 +61,7 @@ def lms() -> dict[str, Any]:
         "bases": dna_lm(length=120),
         "labelled": labelled,
         "bytes": random_lm(bytes_tokenizer(), "data.length=48"),
+        "blocks": random_lm(tiny.tokenizer, "data.length=32", "model.method=block", "block.size=8"),
     }
 
 
@@ -234,6 +235,32 @@ def test_generate_pause_step_and_scrub(open_page, lms, artefacts):
     page.click("#play")  # and it plays on from there
     page.select_option("#speed", "8")
     until(page, "document.getElementById('status').textContent.includes('all written')")
+
+
+def test_blocks_light_up_one_after_another(open_page, lms, artefacts):
+    page = open_page("#model=blocks&length=32&steps=4&seed=2")
+    assert "blocks of 8" in page.inner_text("#about") and page.locator("#a-block").count() == 1
+    page.click("#run")
+    finish(page)
+    assert page.locator("#stage .w").count() == 0  # all written
+    lit = "all => [...new Set(all.map((k) => Math.floor([...k.parentNode.children].indexOf(k) / 8)))]"
+    seen = []
+    for k in range(1, int(page.get_attribute("#slider", "max"))):
+        page.locator("#slider").evaluate(f"s => {{ s.value = {k}; s.dispatchEvent(new Event('input')); }}")
+        assert page.locator("#stage .w").count() == 8
+        seen += page.locator("#stage .w").evaluate_all(lit)
+        assert f"block {8 * seen[-1] + 1}–{8 * seen[-1] + 8}" in page.inner_text("#status")
+    assert seen == sorted(seen) and set(seen) == {0, 1, 2, 3}
+    page.locator("#slider").evaluate("s => { s.value = 2; s.dispatchEvent(new Event('input')); }")
+    page.wait_for_timeout(500)  # colours fade
+    colours = "all => [...new Set(all.map((k) => getComputedStyle(k).backgroundColor))]"
+    grey, lively = (page.locator(f"#stage .m{which}").evaluate_all(colours) for which in (":not(.w)", ".w:not(.f)"))
+    assert len(grey) == len(lively) == 1 and grey != lively
+    page.screenshot(path=artefacts / "blocks.png")
+    with page.expect_download() as saved:
+        page.click("#saveJson")
+    trace = Trace.load(saved.value.path())
+    assert [event.block for event in trace.recordings[0].events][-2:] == [(24, 32), None]
 
 
 def test_a_token_tells_its_probability_alternatives_and_step(open_page, artefacts):

@@ -17,7 +17,17 @@ import pytest
 import torch
 
 from support.helpers import random_lm
-from support.serving import Clock, HeldNetwork, Running, ar_lm, diffusion_lm, parse_events, running, wait_for
+from support.serving import (
+    Clock,
+    HeldNetwork,
+    Running,
+    ar_lm,
+    diffusion_lm,
+    parse_events,
+    post_head,
+    running,
+    wait_for,
+)
 from unmask.data.tokenization import bytes_tokenizer
 from unmask.process.keys import Keys
 from unmask.sampling import Batcher, FirstHitting, LeftToRight, Request, RevealPlan
@@ -25,15 +35,6 @@ from unmask.sampling.trace import Change
 from unmask.serve.handles import Done, RequestHandle, Step
 from unmask.serve.limits import Limits
 from unmask.serve.threads import WORKER
-
-
-def post_head(body: dict, path: str = "/v1/diffusion") -> bytes:
-    data = json.dumps(body).encode()
-    return (
-        f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-        f"Content-Length: {len(data)}\r\n\r\n"
-    ).encode() + data
-
 
 LONG = {"length": 48, "sampler": "first-hitting", "seed": 1}  # 48 network calls
 
@@ -445,7 +446,7 @@ def test_the_command_prints_its_address_and_ends_at_a_signal():
     try:
         line = process.stderr.readline()
         port = int(line.rpartition(":")[2].split()[0])
-        assert line.startswith("serving tiny-en at http://127.0.0.1:")
+        assert line.startswith("serving tiny-en (mdlm) at http://127.0.0.1:")
         server = Running(None, None, threading.current_thread(), port)  # type: ignore[arg-type]
         wait_for(lambda: server.get("/health").status == 200)
         text = server.post("/v1/completions", {"prompt": "Once", "max_tokens": 4, "seed": 0}).json["choices"][0]["text"]
@@ -463,11 +464,16 @@ def test_the_command_prints_its_address_and_ends_at_a_signal():
 
 
 @pytest.mark.slow
-def test_the_benchmark_runs(tmp_path):
+@pytest.mark.parametrize("method", ["mdlm", "block", "ar"])
+def test_the_benchmark_runs(tmp_path, method):
     root = Path(__file__).parents[2]
     words = [
         "--network",
         "toy",
+        "--method",
+        method,
+        "--block",
+        "8",
         "--length",
         "32",
         "--requests",

@@ -35,6 +35,13 @@ def ar_lm() -> LM:
     return random_lm(bytes_tokenizer(), "data.length=48", "model.hidden_dim=32", "model.method=ar", scale=2.0)
 
 
+@functools.cache
+def block_lm() -> LM:
+    """Blocks of 8, in rows of 48."""
+    blocks = ("model.method=block", "block.size=8", "block.mixture={1: 1, 8: 2, full: 1}")
+    return random_lm(bytes_tokenizer(), "data.length=48", "model.hidden_dim=32", *blocks, scale=2.0)
+
+
 class HeldNetwork:
     """A model whose network calls wait until the test releases them: a slow network without a clock."""
 
@@ -144,6 +151,15 @@ class Running:
         """The sum of all lines of a metric that begin so."""
         lines = self.get("/metrics").body.decode().splitlines()
         return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(name))
+
+
+def post_head(body: dict[str, Any], path: str = "/v1/diffusion") -> bytes:
+    """A whole request, for a socket."""
+    data = json.dumps(body).encode()
+    return (
+        f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(data)}\r\n\r\n"
+    ).encode() + data
 
 
 def wait_for(what: Callable[[], Any], seconds: float = 60.0) -> Any:

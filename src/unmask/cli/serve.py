@@ -6,12 +6,15 @@ import contextlib
 import logging
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ..errors import UserError
 from .shared import Device, TokenizerOf, Weights, Which, err_console, load_lm
+
+if TYPE_CHECKING:
+    from ..lm import LM
 
 LOCAL = ("127.0.0.1", "localhost", "::1")
 
@@ -36,6 +39,14 @@ def serve(
         int, typer.Option(help="Sequences that may wait; beyond that, requests get 429.", min=0)
     ] = 256,
     max_tokens: Annotated[int, typer.Option(help="Tokens of all current requests together.", min=1)] = 262_144,
+    max_cache: Annotated[
+        int | None,
+        typer.Option(
+            help="Megabytes of keys and values that a model keeps for its sequences (default: a quarter of the memory, "
+            "shared by the models).",
+            min=1,
+        ),
+    ] = None,
     max_length: Annotated[int, typer.Option(help="Tokens per sequence.", min=1)] = 4096,
     max_steps: Annotated[int, typer.Option(help="Denoising steps per sequence.", min=1)] = 4096,
     max_n: Annotated[int, typer.Option(help="Samples per request.", min=1)] = 64,
@@ -67,6 +78,7 @@ def serve(
         batch=batch_size,
         queue=max_queue,
         tokens=max_tokens,
+        cache=None if max_cache is None else max_cache * 1_000_000,
         length=max_length,
         steps=max_steps,
         n=max_n,
@@ -98,10 +110,17 @@ def serve(
         address = f"http://{shown}:{sock.getsockname()[1]}"
 
         def ready() -> None:
-            err_console.print(f"serving {', '.join(lms)} at {address} (Ctrl-C stops)", markup=False)
+            served = ", ".join(f"{name} ({_how(lm)})" for name, lm in lms.items())
+            err_console.print(f"serving {served} at {address} (Ctrl-C stops)", markup=False)
 
         with contextlib.suppress(KeyboardInterrupt):
             run(app, engine, sock, ready)
+
+
+def _how(lm: LM) -> str:
+    """The method of a model, and how many tokens it writes at a time."""
+    method, size = lm.config.model.method, lm.model.block_size
+    return f"{method}, {size} token{'s' * (size > 1)} a block" if size else method
 
 
 def _names(models: list[str]) -> dict[str, str]:

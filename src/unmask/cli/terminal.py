@@ -23,6 +23,7 @@ FEWEST = 3  # lines of text: a canvas gets at least this many
 class Watcher:
     """Canvases on a terminal: grey blocks are masks, green is what was just written, white what was there.
 
+    Where a text is written block after block, the masks of the current block are blue.
     A canvas that is longer than the screen shows its last lines, and canvases that do not fit are counted; at the end
     everything is shown.
     """
@@ -47,9 +48,11 @@ class Watcher:
         """Show a state of the generation."""
         ids = state.canvas.tolist()
         fresh = {position for position in state.positions.tolist() if ids[position] != self.mask}
-        self.texts[state.row] = canvas_text(self.tokenizer, ids, set() if state.done else fresh)
+        self.texts[state.row] = canvas_text(self.tokenizer, ids, set() if state.done else fresh, state.block)
         left = ids.count(self.mask)
-        self.titles[state.row] = f"step {state.step + 1}, t = {state.t:.3f}, {state.calls} calls, {left} masks left"
+        block = f"block {state.block[0] + 1}–{state.block[1]}, " if state.block else ""
+        title = f"step {state.step + 1}, t = {state.t:.3f}, {block}{state.calls} calls, {left} masks left"
+        self.titles[state.row] = title
         self.latest.remove(state.row)
         self.latest.append(state.row)
         self.live.update(self.render(), refresh=True)
@@ -84,8 +87,10 @@ class Tail:
         yield from lines
 
 
-def canvas_text(tokenizer: Tokenizer, ids: Sequence[int], fresh: Set[int]) -> Text:
-    """A canvas as coloured text; `fresh` are the positions that were just written."""
+def canvas_text(
+    tokenizer: Tokenizer, ids: Sequence[int], fresh: Set[int], block: tuple[int, int] | None = None
+) -> Text:
+    """A canvas as coloured text; `fresh` are the positions that were just written, `block` is [start, end)."""
     text, mask, start = Text(), tokenizer.vocab.mask, 0
     alone = [None if token == mask else piece for token, piece in zip(ids, tokenizer.pieces(ids), strict=True)]
     new: dict[int, bool] = {}  # by the token that shows a character: whether one of its bytes is new
@@ -95,7 +100,7 @@ def canvas_text(tokenizer: Tokenizer, ids: Sequence[int], fresh: Set[int]) -> Te
         new[start] = new.get(start, False) or position in fresh
     for position, piece in enumerate(shown):
         if alone[position] is None:
-            text.append("░░ ", style="grey50")
+            text.append("░░ ", style="blue" if block and block[0] <= position < block[1] else "grey50")
         elif piece:
             text.append(piece.translate(CONTROLS), style="bold green" if new[position] else "")
     return text

@@ -25,7 +25,7 @@ from ..process.parameterization import Mean
 from ..process.schedule import Polynomial, Schedule
 from ..sampling import LeftToRight, Request, Slot, Trajectory, Windows, Written, advance_tokens
 from ..types import Batch, TokenNats, UserError, Vocab
-from .cached_rows import CachedRows, Read, cached_columns, only_readers, same_rows
+from .cached_rows import CachedRows, Read, cached_columns, held_bytes, only_readers, row_bytes, same_rows
 from .language_model import LanguageModel, in_chunks
 
 
@@ -79,6 +79,10 @@ class AutoRegressive(LanguageModel):
     def denoiser(self) -> CachedDenoiser:
         """The model with a cache for each sequence."""
         return CachedDenoiser(self)
+
+    def cache_bytes(self, tokens: int) -> int:
+        """Bytes that its denoiser keeps for a sequence of so many tokens."""
+        return row_bytes(self.backbone.empty_cache(1), tokens + self.start)
 
     def check(self, request: Request) -> None:
         """Raise if the model cannot follow a request."""
@@ -151,6 +155,11 @@ class CachedDenoiser:
     def release(self, slot: int) -> None:
         """Forget what was read of a slot."""
         self.read.pop(slot, None)
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of what it keeps now."""
+        return held_bytes(self.read.values())
 
     def log_x(self, rows: Tensor) -> Tensor:
         """Log-probabilities of the next token, from rows of hidden states."""

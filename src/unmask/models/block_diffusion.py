@@ -30,7 +30,16 @@ from ..process.parameterization import Mean
 from ..process.schedule import Law, Schedule
 from ..sampling import Request, Slot, Trajectory, Written, advance_tokens
 from ..types import Batch, UserError, Vocab
-from .cached_rows import CachedRows, Read, cached_columns, only_readers, same_rows, side_by_side
+from .cached_rows import (
+    CachedRows,
+    Read,
+    cached_columns,
+    held_bytes,
+    only_readers,
+    row_bytes,
+    same_rows,
+    side_by_side,
+)
 from .language_model import LanguageModel
 from .masked import MaskedDiffusion, Objective
 
@@ -168,6 +177,10 @@ class BlockDiffusion(MaskedDiffusion):
         """The model with a cache for each sequence."""
         return CachedBlocks(self)
 
+    def cache_bytes(self, tokens: int) -> int:
+        """Bytes that its denoiser keeps for a sequence of so many tokens, if that is more than one block."""
+        return row_bytes(self.backbone.empty_cache(1), tokens)
+
     def describe(self) -> dict[str, Any]:
         """How its likelihood is defined, for protocols."""
         facts = {"block": _named(self.block_size), "clean_stream": f"causal by {self.clean}"}
@@ -231,6 +244,11 @@ class CachedBlocks:
         """Forget what was read of a slot."""
         for without_label in (False, True):
             self.read.pop((slot, without_label), None)
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of what it keeps now."""
+        return held_bytes(self.read.values())
 
     def log_x(self, rows: Tensor) -> Tensor:
         """Log x̂ from rows of hidden states."""

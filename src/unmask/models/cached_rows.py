@@ -44,6 +44,21 @@ class Read:
         return self.rows.n[self.row]
 
 
+def row_bytes(empty: list[KeyValue], columns: int) -> int:
+    """Bytes of the cache of a row after so many columns; `empty` is the cache of one row before the first."""
+    return sum(
+        x.element_size() * (x.shape[1] * x.shape[3] * columns if x.dim() == 4 else x.numel())  # or a state
+        for layer in empty
+        for x in layer
+    )
+
+
+def held_bytes(reads: Iterable[Read]) -> int:
+    """Bytes of all caches that hold these rows, with what they are padded with."""
+    caches = {id(read.rows): read.rows.cache for read in reads}.values()
+    return sum(x.nbytes for cache in caches for layer in cache for x in layer)
+
+
 def cached_columns(reads: Sequence[Read | None], kept: Sequence[int], empty: list[KeyValue]) -> list[KeyValue]:
     """The keys and values of the first `kept` columns of each row, padded on the left; `empty` is a cache of none."""
     if not any(kept):

@@ -102,6 +102,15 @@ class LanguageModel(nn.Module, ABC):
     def release(self, slot: int) -> None:
         """The sequence of this slot has ended; by default nothing was cached for it."""
 
+    def cache_bytes(self, tokens: int) -> int:
+        """Bytes that its denoiser keeps for a sequence of so many tokens; by default nothing."""
+        return 0
+
+    @property
+    def held_bytes(self) -> int:
+        """As a denoiser: bytes of what it keeps now."""
+        return 0
+
     def under(self, schedule: Schedule | None = None, law: Law | None = None) -> LanguageModel:
         """The same network and weights, scored under another schedule or law; methods without one raise."""
         raise UserError("this model has no noise schedule and no choice of bound; leave out bound, steps and schedule")

@@ -57,6 +57,10 @@ class Denoiser(Protocol):
     def release(self, slot: int) -> None:
         """The sequence of this slot has ended."""
 
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of what it keeps for all slots."""
+
 
 class TokenDenoiser(Denoiser, Protocol):
     """A model that predicts the tokens at positions of a canvas."""
@@ -173,6 +177,13 @@ class Trajectory(ABC):
             return len(self.whole())
         changing = torch.nonzero(self.open if self.final else self.free)
         return int(changing[0]) if len(changing) else len(self.canvas)
+
+    def under_way(self) -> tuple[int, int] | None:
+        """The block that is written next, [start, end) of the whole canvas; None if there are no blocks, or no next."""
+        if self.finished or (not self.clean and self.block is None):
+            return None
+        start, end = self.place(torch.tensor([self.clean, len(self.canvas)])).tolist()
+        return max(0, start), min(end, len(self.whole()))  # without the frame of a window
 
     @property
     def prompt(self) -> tuple[int, ...] | None:

@@ -28,7 +28,8 @@ KEYS = {"format", "mask", "special", "pieces", "protocol", "sequences"}
 SEQUENCE_KEYS = {"canvas", "given", "events", "text", "name", "done"}
 BROWSER = 2**53  # beyond that a browser would show another number
 LONGEST = 2**22  # positions: a damaged length must not fill the memory
-EVENT_KEYS = {"step", "t", "calls", "changes"}  # and "length" where the canvas grew
+EVENT_KEYS = {"step", "t", "calls", "changes"}
+MORE_KEYS = {"length", "block"}  # where the canvas grew, and where a text is written in blocks
 
 
 class Change(NamedTuple):
@@ -49,6 +50,7 @@ class TraceEvent:
     calls: int  # network calls for this sequence so far
     changes: tuple[Change, ...]
     length: int | None = None  # where the canvas grew: its positions from now on; new ones are masks
+    block: tuple[int, int] | None = None  # [start, end): the block that is written next
 
 
 @dataclass
@@ -115,7 +117,7 @@ class Trace:
         changes += [Change(p, int(canvas[p]), 0.0) for p in (now != canvas).nonzero().flatten().tolist()]
         length = len(canvas) if len(canvas) > len(before) else None
         t = float(f"{state.t:.6g}") if math.isfinite(state.t) else None
-        recording.events.append(TraceEvent(state.step, t, state.calls, tuple(changes), length))
+        recording.events.append(TraceEvent(state.step, t, state.calls, tuple(changes), length, state.block))
         recording.done = state.done
         self._now[state.row] = canvas.clone()
         self._meet({change.token for change in changes} | {token for change in changes for token, _ in change.tops})
@@ -235,7 +237,8 @@ def _event_json(event: TraceEvent) -> dict[str, Any]:
         [*change[:3], *([[list(top) for top in change.tops]] if change.tops else [])] for change in event.changes
     ]
     data = {"step": event.step, "t": event.t, "calls": event.calls, "changes": changes}
-    return data if event.length is None else {**data, "length": event.length}
+    block = None if event.block is None else list(event.block)
+    return data | {name: value for name, value in (("length", event.length), ("block", block)) if value is not None}
 
 
 def _runs(flags: Iterable[bool]) -> list[tuple[int, int]]:
@@ -269,16 +272,19 @@ def _read_recording(data: Any, mask: int, pieces: dict[int, str], where: str) ->
 
 
 def _read_event(data: Any, length: int, calls: int, pieces: dict[int, str], where: str) -> TraceEvent:
-    grows = isinstance(data, dict) and "length" in data
-    _keys(data, EVENT_KEYS | ({"length"} if grows else set()), where)
-    grown: Any = data["length"] if grows else None
+    more = MORE_KEYS & set(data) if isinstance(data, dict) else set()
+    _keys(data, EVENT_KEYS | more, where)
+    grown: Any = data.get("length")
+    block: Any = data.get("block")
     good = _counts([data["step"], data["calls"]]) and data["calls"] >= calls
     _need(good, f'"step" or "calls" of {where} is not a growing count')
     _need(data["t"] is None or _number(data["t"]), f'"t" of {where} is not a number')
     _need(
-        not grows or (_counts([grown]) and length < grown <= LONGEST),
+        "length" not in more or (_counts([grown]) and length < grown <= LONGEST),
         f'"length" of {where} does not grow or is too large',
     )
+    good = "block" not in more or (_counts(block) and len(block) == 2 and block[0] < block[1] <= (grown or length))
+    _need(good, f'"block" of {where} is not a run [start, end) of positions')
     _need(isinstance(data["changes"], list), f'"changes" of {where} is not a list')
     changes = []
     for item in data["changes"]:
@@ -289,7 +295,7 @@ def _read_event(data: Any, length: int, calls: int, pieces: dict[int, str], wher
         if not good or not all(_choice(top, pieces) for top in tops):
             _need(False, f"{where} has the change {json.dumps(item)[:80]}")
         changes.append(Change(item[0], item[1], item[2], tuple((token, prob) for token, prob in tops)))
-    return TraceEvent(data["step"], data["t"], data["calls"], tuple(changes), grown)
+    return TraceEvent(data["step"], data["t"], data["calls"], tuple(changes), grown, block and (block[0], block[1]))
 
 
 def _choice(pair: Any, pieces: dict[int, str]) -> bool:

@@ -148,6 +148,8 @@ def _step(lm: LM, step: Step, lengths: list[int]) -> dict[str, Any]:
     }
     if len(step.canvas) != lengths[step.index]:
         lengths[step.index] = data["length"] = len(step.canvas)
+    if step.block is not None:
+        data["block"] = step.block
     return data
 
 

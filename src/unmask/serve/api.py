@@ -281,7 +281,9 @@ def _card(name: str, lm: LM, limits: Limits, created: int) -> dict[str, Any]:
             "settings": _settings(lm, windows),
             "time_conditioned": bool(getattr(model, "time_conditioned", False)),
             "any_length": model.any_length,
-            "infills": not model.exact,
+            "infills": model.writes_blocks or not model.exact,
+            "block_size": model.block_size,  # null: a text is one block
+            "block_sizes": _block_sizes(lm),
             "likelihood": model.likelihood,
             "max_steps": limits.steps,
             "max_length": longest,
@@ -291,6 +293,15 @@ def _card(name: str, lm: LM, limits: Limits, created: int) -> dict[str, Any]:
             "parameters": sum(weight.numel() for weight in model.parameters()),
         },
     }
+
+
+def _block_sizes(lm: LM) -> dict[str, float]:
+    """The block sizes that a model was trained on, with their shares of the training."""
+    if not lm.model.writes_blocks:
+        return {}
+    spec = lm.config.block
+    shares = spec.mixture or {spec.size: 1.0}
+    return {str(size): share / sum(shares.values()) for size, share in shares.items()}
 
 
 SHOWN = ("whole", "number", "choice", "flag", "label", "sampler")  # kinds of settings that have a control on the page

@@ -16,6 +16,7 @@ from starlette.routing import Route
 
 from ..errors import UserError, nearest
 from ..jsonable import to_json
+from ..sampling.params import settings_on
 from ..version import __version__
 from .api import Service
 from .api_page import api_page
@@ -53,7 +54,9 @@ def make_app(
     """
     service = Service(engine, log_prompts)
     page = _page()
-    described = document([card["id"] for card in service.models], engine.limits)
+    blocks = any(lm.model.writes_blocks for lm in engine.lms.values())
+    useless = [name for name, spec in settings_on("http").items() if spec.needs == "blocks" and not blocks]
+    described = document([card["id"] for card in service.models], engine.limits, useless)
     open_api, reference = to_json(described), api_page(described)
 
     @contextlib.asynccontextmanager

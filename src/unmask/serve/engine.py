@@ -2,7 +2,8 @@
 
 Every model has a batcher (`sampling/batcher.py`). A step takes all its active sequences through the network together;
 models take turns. A free place goes to the request that has the fewest, then to the oldest, so that a request for many
-samples does not hold up the others. A long sequence goes through the network less often than short ones.
+samples does not hold up the others. A long sequence goes through the network less often than short ones. A model that
+caches what it has read begins a sequence once its keys and values fit beside those of the others.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ from dataclasses import dataclass, replace
 import torch
 
 from ..lm import LM
-from ..sampling import Batcher
+from ..sampling import Batcher, Request
 from ..sampling.trace import changes_of
 from ..training.memory import give_back
 from ..types import State
 from .handles import Done, Failed, RequestHandle, Step
-from .limits import Limits, Refusal
+from .limits import Limits, Refusal, cache_for
 from .monitoring import Metrics
 from .threads import interruptible, use_cores
 
@@ -40,6 +41,7 @@ class _ModelQueue:
     batcher: Batcher
     handles: list[RequestHandle]
     rows: dict[int, tuple[RequestHandle, int]]  # under way
+    cache_peak: int = 0  # bytes
 
 
 class Engine:
@@ -50,6 +52,10 @@ class Engine:
     ) -> None:
         self.limits, self.metrics, self.clock = limits or Limits(), Metrics(), clock
         self.lms = dict(lms)
+        if self.limits.cache is None:
+            cached = [lm.model.cache_bytes(1) for lm in lms.values()]
+            devices = {lm.model.device for lm in lms.values()}
+            self.limits = replace(self.limits, cache=cache_for(devices, sum(map(bool, cached))))
         self.threads = torch.get_num_threads()
         for lm in lms.values():
             lm.model.eval()
@@ -194,6 +200,7 @@ class Engine:
         self.metrics.sequences.labels(end=why).inc(handle.left)
         self._free(handle, handle.left)
         self._close(queue, handle)
+        self._weigh(queue)
         if message is not None:
             handle.put(Failed(message, why))
 
@@ -216,6 +223,8 @@ class Engine:
             if not asking:
                 return
             handle = min(asking, key=lambda waiting: (len(waiting.active), waiting.number))
+            if not self._fits(queue, handle.requests[handle.waiting[-1]]):
+                return
             index = handle.waiting.pop()
             self._numbers += 1
             try:
@@ -227,6 +236,20 @@ class Engine:
             handle.active.add(index)
             queue.rows[self._numbers] = (handle, index)
             self.metrics.waited.observe(self.clock() - handle.begun)
+
+    def _fits(self, queue: _ModelQueue, request: Request) -> bool:
+        """Whether the cache of one more sequence fits; sequences side by side take as much as the largest of them."""
+        assert self.limits.cache is not None
+        others = (owner.requests[index] for owner, index in queue.rows.values())
+        largest = max(queue.lm.cache_bytes(one) for one in (request, *others))
+        return not queue.rows or largest * (len(queue.rows) + 1) <= self.limits.cache
+
+    def _weigh(self, queue: _ModelQueue) -> None:
+        """Report how large the cache of a model is."""
+        held = queue.batcher.model.held_bytes
+        queue.cache_peak = max(queue.cache_peak, held)
+        self.metrics.cache.labels(model=queue.name).set(held)
+        self.metrics.cache_peak.labels(model=queue.name).set(queue.cache_peak)
 
     def _step(self, queue: _ModelQueue) -> None:
         begun = self.clock()
@@ -240,6 +263,7 @@ class Engine:
             queue.rows.clear()
             return
         self.metrics.busy.labels(model=queue.name).inc(self.clock() - begun)
+        self._weigh(queue)
         if states:
             self.metrics.calls.labels(model=queue.name).inc()
             self.metrics.rows.labels(model=queue.name).observe(len(states))
@@ -266,7 +290,7 @@ class Engine:
         if handle.wants_steps:
             changes = tuple(changes_of(state, vocab.mask))
             fixed = state.fixed if sample is None else 0  # only `Done` says where the text ends
-            handle.put(Step(index, state.step, state.t, state.calls, changes, state.canvas, fixed))
+            handle.put(Step(index, state.step, state.t, state.calls, changes, state.canvas, fixed, state.block))
         if sample is None:
             return
         del queue.rows[state.row]

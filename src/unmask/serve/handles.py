@@ -31,6 +31,7 @@ class Step:
     changes: tuple[Change, ...]
     canvas: Tensor
     fixed: int
+    block: tuple[int, int] | None = None
 
     def then(self, later: Step) -> Step:
         """Both steps as one: for each position the token that it holds at the end."""

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
+from pathlib import Path
+
+import torch
 
 from ..errors import UserError
+
+SHARE = 4  # the caches of all models together get one part in so many of the memory
 
 
 class Refusal(Exception):
@@ -45,6 +52,7 @@ class Limits:
     batch: int = 32  # sequences per network call
     queue: int = 256  # sequences that wait, of all requests together
     tokens: int = 262_144  # in all sequences that wait or are under way
+    cache: int | None = None  # bytes of keys and values that a model keeps; None: its part of a quarter of the memory
     alternatives: int = 1_048_576  # tokens times `tops`, in the same sequences
     length: int = 4096  # tokens of one sequence
     steps: int = 4096
@@ -64,7 +72,35 @@ class Limits:
     def __post_init__(self) -> None:
         for field in fields(self):
             value, least = getattr(self, field.name), 0 if field.name in ("queue", "grace") else 1
+            if value is None:
+                continue
             if field.type == "float" and field.name != "grace":
                 least = 0.01  # type: ignore[assignment]
-            if not least <= value < 2**40:
+            if not least <= value < 2**50:
                 raise UserError(f"the limit {field.name}={value} must be a number, and at least {least}")
+
+
+def cache_for(devices: Iterable[torch.device], models: int) -> int:
+    """Bytes of keys and values that each of so many models may keep if nobody says."""
+    return min(map(_memory, devices)) // SHARE // max(1, models)
+
+
+def _memory(device: torch.device) -> int:
+    """The memory of a device; on the CPU that of the machine, or of the container that this process is in."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    try:
+        machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):  # not on Windows
+        machine = 8 * 2**30
+    for name in ("memory.max", "memory/memory.limit_in_bytes"):
+        try:
+            machine = min(machine, int((Path("/sys/fs/cgroup") / name).read_text()))
+        except (OSError, ValueError):  # another system, or "max"
+            continue
+    return machine
+
+
+def megabytes(count: int) -> str:
+    """A number of bytes in words."""
+    return f"{count / 1e6:,.1f} MB" if count < 1e8 else f"{count / 1e6:,.0f} MB"

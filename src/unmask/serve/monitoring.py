@@ -48,6 +48,12 @@ class Metrics:
         )
         self.calls = counter("unmask_network_calls_total", "Network calls, each for all sequences of a step.", "model")
         self.rows = histogram("unmask_batch_rows", "Sequences per network call.", ROWS, "model")
+        self.cache = Gauge(
+            "unmask_cache_bytes", "Keys and values of sequences under way.", ["model"], registry=self.registry
+        )
+        self.cache_peak = Gauge(
+            "unmask_cache_peak_bytes", "The most that they ever were.", ["model"], registry=self.registry
+        )
         self.busy = counter("unmask_network_seconds_total", "Time that was spent in network calls.", "model")
 
     def watch(self, name: str, text: str, read: Callable[[], float]) -> None:

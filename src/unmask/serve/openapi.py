@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from pydantic import BaseModel
@@ -45,13 +45,13 @@ GETS = {
 }
 
 
-def document(models: Sequence[str], limits: Limits) -> dict[str, Any]:
-    """The whole document, with the models and the limits of this server."""
+def document(models: Sequence[str], limits: Limits, useless: Collection[str] = ()) -> dict[str, Any]:
+    """The whole document, with the models and the limits of this server, and without settings that are useless here."""
     kinds = [kind for kind, *_ in POSTS.values()]
     _, schemas = models_json_schema(
         [(kind, "validation") for kind in kinds], ref_template="#/components/schemas/{model}"
     )
-    _narrow(schemas.get("$defs", {}), models, limits)
+    _narrow(schemas.get("$defs", {}), models, limits, useless)
     paths: dict[str, Any] = {path: {"get": _get(path)} for path in GETS}
     for path, (kind, summary, media, what) in POSTS.items():
         content: dict[str, Any] = {media: {"schema": {"type": "string"} if media != "application/json" else _any()}}
@@ -98,11 +98,13 @@ def document(models: Sequence[str], limits: Limits) -> dict[str, Any]:
     }
 
 
-def _narrow(schemas: dict[str, Any], models: Sequence[str], limits: Limits) -> None:
-    """Lower the maxima of the fields to the limits of this server."""
+def _narrow(schemas: dict[str, Any], models: Sequence[str], limits: Limits, useless: Collection[str]) -> None:
+    """Lower the maxima of the fields to the limits of this server, and remove those that no model has a use for."""
     most = {"n": limits.n, "steps": limits.steps, "length": limits.length, "max_tokens": limits.length}
     most["corrections"] = limits.steps
     for schema in schemas.values():
+        for name in useless:
+            schema["properties"].pop(name, None)
         for name, field in schema["properties"].items():
             for kind in field.get("anyOf", [field]):
                 if name in most and kind.get("type") == "integer":

@@ -12,7 +12,7 @@ from ..process.keys import check_seed
 from ..sampling import Request
 from ..sampling.params import SamplingParams
 from ..sampling.settings import STEPS
-from .limits import Limits, Refusal
+from .limits import Limits, Refusal, megabytes
 from .schema import CompletionBody, DiffusionBody, Gapped, InfillBody, TokenizeBody, Writing
 
 DEFAULT_TOKENS = 16  # what OpenAI's clients get unless they say how many
@@ -161,4 +161,13 @@ def _works(
         _fits(len(canvas.ids), limits)
         requests.append(lm.request(canvas, replace(options, seed=options.seed + i), row=i, tops=tops))
         lm.check(requests[-1])
+        need = lm.cache_bytes(requests[-1])
+        if limits.cache is not None and need > limits.cache:
+            raise Refusal(
+                400,
+                f"the keys and values of a text of {len(canvas.ids)} tokens need {megabytes(need)}, more than the "
+                f"{megabytes(limits.cache)} that this server keeps (--max-cache); ask for a shorter text",
+                param="length",
+                code="cache_limit_exceeded",
+            )
     return requests

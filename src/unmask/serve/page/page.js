@@ -341,9 +341,9 @@ function offerBases() {
 }
 
 function about() {
-  const { method, parameters, length, kind, default_sampler: sampler } = sides[0].facts;
+  const { method, parameters, length, kind, default_sampler: sampler, block_size: block } = sides[0].facts;
   const size = parameters >= 1e6 ? `${(parameters / 1e6).toFixed(parameters < 1e7 ? 1 : 0)}M parameters` : parameters ? `${(parameters / 1e3).toFixed(0)}k parameters` : "";
-  $("about").textContent = [sides[0].model?.id, sampler === "left-to-right" ? "writes left to right" : method && method.toUpperCase(), size, length && `${length} ${kind === "dna" ? "bases" : "tokens"}`].filter(Boolean).join(" · ");
+  $("about").textContent = [sides[0].model?.id, sampler === "left-to-right" ? "writes left to right" : block ? `blocks of ${block}` : method && method.toUpperCase(), size, length && `${length} ${kind === "dna" ? "bases" : "tokens"}`].filter(Boolean).join(" · ");
 }
 
 // -- wiring -----------------------------------------------------------------------------------------------------------------

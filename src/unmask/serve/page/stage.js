@@ -59,7 +59,8 @@ export class Run {
       this.body.append(make("article", "sample", title, box));
       const board = makeBoard(box, this.words);
       const sequence = { canvas, given, player, board, box, title, seed: sample.seed, text: "", done: false };
-      sequence.expected = () => (sequence.done ? 0 : Math.min(steps ?? Infinity, player.left[0]) || 0);
+      const blocks = Math.ceil(canvas.length / (data.settings?.block ?? canvas.length)) || 1; // each has its steps
+      sequence.expected = () => (sequence.done ? 0 : Math.min((steps ?? Infinity) * blocks, player.left[0]) || 0);
       board.open(player, sequence.expected, false);
       box.dir = "auto"; // after the tokens: before them each one would make the browser lay out all others again
       this.sequences[sample.index] = sequence;
@@ -76,6 +77,7 @@ export class Run {
     });
     const event = { step: data.step, t: data.t ?? null, calls: data.calls ?? 0, changes };
     if (data.length !== undefined && data.length !== null) event.length = data.length;
+    if (data.block) event.block = data.block;
     this.sequences[data.index].player.push(event);
   }
 

@@ -23,7 +23,8 @@ function sentenceOf(player) {
   const left = player.left[at], all = plural(player.length[at], "token");
   if (!event) return ["start", `${all}, ${plural(left, "mask")}`];
   const time = event.t === null || event.t === undefined ? [] : [`t = ${event.t.toFixed(3)}`];
-  return [`step ${event.step + 1}`, ...time, plural(event.calls, "call"), left ? `${plural(left, "mask")} left` : "all written"];
+  const block = event.block ? [`block ${event.block[0] + 1}–${event.block[1]}`] : [];
+  return [`step ${event.step + 1}`, ...time, ...block, plural(event.calls, "call"), left ? `${plural(left, "mask")} left` : "all written"];
 }
 
 const REACH = 3; // a character has at most four bytes, so that it begins at most three tokens before its last one
@@ -35,6 +36,7 @@ function makeBoard(canvas, words) {
   let player = null, total = () => 0;
   let tokens = [], shown = []; // elements, and the token whose text each of them holds
   let fresh = []; // positions of the last event
+  let block = [0, 0]; // of the text that is being written, [start, end)
   let settled = true; // masks are as wide as their final tokens; a live canvas does not know these yet
 
   const spell = (id) => (words.special.has(id) ? [make("i", "u", words.piece(id))] : spellPiece(words.piece(id)));
@@ -74,6 +76,7 @@ function makeBoard(canvas, words) {
       if (change) name += ` o${orderBin(change.event, Math.max(total(), player.events.length))} c${confidenceBin(change.prob)}`;
     }
     if (!masked && words.name) name += words.name(id);
+    if (p >= block[0] && p < block[1] && !player.given(p)) name += " w";
     element.className = name;
   }
 
@@ -94,7 +97,7 @@ function makeBoard(canvas, words) {
   // `expected()`: events in total, as far as known; `known`: whether the final tokens are known.
   function open(opened, expected = () => 0, known = true) {
     player = opened; total = expected; settled = known;
-    fresh = []; shown = []; tokens = [];
+    fresh = []; shown = []; tokens = []; block = [0, 0];
     canvas.replaceChildren();
     grow();
     if (tokens.length) tokens[0].tabIndex = 0;
@@ -117,7 +120,9 @@ function makeBoard(canvas, words) {
 
   function show(k, lively) {
     grow();
-    const touched = player.seek(k);
+    const touched = player.seek(k), last = block;
+    block = player.block() ?? [0, 0];
+    if (`${last}` !== `${block}`) for (const [start, end] of [last, block]) for (let p = start; p < end; p++) touched.push(p);
     for (const p of around([...fresh, ...touched])) write(p);
     const at = player.at();
     fresh = at ? player.changed(at - 1) : [];

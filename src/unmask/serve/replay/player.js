@@ -69,6 +69,8 @@ function makePlayer(recording, mask) {
       for (let c = last[p] ?? -1; c >= 0; c = before[c]) changes.unshift({ token: token[c], event: event[c] });
       return changes;
     },
+    // The block that is written next, [start, end); null where a text is not written in blocks, or is written.
+    block: () => events[at - 1]?.block ?? null,
     // Positions that event k changed.
     changed: (k) => position.slice(first[k], first[k + 1]),
     // Mean probability of what event k wrote; null where it wrote nothing.
