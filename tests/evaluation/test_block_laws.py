@@ -15,9 +15,11 @@ import numpy as np
 import pytest
 import torch
 
-from oracles.enumeration import CLEAN, MASK, VOCAB, State, last_step, nelbo_continuous, nelbo_discrete
+from oracles.blocks import Reader, block_bound, block_law, blocks_of
+from oracles.enumeration import CLEAN, MASK, VOCAB, State, keep_grid, nelbo_discrete
 from oracles.laws import order_law, random_order_law, surest_law
-from support.helpers import random_lm, random_model, random_rows, refused, run, settings, tiny_config, train_once
+from support.block_models import block_model
+from support.helpers import random_lm, random_rows, refused, run, settings, train_once
 from unmask.data.tokenization import bytes_tokenizer
 from unmask.evaluation import (
     ESTIMATORS,
@@ -36,7 +38,6 @@ from unmask.evaluation.likelihood import _warn, evaluate
 from unmask.lm import LM
 from unmask.models.block_diffusion import BlockDiffusion
 from unmask.models.masked import MaskedDiffusion
-from unmask.networks.kernels.attention import Streams
 from unmask.process.keys import Keys
 from unmask.process.schedule import ContinuousTime, DiscreteTime, Law
 from unmask.sampling import Adaptive, FirstHitting, GivenOrder, LeftToRight, Sampler
@@ -51,63 +52,26 @@ each_size = pytest.mark.parametrize("size", SIZES)
 
 @functools.cache
 def model_of(size: int, clean: str = "tokens", law: Law | None = None) -> BlockDiffusion:
-    config = tiny_config("model.method=block", "block.size=2", f"block.clean={clean}", f"data.length={LENGTH}")
-    model: BlockDiffusion = random_model(config, VOCAB, scale=2.0)
-    return model.under(law=law or ContinuousTime(0.0)).in_blocks(size)
+    return block_model("dit", clean).under(law=law or ContinuousTime(0.0)).in_blocks(size)
+
+
+@functools.cache
+def reader_of(size: int, clean: str = "tokens") -> Reader:
+    return Reader(model_of(size, clean), size)
 
 
 def batch_of(xs: list[State] = TEXTS) -> Batch:
     return Batch(torch.tensor(xs), torch.arange(len(xs)), len(xs))
 
 
-# -- slow truths -----------------------------------------------------------------------------------------------------
-
-
-class Truth:
-    """p(block | blocks before it) by one network call for one state of one block; nothing after the block exists."""
-
-    def __init__(self, model: BlockDiffusion, size: int) -> None:
-        self.model, self.size = model, size
-        self.log_x = functools.cache(self._log_x)
-
-    @torch.no_grad()
-    def _log_x(self, before: State, z: State) -> np.ndarray:
-        tokens, n = torch.tensor([before + z]), len(before)
-        place = torch.arange(tokens.shape[1])[None]
-        ends = place + 1 if self.model.clean == "tokens" else (place // self.size + 1) * self.size
-        attention = Streams(place, torch.where(place < n, ends, n), place >= n)
-        t = torch.ones(1, dtype=torch.float64)
-        condition = self.model.condition(tokens, t, None)
-        hidden, _ = self.model.backbone(tokens, condition=condition, attention=attention, positions=place)
-        return self.model.log_x(hidden[0, n:]).double().numpy()
-
-    def blocks(self, x: State) -> list[tuple[Any, State]]:
-        """(the denoiser of a block after the text before it, its tokens)."""
-        starts = range(0, len(x), self.size)
-        parts = [(x[:start], x[start : start + self.size]) for start in starts]
-        return [(lambda z, _t, before=before: self.log_x(before, z), block) for before, block in parts]
-
-    def nats(self, x: State, law: Any, given: int = 0) -> float:
-        """Of a law of a block, (canvas, denoiser) to {block: chance}; the first tokens of the text may be given."""
-        total = 0.0
-        for i, (denoise, block) in enumerate(self.blocks(x)):
-            seen = block[:given] if i == 0 else ()
-            total -= math.log(law(seen + (MASK,) * (len(block) - len(seen)), denoise)[block])
-        return total
-
-    def bound(self, x: State, law: Law) -> float:
-        """The sum of the bounds of its blocks, each by enumeration."""
-        total = 0.0
-        for denoise, block in self.blocks(x):
-            if isinstance(law, DiscreteTime):
-                assert law.steps == 2  # of alpha = 1 - 0.999 t, scaled to end in masks
-                keep = [1.0, (1 - 0.4995 - 0.001) / 0.999, 0.0]
-                total += nelbo_discrete(block, denoise, keep, [0.0, 0.5, 1.0])
-            else:
-                assert isinstance(law, ContinuousTime)
-                total += nelbo_continuous(block, denoise, 0.0, 1 - law.cutoff)
-                total += last_step(block, denoise, 1 - law.cutoff, 0.0) if law.cutoff else 0.0
-        return total
+def bound_of(x: State, size: int, law: Law) -> float:
+    """The sum over blocks of the bound of each, by enumeration."""
+    reader = reader_of(size)
+    if isinstance(law, ContinuousTime):
+        return block_bound(reader, x, (law.cutoff, 1.0))
+    assert law == DiscreteTime(2)
+    keep, times = keep_grid("log-linear", 2), [0.0, 0.5, 1.0]
+    return sum(nelbo_discrete(block, reader.after(before), keep, times) for before, block in blocks_of(x, size))
 
 
 def gate(nats: Any) -> float:
@@ -140,10 +104,12 @@ def test_exact_laws_are_products_over_blocks_and_put_one_on_everything(size: int
     model, (plan, law), free = model_of(size, clean), PLANS[name], ALL.clone()
     given = int(isinstance(plan, Adaptive))
     free[:, :given] = False
-    found, truth = exact_law(model, batch_of(), free, plan), Truth(model, size)
-    assert gate(found) == pytest.approx(3 if given else 1, abs=1e-4)
-    for x, nats in list(zip(TEXTS, found, strict=True))[::4]:
-        assert nats == pytest.approx(truth.nats(x, law, given), rel=1e-4), x
+    found, starts = exact_law(model, batch_of(), free, plan), [(token,) for token in CLEAN] if given else [()]
+    assert gate(found) == pytest.approx(len(starts), abs=1e-4)
+    truth: dict[State, float] = {}
+    for start in starts:
+        truth |= block_law(reader_of(size, clean), start + (MASK,) * (LENGTH - given), law)
+    np.testing.assert_allclose(found, [-math.log(truth[x]) for x in TEXTS], rtol=1e-4)
 
 
 @each_size
@@ -177,9 +143,9 @@ LAWS: list[Law] = [ContinuousTime(0.0), ContinuousTime(0.3), DiscreteTime(2)]
 @pytest.mark.parametrize("law", LAWS, ids=repr)
 @each_size
 def test_the_bound_is_the_sum_over_blocks_and_puts_at_most_one_on_everything(size: int, law: Law) -> None:
-    model, batch, truth = model_of(size, "tokens", law), batch_of(), Truth(model_of(size), size)
+    model, batch = model_of(size, "tokens", law), batch_of()
     found = [float(every_set(model, batch, i, ALL[i], 64).sum()) for i in range(len(TEXTS))]
-    np.testing.assert_allclose(found[::5], [truth.bound(x, law) for x in TEXTS[::5]], rtol=1e-4)
+    np.testing.assert_allclose(found[::5], [bound_of(x, size, law) for x in TEXTS[::5]], rtol=1e-4)
     assert gate(found) == pytest.approx(1, abs=1e-4) if size == 1 else gate(found) < 1
     if law == ContinuousTime(0.0):
         exact = exact_nats(model, batch_of(TEXTS[::5]), ALL[::5], 512)
@@ -190,7 +156,7 @@ def test_the_bound_is_the_sum_over_blocks_and_puts_at_most_one_on_everything(siz
 @pytest.mark.parametrize("name", ESTIMATORS)
 def test_both_estimators_draw_that_bound(name: str, size: int, calls: int) -> None:
     model, xs = model_of(size, "tokens", ContinuousTime(0.3)), TEXTS[::11]
-    batch, truth = batch_of(xs * 12), Truth(model_of(size), size)
+    batch = batch_of(xs * 12)
     with torch.no_grad():
         drawn = [
             strata_nats(model, batch, Keys(5, d), calls=calls).nats
@@ -200,7 +166,7 @@ def test_both_estimators_draw_that_bound(name: str, size: int, calls: int) -> No
         ]
     found = torch.stack(drawn).double().sum(-1).unflatten(1, (12, len(xs))).mean(1).numpy()
     error = np.maximum(found.std(0, ddof=1) / math.sqrt(len(found)), 1e-5)
-    z = np.abs(found.mean(0) - [truth.bound(x, ContinuousTime(0.3)) for x in xs]) / error
+    z = np.abs(found.mean(0) - [bound_of(x, size, ContinuousTime(0.3)) for x in xs]) / error
     assert z.max() < 4
 
 
@@ -233,13 +199,12 @@ def test_blocks_of_one_token_are_exact_by_every_estimator() -> None:
 
 def test_orders_are_averaged_within_each_block() -> None:
     """IW_3 of two blocks of two: each block has three of its two orders, whatever the other has."""
-    model, truth = model_of(2), Truth(model_of(2), 2)
-    xs = TEXTS[::9]
+    model, reader, xs = model_of(2), reader_of(2), TEXTS[::9]
     found = plan_nats(model, batch_of(xs), ALL[: len(xs)], FirstHitting(), Keys(2), orders=3, draws=2, batch_size=81)
     for row, x in enumerate(xs):
         sums = [0.0]
-        for denoise, block in truth.blocks(x):
-            orders = [order_law((MASK,) * 2, denoise, [[i], [1 - i]])[block] for i in (0, 1)]
+        for before, block in blocks_of(x, 2):
+            orders = [order_law((MASK,) * 2, reader.after(before), [[i], [1 - i]])[block] for i in (0, 1)]
             possible = iw_bound(np.log(list(itertools.product(orders, repeat=3)))[:, None])[0].ravel()
             sums = [a + b for a in sums for b in sorted(set(possible.round(9)))]
         for value in found.nats[row]:
@@ -251,7 +216,7 @@ def test_orders_are_averaged_within_each_block() -> None:
 
 
 def test_a_given_order_has_no_blocks_and_large_blocks_have_too_many_sets() -> None:
-    with pytest.raises(UserError, match="names positions of one block"):
+    with pytest.raises(UserError, match="names positions of a single block; set block=4"):
         plan_nats(model_of(2), batch_of(), ALL, GivenOrder((1, 0, 3, 2)), Keys(0))
     long = Batch(torch.zeros(1, 34, dtype=torch.int64), torch.arange(1), 1)
     with pytest.raises(UserError, match=r"17 tokens .* at most 16 tokens: choose a smaller block"):
