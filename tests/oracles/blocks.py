@@ -126,7 +126,13 @@ class Rereader(CachedBlocks):
         self.columns = 0  # that the network has read
 
     def hidden(  # type: ignore[override]
-        self, z: Tensor, t: Tensor, present: Any = None, label: Any = None, queries: Any = None, slots: Sequence[Slot] = ()
+        self,
+        z: Tensor,
+        t: Tensor,
+        present: Any = None,
+        label: Any = None,
+        queries: Any = None,
+        slots: Sequence[Slot] = (),
     ) -> Tensor:
         rows = []
         for i, slot in enumerate(slots):

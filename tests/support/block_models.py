@@ -26,7 +26,11 @@ def block_model(
     """Two layers, so that what is clean reaches a block directly and by way of other clean tokens."""
     own = [f"block.size={size}", f"block.clean={clean}", f"data.length={length}", "model.n_blocks=2"]
     width = ["model.hidden_dim=16", "model.n_heads=2"]
-    kind = ["model.network=modern", "model.skips=both"] if network == "modern" else ["model.network=dit", "model.cond_dim=8"]
+    kind = (
+        ["model.network=modern", "model.skips=both"]
+        if network == "modern"
+        else ["model.network=dit", "model.cond_dim=8"]
+    )
     config = with_overrides("tiny", ["data.tokenizer=bytes", "model.method=block", *kind, *width, *own, *settings])
     model: BlockDiffusion = random_model(config, vocab, 1.5, n_labels)
     return model
