@@ -57,9 +57,9 @@ def flags(*rows: str) -> Tensor:
     return torch.tensor([[c == "1" for c in row] for row in rows])
 
 
-def nats(model: LanguageModel, batch: Batch, keys: Keys = Keys(0)) -> Tensor:
+def nats(model: LanguageModel, batch: Batch, keys: Keys | None = None) -> Tensor:
     with torch.no_grad():
-        return model.nats(batch, keys).nats.double()
+        return model.nats(batch, keys or Keys(0)).nats.double()
 
 
 def trained_on(model: BlockDiffusion, size: int | None) -> BlockDiffusion:
@@ -160,13 +160,13 @@ class Scripted(Keys):
     """Keys that say what they are told: the stratum of all blocks, and the uniforms of positions."""
 
     place: float = 0.0
-    positions: Tensor = torch.zeros(1, 1)
+    positions: Tensor | None = None
 
     def permute(self, purpose: str, index, total: int) -> np.ndarray:
         return np.full(len(index), self.place * total)
 
     def uniform(self, purpose: str, index, *shape: int) -> Tensor:
-        value = torch.zeros(()) if purpose == "time" else self.positions
+        value = torch.zeros(()) if purpose == "time" or self.positions is None else self.positions
         return value.double().expand(len(index), *shape)  # "mask": of all rows or blocks alike, or of each
 
 

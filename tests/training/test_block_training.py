@@ -1,4 +1,4 @@
-"""Block diffusion as a stranger meets it: trained on a mixture of block sizes, killed, continued, scored and sampled."""
+"""Block diffusion as a stranger meets it: trained on a mixture of sizes, killed, continued, scored and sampled."""
 
 from __future__ import annotations
 
