@@ -260,7 +260,8 @@ class SamplingParams:
     def settle(self, model: LanguageModel) -> SamplingParams:
         """The same, with the model's default sampler and block size where none was named."""
         sampler, block = self.sampler or model.default_sampler, self.block or model.block_size
-        return replace(self, sampler=sampler, block=block)
+        same = (sampler, block) == (self.sampler, self.block)
+        return self if same else replace(self, sampler=sampler, block=block)
 
     @property
     def _sampler(self) -> str:
