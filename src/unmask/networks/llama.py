@@ -126,7 +126,8 @@ class Llama(Network):
         self.n_kv_heads, self.head_dim = n_kv_heads or n_heads, head_dim or hidden_dim // n_heads
         self.rotary_base, self.shifted = rotary_base, prediction == "shifted"
         self.attention: Attention = Causal() if causal else Full()
-        self.embed_tokens = nn.Embedding(embedding_rows or vocab.size, hidden_dim)
+        rows = embedding_rows or vocab.size
+        self.embed_tokens = nn.Embedding(rows, hidden_dim, _weight=torch.empty(rows, hidden_dim))
         self.blocks = nn.ModuleList(
             LlamaBlock(
                 hidden_dim,
@@ -141,9 +142,9 @@ class Llama(Network):
             for _ in range(n_blocks)
         )
         self.norm = RMSNorm(hidden_dim, norm_eps)
-        self.lm_head = None if tied else nn.Linear(hidden_dim, self.embed_tokens.num_embeddings, bias=False)
+        self.lm_head = None if tied else nn.Linear(hidden_dim, rows, bias=False)
         for name, parameter in self.named_parameters():
-            if parameter.dim() > 1:
+            if parameter.dim() > 1 and not parameter.is_meta:  # where torch takes seconds to draw nothing
                 nn.init.normal_(parameter, std=STD)
             elif name.endswith("bias"):
                 nn.init.zeros_(parameter)
