@@ -124,8 +124,9 @@ def _tokenizer(fields: Mapping[str, Any], path: Path) -> Tokenizer | None:
     tokens, merges = of_file.get("tokens"), of_file.get("merges")
     if not isinstance(tokens, list) or not isinstance(merges, list):
         raise UserError(f"{path} is damaged: its tokenizer has no tokens or no merges")
+    pairs = [pair(merge, path) for merge in merges]
     try:
-        backend = byte_level({t: i for i, t in enumerate(tokens)}, [pair(merge, path) for merge in merges], split)
+        backend = byte_level({token: i for i, token in enumerate(tokens)}, pairs, split)
     except UserError as error:
         raise UserError(f"{path} is damaged: {error}") from None
     kinds = of_file.get("token_type") or []

@@ -225,7 +225,7 @@ def _size(tree: Mapping[str, Any], ours: str, theirs: str, trunk: Trunk, where: 
 
 def _rotary_base(tree: Mapping[str, Any], where: str | Path) -> float:
     """Theta of plain rotary positions, as any version of transformers writes it; scaled ones are refused."""
-    said: dict[str, Any] = {"rope_theta": tree.get("rope_theta")}
+    theta = tree.get("rope_theta")
     for section in ("rope_scaling", "rope_parameters"):
         part = tree.get(section)
         if part is None:
@@ -235,8 +235,8 @@ def _rotary_base(tree: Mapping[str, Any], where: str | Path) -> float:
         kind = {"rope_type": ("default",), "type": ("default",), "partial_rotary_factor": (1.0, 1)}
         only(part, kind, where, f"{section}.")
         understood(part, {*kind, "rope_theta"}, where, f"{section}.")
-        said |= {key: theta for key, theta in part.items() if key == "rope_theta" and theta is not None}
-    return float(value(said, "rope_theta", float, where, 10_000.0 if said["rope_theta"] is None else None))
+        theta = theta if part.get("rope_theta") is None else part["rope_theta"]
+    return float(value({"rope_theta": 10_000.0 if theta is None else theta}, "rope_theta", float, where))
 
 
 # -- tensors ---------------------------------------------------------------------------------------------------------
