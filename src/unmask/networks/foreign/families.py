@@ -137,7 +137,7 @@ OLMO = Trunk(
 
 
 @dataclass(frozen=True)
-class Family:
+class ModelFamily:
     """A kind of published models."""
 
     model_type: str
@@ -151,23 +151,23 @@ class Family:
 
 
 FAMILIES = (
-    Family("llama", LLAMA, "causal"),
-    Family("qwen2", QWEN2, "causal"),
-    Family("qwen3", QWEN3, "causal"),
-    Family("llada", OLMO, "bidirectional", mask=126336),  # LLaDA 8B, 1.5 and iLLaDA
-    Family("Dream", QWEN2, "bidirectional", "shifted", mask=151666),  # Dream, Dream-Coder, DiffuCoder
-    Family("sdar", QWEN3, "block_causal", mask=151669, block_size=4),
-    Family("Fast_dLLM_Qwen", QWEN2, "block_causal", "shifted", mask=151665, block="bd_size", block_size=32),
-    Family("a2d-llama", LLAMA, "block_causal", block_size=32, name="bd3lm"),  # dllm's Tiny-A2D
-    Family("a2d-qwen2", QWEN2, "block_causal", block_size=32, name="bd3lm"),
-    Family("a2d-qwen3", QWEN3, "block_causal", mask=151669, block_size=32, name="bd3lm"),
-    Family("a2d-llama", LLAMA, "bidirectional"),
-    Family("a2d-qwen2", QWEN2, "bidirectional"),
-    Family("a2d-qwen3", QWEN3, "bidirectional", mask=151669),
+    ModelFamily("llama", LLAMA, "causal"),
+    ModelFamily("qwen2", QWEN2, "causal"),
+    ModelFamily("qwen3", QWEN3, "causal"),
+    ModelFamily("llada", OLMO, "bidirectional", mask=126336),  # LLaDA 8B, 1.5 and iLLaDA
+    ModelFamily("Dream", QWEN2, "bidirectional", "shifted", mask=151666),  # Dream, Dream-Coder, DiffuCoder
+    ModelFamily("sdar", QWEN3, "block_causal", mask=151669, block_size=4),
+    ModelFamily("Fast_dLLM_Qwen", QWEN2, "block_causal", "shifted", mask=151665, block="bd_size", block_size=32),
+    ModelFamily("a2d-llama", LLAMA, "block_causal", block_size=32, name="bd3lm"),  # dllm's Tiny-A2D
+    ModelFamily("a2d-qwen2", QWEN2, "block_causal", block_size=32, name="bd3lm"),
+    ModelFamily("a2d-qwen3", QWEN3, "block_causal", mask=151669, block_size=32, name="bd3lm"),
+    ModelFamily("a2d-llama", LLAMA, "bidirectional"),
+    ModelFamily("a2d-qwen2", QWEN2, "bidirectional"),
+    ModelFamily("a2d-qwen3", QWEN3, "bidirectional", mask=151669),
 )
 
 
-def family_of(tree: Mapping[str, Any], name: str = "") -> Family | None:
+def family_of(tree: Mapping[str, Any], name: str = "") -> ModelFamily | None:
     """The family of a config.json; `name` is that of the model or its folder."""
     names = f"{name} {tree.get('_name_or_path', '')}".lower()
     kind = tree.get("model_type")
@@ -179,7 +179,7 @@ def is_family(tree: Mapping[str, Any]) -> bool:
     return any(known.model_type == tree.get("model_type") for known in FAMILIES)
 
 
-def method_of(family: Family, tree: Mapping[str, Any], where: str | Path) -> str:
+def method_of(family: ModelFamily, tree: Mapping[str, Any], where: str | Path) -> str:
     """The method of a family's models."""
     if family.topology == "block_causal":
         size = value(tree, family.block, int, where, family.block_size)
@@ -199,7 +199,7 @@ def refuse_experts(tree: Mapping[str, Any], where: str | Path) -> None:
         )
 
 
-def settings(tree: Mapping[str, Any], where: str | Path, family: Family | None = None) -> dict[str, Any]:
+def settings(tree: Mapping[str, Any], where: str | Path, family: ModelFamily | None = None) -> dict[str, Any]:
     """The settings of the network that a config.json describes."""
     family = family or family_of(tree)
     assert family is not None
