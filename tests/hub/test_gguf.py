@@ -126,7 +126,9 @@ def test_a_file_is_the_network_of_transformers(tmp_path):
         got, truth = lm.model.backbone.head(lm.model.backbone(IDS)[0])[..., :258], reference()(IDS).logits
     assert truth.std() > 0.5
     torch.testing.assert_close(got, truth, rtol=1e-5, atol=1e-5)
-    assert lm.sample(1, prompt="ab", length=6, seed=0)
+    canvases = [lm.prompt_canvas(*prompt) for prompt in (("a", 9), ("abcdef", 20), ("zz", 12), ("a", 9))]
+    alone = [lm.write([canvas], seed=i)[0].text for i, canvas in enumerate(canvases)]
+    assert [sample.text for sample in lm.write(canvases, seed=0)] == alone  # [MASK], which has no row, is never read
 
 
 @pytest.mark.parametrize(

@@ -105,7 +105,7 @@ def from_json(tree: Mapping[str, Any], where: str | Path = CONFIG, tokenizer: st
     raise UserError(
         f"{where} does not describe a masked diffusion model: its model_type is {kind!r}, and unmask reads 'mdlm', "
         "'unmask', SEDD's config, 'llada', 'Dream', 'a2d-qwen3', 'llama', 'qwen2', 'qwen3', 'caduceus', 'mamba', "
-        "'hyenadna', and masked language models (bert, roberta, ...)"
+        "'hyenadna', and masked language models (bert, roberta, ...), which look both ways"
     )
 
 
