@@ -214,6 +214,36 @@ class ModernConfig(RotaryConfig):
     skips: Literal["none", "x0", "both"] = "x0"  # what blocks see of the input: nothing, the embedding, also its values
 
 
+class LlamaConfig(ModelConfig):
+    """The transformer of Llama, Qwen2 and Qwen3, and of diffusion models made from them; causal with method ar."""
+
+    implementation: ClassVar[str] = "unmask.networks.llama:Llama"
+    network: Literal["llama"] = "llama"
+    n_heads: PositiveInt = 12
+    n_kv_heads: PositiveInt | None = None  # heads of keys and values; default: as many as of queries
+    head_dim: PositiveInt | None = None  # default: hidden_dim / n_heads
+    mlp_dim: PositiveInt = 2048  # inner channels of the MLP
+    rotary_base: PositiveFloat = 10_000.0  # the slowest rotation: theta
+    norm_eps: PositiveFloat = 1e-5
+    qk_norm: bool = False  # norm queries and keys in each head (Qwen3)
+    qkv_bias: bool = False  # biases of queries, keys and values (Qwen2)
+    tied: bool = True  # the head is the embedding
+    embedding_rows: PositiveInt | None = None  # of a published embedding; default: one for each token
+    prediction: Literal["same", "shifted"] = "same"  # the column that predicts a token: its own, or the one before
+
+    @model_validator(mode="after")
+    def _heads(self) -> LlamaConfig:
+        if self.head_dim is None and self.hidden_dim % self.n_heads:
+            raise ValueError(
+                f"hidden_dim={self.hidden_dim} must be a multiple of n_heads={self.n_heads}; or set head_dim"
+            )
+        if (self.head_dim or self.hidden_dim // self.n_heads) % 2:
+            raise ValueError("a head must have an even number of channels: rotary positions turn pairs; set head_dim")
+        if self.n_heads % (self.n_kv_heads or self.n_heads):
+            raise ValueError(f"n_heads={self.n_heads} must be a multiple of n_kv_heads={self.n_kv_heads}")
+        return self
+
+
 class MosaicBertConfig(ModelConfig):
     """BERT with ALiBi and GEGLU."""
 
@@ -289,7 +319,16 @@ class HyenaConfig(ModelConfig):
 
 NETWORKS: dict[str, type[ModelConfig]] = {
     settings.name(): settings
-    for settings in (DiTConfig, ModernConfig, MosaicBertConfig, EncoderConfig, MambaConfig, CaduceusConfig, HyenaConfig)
+    for settings in (
+        DiTConfig,
+        ModernConfig,
+        LlamaConfig,
+        MosaicBertConfig,
+        EncoderConfig,
+        MambaConfig,
+        CaduceusConfig,
+        HyenaConfig,
+    )
 }
 
 

@@ -13,7 +13,18 @@ from unmask.data import readers
 from unmask.errors import UserError
 
 ROOT = Path(errors.__file__).parents[2]
-EXTRAS = ("datasets", "pyarrow", "transformers", "lm_eval", "sklearn", "scipy", "mauve", "tensorboard", "pandas")
+EXTRAS = (
+    "datasets",
+    "pyarrow",
+    "transformers",
+    "gguf",
+    "lm_eval",
+    "sklearn",
+    "scipy",
+    "mauve",
+    "tensorboard",
+    "pandas",
+)
 
 
 def test_everything_imports_and_a_text_trains_without_extras(tmp_path):

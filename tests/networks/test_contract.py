@@ -20,6 +20,7 @@ from unmask.networks.encoder import Encoder
 from unmask.networks.hyena import Hyena
 from unmask.networks.interface import Network, NetworkInput
 from unmask.networks.kernels.attention import Blocks, Causal, Full
+from unmask.networks.llama import Llama
 from unmask.networks.mamba import Mamba
 from unmask.networks.modern import Modern
 from unmask.networks.mosaicbert import MosaicBert
@@ -46,6 +47,10 @@ def _modern(**more: Any) -> Modern:
     return Modern(VOCAB, DIM, n_blocks=2, n_heads=2, **more)
 
 
+def _llama(**more: Any) -> Llama:
+    return Llama(VOCAB, DIM, n_blocks=2, n_heads=4, n_kv_heads=2, mlp_dim=24, **more)
+
+
 SMALL: dict[str, Callable[[], Network]] = {
     "dit": _dit,
     "dit with time": lambda: _dit(time_conditioning=True),
@@ -55,6 +60,10 @@ SMALL: dict[str, Callable[[], Network]] = {
     "modern with time": lambda: _modern(time_conditioning=True, skips="both"),
     "modern with labels": lambda: _modern(n_labels=2, skips="none"),
     "modern causal": lambda: _modern(causal=True, skips="both"),
+    "llama": _llama,
+    "llama like qwen2": lambda: _llama(qkv_bias=True, tied=False, causal=True),
+    "llama like qwen3": lambda: _llama(qk_norm=True, head_dim=6, embedding_rows=20),
+    "llama shifted": lambda: _llama(prediction="shifted", tied=False),
     "mosaicbert": lambda: MosaicBert(VOCAB, DIM, 2, 2, dropout=0.0),
     "mosaicbert causal": lambda: MosaicBert(VOCAB, DIM, 2, 2, dropout=0.0, causal=True),
     "mamba": lambda: Mamba(VOCAB, DIM, 2, 4),

@@ -125,7 +125,8 @@ def evaluate(
         bool, typer.Option("--generative", help="Judge samples instead; the options below require it.")
     ] = False,
     scorer: Annotated[
-        str | None, typer.Option(help="Judge: hf:MODEL, llama2c:FOLDER, arpa:FILE, trigram:pocketsphinx, unmask:RUN.")
+        str | None,
+        typer.Option(help="Judge: smollm2, hf:MODEL, gguf:FILE, llama2c:FOLDER, arpa:FILE, unmask:RUN, ..."),
     ] = None,
     reference: Annotated[
         str, typer.Option(help="Real text to compare with: train, valid, test, a file, or none.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 from tokenizers import Tokenizer as Backend
 
 from ..types import UserError, Vocab
+from .byte_level import MERGES, VOCAB, read_files
 from .online import hub, reason
 from .tokenizer import (
     BUILT_IN,
@@ -35,10 +37,22 @@ SPECIAL_NAMES = {
 }
 
 
-def read_tokenizer(path: Path, require_mask: bool = False) -> Tokenizer:
+@dataclass(frozen=True)
+class SpecialIds:
+    """What the config.json of a model says of special tokens."""
+
+    mask: int | None = None
+    pad: int | None = None
+    bos: int | None = None
+    eos: int | None = None
+    unnamed_mask: int | None = None  # the id of [MASK] if neither config.json nor the tokenizer names it
+
+
+def read_tokenizer(path: Path, require_mask: bool = False, ids: SpecialIds | None = None) -> Tokenizer:
     """A tokenizer.json or vocab.txt, or a folder with one; special tokens as its config says, else by common names.
 
     With `require_mask` it must have a mask token: the embedding of its network has no row for one that is added.
+    A folder may also have the vocab.json and merges.txt of a byte-level BPE. `ids` as in `adopt`.
     """
     file = path
     if path.is_dir():
@@ -50,7 +64,14 @@ def read_tokenizer(path: Path, require_mask: bool = False) -> Tokenizer:
     name = file.parent.name if named else file.stem
     if file.suffix == ".txt":
         return adopt(read_vocab_file(file, config), name, config, require_mask=True)
-    return adopt(read_backend(file), name, config, require_mask)
+    parts = path.is_dir() and not file.is_file() and is_in_parts(path)
+    backend = read_files(path, config) if parts else read_backend(file)
+    return adopt(backend, name, config, require_mask, ids)
+
+
+def is_in_parts(folder: Path) -> bool:
+    """Whether a folder holds a byte-level BPE as vocab.json and merges.txt."""
+    return (folder / VOCAB).is_file() and (folder / MERGES).is_file()
 
 
 def read_vocab_file(file: Path, config: dict[str, Any]) -> Backend:
@@ -95,8 +116,8 @@ def _lower_cases(text: list[str], config: dict[str, Any]) -> bool:
     return config.get("do_lower_case", True) is not False and cased < CASED * len(text)
 
 
-def hub_tokenizer(name: str, require_mask: bool = False) -> Tokenizer:
-    """The tokenizer.json of a model on the Hugging Face Hub; `require_mask` as in `read_tokenizer`."""
+def hub_tokenizer(name: str, require_mask: bool = False, ids: SpecialIds | None = None) -> Tokenizer:
+    """The tokenizer.json of a model on the Hugging Face Hub; `require_mask` and `ids` as in `read_tokenizer`."""
     from huggingface_hub import hf_hub_download
 
     with hub() as online:
@@ -114,30 +135,87 @@ def hub_tokenizer(name: str, require_mask: bool = False) -> Tokenizer:
             config = read_config(Path(hf_hub_download(name, CONFIG_FILE)))
         except (OSError, ValueError):  # not every model has one
             config = {}
-    return adopt(read_backend(file), name, config, require_mask)
+    return adopt(read_backend(file), name, config, require_mask, ids)
 
 
-def adopt(backend: Backend, name: str, config: dict[str, Any], require_mask: bool = False) -> Tokenizer:
-    """A tokenizer from elsewhere, with a mask token; with `require_mask` it is an error if it has none."""
-    tokens = backend.get_vocab()
-    if not tokens:
+def adopt(
+    backend: Backend,
+    name: str,
+    config: dict[str, Any],
+    require_mask: bool = False,
+    ids: SpecialIds | None = None,
+) -> Tokenizer:
+    """A tokenizer from elsewhere, with a mask token; with `require_mask` it is an error if it has none.
+
+    The mask id that its model states must be that of its mask token; other stated ids are for what it does not name.
+    """
+    if not backend.get_vocab():
         raise UserError(f"tokenizer {name!r} has an empty vocabulary")
-    ids: dict[str, int | None] = {
+    if ids is not None:
+        config = _with_ids(backend, name, config, ids)
+    tokens = backend.get_vocab()
+    special: dict[str, int | None] = {
         role: tokens.get(_special(role, config, tokens)) for role in ("mask", "pad", "bos", "eos")
     }
-    bos = ids["eos"] if ids["bos"] is None else ids["bos"]
-    eos = ids["bos"] if ids["eos"] is None else ids["eos"]
-    backend.add_special_tokens([backend.id_to_token(token) for token in ids.values() if token is not None])
-    mask = ids["mask"]
-    if require_mask and (mask is None or mask in (ids["pad"], bos, eos)):
+    bos = special["eos"] if special["bos"] is None else special["bos"]
+    eos = special["bos"] if special["eos"] is None else special["eos"]
+    backend.add_special_tokens([backend.id_to_token(token) for token in special.values() if token is not None])
+    mask = special["mask"]
+    if require_mask and (mask is None or mask in (special["pad"], bos, eos)):
         raise UserError(_no_mask(name))
-    if mask is None or mask in (ids["pad"], bos, eos):  # it needs an id that nothing else has, whatever the file says
+    if mask is None or mask in (
+        special["pad"],
+        bos,
+        eos,
+    ):  # it needs an id that nothing else has, whatever the file says
         content = next(text for i in count() if (text := MASK if not i else f"[MASK{i}]") not in tokens)
         backend.add_special_tokens([AddedToken(content, special=True, normalized=False)])
         mask = int(backend.get_vocab()[content])
         if mask in tokens.values():
             raise UserError(f"tokenizer {name!r} numbers its tokens with gaps, so that no [MASK] can be added to it")
-    return Tokenizer(backend, Vocab(size_of(backend), mask=mask, pad=ids["pad"], bos=bos, eos=eos), name)
+    return Tokenizer(backend, Vocab(size_of(backend), mask=mask, pad=special["pad"], bos=bos, eos=eos), name)
+
+
+def _with_ids(backend: Backend, name: str, config: dict[str, Any], ids: SpecialIds) -> dict[str, Any]:
+    """The settings of a tokenizer, with the tokens that its model names by their ids."""
+    tokens = backend.get_vocab()
+    named = {role: _special(role, config, tokens) for role in SPECIAL_NAMES}
+    mask = ids.mask
+    if mask is None:
+        mask = tokens[named["mask"]] if named["mask"] else ids.unnamed_mask
+    stated = {"pad": ids.pad, "bos": ids.bos, "eos": ids.eos}
+    pieces = {role: backend.id_to_token(i) for role, i in stated.items() if i is not None and not named[role]}
+    if mask is not None:
+        declared = _declared("mask", config)
+        if declared and tokens.get(declared[0], mask) != mask:
+            raise UserError(
+                f"[MASK] is token {tokens[declared[0]]} ({declared[0]}) of the tokenizer {name!r} and token {mask} of "
+                "the model; give the tokenizer that the model was trained with"
+            )
+        pieces["mask"] = _mask_piece(backend, name, config, mask)
+    return config | {f"{role}_token": piece for role, piece in pieces.items() if piece}
+
+
+def _mask_piece(backend: Backend, name: str, config: dict[str, Any], mask: int) -> str:
+    """The token with the id of [MASK], which must not be a part of texts; its config may have what its file has not."""
+    said = config.get("added_tokens_decoder")
+    added: dict[str, Any] = said if isinstance(said, dict) else {}
+    numbers = sorted(int(key) for key in added if str(key).isdecimal())
+    for number in numbers:
+        entry = added.get(str(number))
+        if number == size_of(backend) and isinstance(entry, dict):
+            backend.add_special_tokens([AddedToken(str(entry.get("content")), special=True, normalized=False)])
+    piece = backend.id_to_token(mask)
+    if piece is None:
+        raise UserError(
+            f"the model says that [MASK] is token {mask}, and its tokenizer {name!r} has only {size_of(backend)} tokens"
+        )
+    if mask not in backend.get_added_tokens_decoder() and not IN_BRACKETS.fullmatch(piece):
+        raise UserError(
+            f"the model says that [MASK] is token {mask}, which is {piece!r} in its tokenizer {name!r}: an ordinary "
+            "token; mend mask_token_id in config.json"
+        )
+    return str(piece)
 
 
 def _no_mask(name: str) -> str:
@@ -151,7 +229,12 @@ def _no_mask(name: str) -> str:
 
 def _special(role: str, config: dict[str, Any], tokens: dict[str, int]) -> str:
     """The token for a role: what the file declares, else the first common name in the vocabulary, else ''."""
+    return next((token for token in (*_declared(role, config), *SPECIAL_NAMES[role]) if token in tokens), "")
+
+
+def _declared(role: str, config: dict[str, Any]) -> list[str]:
+    """The tokens that the settings of a tokenizer name for a role."""
     also = {"bos": ("bos_token", "cls_token"), "eos": ("eos_token", "sep_token")}
     declared = [config.get(key) for key in also.get(role, (f"{role}_token",))]
     names = [str(token.get("content")) if isinstance(token, dict) else token for token in declared]
-    return next((token for token in (*names, *SPECIAL_NAMES[role]) if token and token in tokens), "")
+    return [token for token in names if token]

@@ -23,14 +23,24 @@ from tokenizers import Tokenizer as Backend
 from ..config import DataConfig
 from ..errors import nearest
 from ..types import UserError, Vocab
-from .adopted import SPECIAL_NAMES, VOCAB_FILE, adopt, hub_tokenizer, read_tokenizer, read_vocab_file
+from .adopted import (
+    SPECIAL_NAMES,
+    VOCAB_FILE,
+    SpecialIds,
+    adopt,
+    hub_tokenizer,
+    is_in_parts,
+    read_tokenizer,
+    read_vocab_file,
+)
 from .documents import storable
 from .tokenizer import BUILT_IN, CONFIG_FILE, JSON_FILE, MASK, Tokenizer, byte_characters, read_backend, size_of
 
 __all__ = [
     "BPE_SAMPLE", "BUILT_IN", "CONFIG_FILE", "EOS", "JSON_FILE", "MASK", "PAD", "SPECIALS", "SPECIAL_NAMES", "UNKNOWN",
-    "VOCAB_FILE", "Tokenizer", "adopt", "bpe_tokenizer", "bytes_tokenizer", "chars_tokenizer", "hub_tokenizer",
-    "make_tokenizer", "on_shelf", "read_backend", "read_tokenizer", "read_vocab_file", "size_of",
+    "VOCAB_FILE", "SpecialIds", "Tokenizer", "adopt", "bpe_tokenizer", "bytes_tokenizer", "chars_tokenizer",
+    "hub_tokenizer", "is_in_parts", "make_tokenizer", "on_shelf", "read_backend", "read_tokenizer", "read_vocab_file",
+    "size_of",
 ]  # fmt: skip
 
 BPE_SAMPLE = 100_000_000  # characters of the training split that a BPE is trained on, from its beginning

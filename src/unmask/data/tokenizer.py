@@ -151,6 +151,11 @@ class Tokenizer:
         return () if unknown is None else (unknown,)
 
     @functools.cached_property
+    def adds_bos(self) -> bool:
+        """Whether a text begins with BOS where its tokenizer.json is used with special tokens, as Llama's does."""
+        return self._backend.encode("a", add_special_tokens=True).ids[:1] == [self.vocab.bos]
+
+    @functools.cached_property
     def unknown(self) -> int | None:
         """The id for what the tokenizer does not know; None if it knows every text."""
         if self.kind == "chars":

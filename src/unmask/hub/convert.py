@@ -15,6 +15,7 @@ from ..models import registry
 from ..recipes import owt
 from ..types import Progress, UserError
 from . import layout, pickled, resolve
+from .gguf_files import SUFFIX
 from .layout import Described
 from .lightning import FLAT_EMBEDDING, read_lightning
 
@@ -79,7 +80,7 @@ def open_source(
 ) -> tuple[LM, str]:
     """The model of a source, and which of its weights were used."""
     path = Path(source)
-    if path.is_file():
+    if path.is_file() and path.suffix != SUFFIX:
         if revision is not None:
             raise UserError(f"{source} is a local file; revision is for models on the Hub")
         described, tensors, used = read_file(path, weights, ignore)
@@ -89,10 +90,12 @@ def open_source(
         return resolve.assemble(described, tokens, tensors, source), used
     if ignore:
         raise UserError(f"--ignore is for Lightning checkpoints; delete the field from the {layout.CONFIG} of {source}")
-    if layout.is_folder(resolve.find(source, revision)):
+    if path.is_file() or layout.is_folder(resolve.find(source, revision)):
         if weights != "ema":
             raise UserError(f"{source} holds only one set of weights; leave --weights out")
         lm = resolve.load(source, tokenizer=tokenizer, revision=revision, new_head=new_head, length=length)
+        if path.is_file():
+            return lm, "dequantised"
         return lm, "with a new head" if new_head else "as published"
     lm = resolve.load(source, weights=weights, tokenizer=tokenizer, new_head=new_head, length=length)
     return lm, weights if lm.config.train.ema else "raw"

@@ -23,6 +23,7 @@ from ..data.tokenization import (
     BUILT_IN,
     JSON_FILE,
     VOCAB_FILE,
+    SpecialIds,
     Tokenizer,
     bytes_tokenizer,
     hub_tokenizer,
@@ -39,6 +40,7 @@ from ..sampling.recommended import FILE as SAMPLING_FILE
 from ..sampling.recommended import Recommended
 from ..types import UserError
 from . import checkpoint, layout
+from .gguf_files import is_gguf, read_gguf
 from .layout import Described
 
 PRETRAINED = Path(__file__).parent / "pretrained"  # portable folders inside the package
@@ -47,7 +49,7 @@ HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 OLD_ID = re.compile(r"(bert|roberta|xlm-roberta|distilbert|distilroberta|albert|camembert)-[\w.-]+", re.ASCII)
 # Repositories with a model in each of many folders: the name goes on with the path of one.
 WITH_FOLDERS = re.compile(r"(jdeschena/blockgen)/([A-Za-z0-9][\w.-]*(?:/[A-Za-z0-9][\w.-]*)*)", re.ASCII)
-WANTED = [*layout.FILES, layout.INDEX, "special_tokens_map.json", VOCAB_FILE]
+WANTED = [*layout.FILES, layout.INDEX, "special_tokens_map.json", VOCAB_FILE, "vocab.json", "merges.txt"]
 GIVE = "--tokenizer PATH (in Python: tokenizer=PATH)"
 M = TypeVar("M", bound=nn.Module)
 PICKLES = (".ckpt", ".bin", ".pt", ".pth")
@@ -67,8 +69,9 @@ def load(
 ) -> LM:
     """An `LM` from the folder of a run or checkpoint, a portable folder, the name of a built-in model, or a Hub id.
 
-    The folder or Hub id may also be any masked language model of transformers (the BERT family), Caduceus, Mamba or
-    HyenaDNA.
+    The folder or Hub id may also be any masked language model of transformers (the BERT family), LLaDA, Dream and
+    other diffusion models on a Llama or Qwen, causal models of these, Caduceus, Mamba or HyenaDNA. A .gguf file is a
+    causal Llama, which becomes float32.
 
     `which` is "last" or "best" (for a run), `weights` "ema" (the average, if the run has one) or "raw". `tokenizer` (a
     folder, a tokenizer.json, a vocab.txt or a Hub name) is for models that come without one, `revision` for the Hub.
@@ -78,6 +81,10 @@ def load(
     if which not in ("last", "best") or weights not in ("ema", "raw"):
         raise UserError("which must be 'last' or 'best', and weights 'ema' or 'raw'")
     folder = find(path, revision)
+    if is_gguf(folder):
+        if which != "last" or weights != "ema" or new_head:
+            raise UserError(f"{path} holds only one set of weights, with a head; leave which, weights and new_head out")
+        return _load_gguf(folder, tokenizer, length, device)
     if not layout.is_folder(folder):
         if new_head:
             raise UserError(f"{path} is a run, which already has a head; leave out --new-head")
@@ -148,20 +155,24 @@ def the_tokenizer(
             "transformers: AutoTokenizer.from_pretrained(...).save_pretrained(DIR)"
         )
     tokenizer = (
-        wanted if isinstance(wanted, Tokenizer) else _fetch_tokenizer(wanted, name, chosen is not None, adds_mask)
+        wanted
+        if isinstance(wanted, Tokenizer)
+        else _fetch_tokenizer(wanted, name, chosen is not None, adds_mask, described.ids)
     )
     layout.check_tokenizer(tokenizer, described, name)
     return tokenizer
 
 
-def _fetch_tokenizer(wanted: str | Path, model: str, chosen: bool, adds_mask: bool) -> Tokenizer:
+def _fetch_tokenizer(
+    wanted: str | Path, model: str, chosen: bool, adds_mask: bool, ids: SpecialIds | None = None
+) -> Tokenizer:
     """A tokenizer by its path, from the folder $UNMASK_TOKENIZERS, or from the Hub."""
     path = Path(wanted).expanduser()
     if str(wanted) == "dna" and not (chosen and path.exists()):
         return dna_tokenizer()
     place = path if chosen and path.exists() else on_shelf(wanted)
     if place is not None:
-        return read_tokenizer(place, adds_mask)
+        return read_tokenizer(place, adds_mask, ids)
     if str(wanted) == "bytes":
         return bytes_tokenizer()
     if chosen and str(wanted) in BUILT_IN:
@@ -169,7 +180,7 @@ def _fetch_tokenizer(wanted: str | Path, model: str, chosen: bool, adds_mask: bo
             f"a tokenizer of kind {wanted} is made from a text; give the folder of the tokenizer of {model}"
         )
     try:
-        return hub_tokenizer(str(wanted), adds_mask)
+        return hub_tokenizer(str(wanted), adds_mask, ids)
     except UserError as error:
         if chosen:
             raise
@@ -185,12 +196,20 @@ def assemble(
     """An `LM` from its parts; `where` names the weights in errors."""
     config, labels = described.config, list(described.labels)
     model = layout.blueprint(described, tokenizer.vocab, len(tensors), where)
-    layout.check(model, tensors, config, where)  # before memory is taken
-    model = model.to_empty(device=pick_device(device))
-    layout.fill(model, tensors, config, where)
+    model = layout.filled(model, tensors, config, where, device)
     if isinstance(model.backbone, Encoder):
         model.backbone.probe(where)
     return LM(model.eval(), tokenizer, config, labels=labels)
+
+
+def _load_gguf(path: Path, tokenizer: str | Path | Tokenizer | None, length: int | None, device: str) -> LM:
+    described, inside, tensors = read_gguf(path)
+    if tokenizer is None and inside is None:
+        raise UserError(f"{path} has a tokenizer that is not a byte-level BPE which unmask reads; give one with {GIVE}")
+    tokens = the_tokenizer(inside if tokenizer is None else tokenizer, described, str(path))
+    described = layout.with_length(layout.with_tokenizer(described, tokens, tokenizer), length, str(path))
+    described, tensors = layout.named(described, tensors, path)
+    return assemble(described, tokens, tensors, str(path), device)
 
 
 def _load_run(path: Path, which: str, weights: str, device: str) -> LM:

@@ -26,8 +26,8 @@ from typing_extensions import override
 from ..data.genome.bases import COMPLEMENT
 from ..types import UserError, Vocab
 from .interface import Network, NetworkInput, TokenWeights
-from .layers import PackedRows, padded
-from .mamba import MambaLayer, Mixer, RMSNorm, fused, initialise, undecayed
+from .layers import PackedRows, RMSNorm, padded
+from .mamba import MambaLayer, Mixer, fused, initialise, undecayed
 
 
 class BiMamba(nn.Module):

@@ -56,8 +56,14 @@ class BlockCall(NamedTuple):
         q_weight, kv_weight = weight.split([h.shape[-1], 2 * h.shape[-1]])
         k, v = F.linear(h, kv_weight).unflatten(-1, (2, n_heads, -1)).unbind(2)
         q = F.linear(pick(h, self.queries), q_weight).unflatten(-1, (n_heads, -1))
-        cos, sin = (pick(table.expand(len(h), -1, -1, -1), self.queries) for table in self.rotary)
-        return q, k, v, (cos, sin)
+        return q, k, v, self.turns(len(h))
+
+    def turns(self, rows: int) -> Rotary:
+        """The angles of the wanted columns."""
+        if self.queries is None:
+            return self.rotary
+        cos, sin = (pick(table.expand(rows, -1, -1, -1), self.queries) for table in self.rotary)
+        return cos, sin
 
 
 class DiTBlock(nn.Module):
@@ -136,9 +142,9 @@ class OutputLayer(nn.Module):
         return self.norm_final(x, shift, scale)
 
 
-def rotary_of(positions: Tensor, head_dim: int) -> Rotary:
+def rotary_of(positions: Tensor, head_dim: int, base: float = 10_000.0) -> Rotary:
     """Cos and sin of positions (L,) or (B, L) in the shape that blocks take: (1 or B, L, 1, D)."""
-    cos, sin = rotary_table(positions, head_dim)
+    cos, sin = rotary_table(positions, head_dim, base)
     shape = (-1, positions.shape[-1], 1, head_dim)
     return cos.view(shape), sin.view(shape)
 
@@ -254,7 +260,8 @@ def block_calls(net: Any, inputs: NetworkInput) -> Iterator[tuple[nn.Module, Blo
     if positions is None:
         before = 0 if cache[0] is None else cache[0][0].shape[2]
         positions = torch.arange(before, before + content.shape[1], device=content.device)
-    rotary, attention = rotary_of(positions, net.head_dim), inputs.attention or net.attention
+    base: float = getattr(net, "rotary_base", 10_000.0)
+    rotary, attention = rotary_of(positions, net.head_dim, base), inputs.attention or net.attention
     for number, (block, past) in enumerate(zip(net.blocks, cache, strict=True)):
         queries = inputs.queries if number == last else None
         yield block, BlockCall(rotary, attention, inputs.valid, queries, past, bool(inputs.grow))

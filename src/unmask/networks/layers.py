@@ -41,6 +41,19 @@ class LayerNorm(nn.Module):
             return torch.addcmul(wide(shift), F.layer_norm(wide(x), dim, wide(self.weight)), 1 + wide(scale))
 
 
+class RMSNorm(nn.Module):
+    """Root mean square norm with a scale, in at least float32."""
+
+    def __init__(self, dim: int, eps: float = 1e-5) -> None:
+        super().__init__()
+        self.weight, self.eps = nn.Parameter(torch.ones(dim)), eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., dim) to (..., dim)."""
+        x = wide(x)
+        return F.rms_norm(x, x.shape[-1:], self.weight.to(x.dtype), self.eps)
+
+
 class Embedding(nn.Module):
     """Token embedding; a bare parameter named as in the published checkpoints."""
 

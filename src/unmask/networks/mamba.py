@@ -23,26 +23,12 @@ from ..types import Vocab
 from .interface import Network, NetworkInput, Parts, TokenWeights
 from .kernels.attention import Causal
 from .kernels.scan import selective_scan, short_conv
-from .layers import PackedRows, padded
+from .layers import PackedRows, RMSNorm, padded
 
-NORM_EPS = 1e-5
 DT_MIN, DT_MAX, DT_FLOOR = 1e-3, 0.1, 1e-4  # the steps that a fresh network takes
 EMBED_STD = 0.02
 
 Memory = tuple[Tensor, Tensor]  # of a layer: (R, K - 1, E) columns before the convolution, (R, N, E) state of the scan
-
-
-class RMSNorm(nn.Module):
-    """Root mean square norm in float32."""
-
-    def __init__(self, dim: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(dim))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(..., dim) to (..., dim), scaled."""
-        wide = torch.promote_types(x.dtype, torch.float32)
-        return F.rms_norm(x.to(wide), (x.shape[-1],), self.weight.to(wide), NORM_EPS)
 
 
 def rank_of(dim: int) -> int:

@@ -51,7 +51,7 @@ def table(columns: Mapping[str, Judgement]) -> str:
 
 def _why_not(first: Judgement) -> str:
     if first.scorer is None:
-        return "no scorer; give one with --scorer hf:FOLDER_OR_HUB_ID, llama2c:FOLDER, arpa:FILE or unmask:RUN"
+        return "no scorer; give one with --scorer hf:FOLDER_OR_HUB_ID, smollm2, llama2c:FOLDER, arpa:FILE or unmask:RUN"
     return "nothing could be scored"
 
 

@@ -21,10 +21,12 @@ from ...types import UserError
 JUDGES = {  # by prefix: the module with the function (or class) that opens a place on a device
     "hf": ".causal_lm HfScorer",
     "llama2c": ".formats.llama2c Llama2cScorer",
+    "gguf": ".formats.gguf_judge GgufScorer",
+    "smollm2": ".formats.gguf_judge smollm2_scorer",
     "arpa": ".formats.ngram arpa_scorer",
     "trigram": ".formats.ngram pocketsphinx_scorer",
 }
-KINDS = "hf:FOLDER_OR_HUB_ID, llama2c:FOLDER_OR_FILE, arpa:FILE or trigram:pocketsphinx"
+KINDS = "hf:FOLDER_OR_HUB_ID, smollm2, gguf:FILE, llama2c:FOLDER_OR_FILE, arpa:FILE or trigram:pocketsphinx"
 ROWS = 1 << 27  # logits that may exist at once
 
 
@@ -159,7 +161,7 @@ class CausalScorer(ABC):
 
 
 def open_scorer(name: str, device: str | torch.device = "cpu") -> Scorer:
-    """A scorer by its name, KIND:WHERE; without a kind, an n-gram file (by its extension) or else a causal model."""
+    """A scorer by its name, KIND:WHERE; without a kind, a file by its extension, smollm2, or else a causal model."""
     kind, colon, where = name.partition(":")
     if not colon or kind not in JUDGES:
         if colon and "/" not in kind and "\\" not in kind and len(kind) > 1 and not Path(name).exists():
@@ -173,7 +175,11 @@ def open_scorer(name: str, device: str | torch.device = "cpu") -> Scorer:
 
 
 def _guess(name: str) -> str:
+    if name == "smollm2" and not Path(name).exists():
+        return name
     lower = name.lower().removesuffix(".gz")
+    if lower.endswith(".gguf"):
+        return "gguf"
     if lower.endswith((".arpa", ".lm")):
         return "arpa"
     return "llama2c" if lower.endswith(".bin") else "hf"

@@ -9,8 +9,8 @@ Other masked language models (the BERT family) are read too, with config.json an
 written in the same form with our "unmask" part added.
 
 Modules: `terms` what a config.json can say, `published` those of MDLM, SEDD, BD3-LM and BlockGen, `encoder_folders`
-masked language models, `dna_layouts` Caduceus, Mamba and HyenaDNA, `ours` the one we write, `weights` the tensors,
-`folder` the files together.
+masked language models, `family_folders` Llama, Qwen and the diffusion models made from them, `dna_layouts` Caduceus,
+Mamba and HyenaDNA, `ours` the one we write, `weights` the tensors, `folder` the files together.
 How foreign files describe a network is next to that network: `networks/foreign`.
 """
 
@@ -53,6 +53,7 @@ from .weights import (
     check,
     check_rotary,
     fill,
+    filled,
     inv_freq,
     our_names,
     read_tensors,
@@ -83,6 +84,7 @@ __all__ = [
     "check_tokenizer",
     "describe",
     "fill",
+    "filled",
     "from_json",
     "inv_freq",
     "is_folder",

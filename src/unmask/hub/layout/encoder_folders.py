@@ -41,6 +41,7 @@ from ...networks.layers import padded
 from ...types import UserError, Vocab
 from ..checkpoint import check_names
 from .dna_layouts import fits_mamba, fitted, mamba_with
+from .family_folders import family_with, fits_family
 from .terms import Described, inside
 from .weights import PREFIX, our_names
 
@@ -109,6 +110,8 @@ def fits(size: int, described: Described) -> bool:
         return padded(size) == padded(rows)
     if described.config.model.network == "mamba":
         return fits_mamba(size, rows)
+    if described.config.model.network == "llama":
+        return fits_family(size, described)
     return size <= rows <= min(size + PADDING, 2 * size)
 
 
@@ -119,6 +122,8 @@ def with_tokenizer(described: Described, tokenizer: Tokenizer, given: Any = None
         return described
     if config.model.network == "mamba":
         return mamba_with(described, tokenizer, given)
+    if config.model.network == "llama":
+        return family_with(described, tokenizer, given)
     data: dict[str, Any] = {} if given is None or isinstance(given, Tokenizer) else {"tokenizer": str(given)}
     if vocab.eos is None:
         data |= {"block_ends": False, "eos_between": False}
@@ -130,10 +135,12 @@ def with_length(described: Described, length: int | None, where: str) -> Describ
     if length is None:
         return described
     config = described.config
-    if described.vocab is not None or config.model.network not in ("transformers", "mosaicbert"):
+    if described.vocab is not None or config.model.network not in ("transformers", "mosaicbert", "llama"):
         raise UserError(f"{where} was trained on rows of {config.data.length} tokens; leave out the length")
     if length < 2:
         raise UserError(f"length={length} must be at least 2")
+    if described.longest is not None and length > described.longest:
+        raise UserError(f"length={length} is longer than the {described.longest} tokens that {where} was made for")
     data = config.data.model_copy(update={"length": length, "block_ends": config.data.block_ends and length > 2})
     return replace(described, config=config.model_copy(update={"data": data}))
 
@@ -193,7 +200,8 @@ def named(
         known = FORMATS.get(described.config.model.network)
         if known is None:
             return described, our_names(tensors)
-        return described, fitted(described, known.our_tensors(described.config.model, tensors, where))
+        ours = known.our_tensors(described.config.model, tensors, where)
+        return described, ours if described.config.model.network == "llama" else fitted(described, ours)
     architecture = _architecture(described.config)
     if new_head:
         architecture["tie_word_embeddings"] = True

@@ -12,7 +12,16 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from ...config import Config
-from ...data.tokenization import CONFIG_FILE, JSON_FILE, VOCAB_FILE, Tokenizer, read_backend, read_tokenizer, size_of
+from ...data.tokenization import (
+    CONFIG_FILE,
+    JSON_FILE,
+    VOCAB_FILE,
+    Tokenizer,
+    is_in_parts,
+    read_backend,
+    read_tokenizer,
+    size_of,
+)
 from ...files import MANIFEST, read_json, replacing_folder, seal, verify, writing
 from ...sampling.recommended import FILE as SETTINGS
 from ...sampling.recommended import Recommended
@@ -38,10 +47,11 @@ def load_tokenizer(folder: str | Path, described: Described) -> Tokenizer | None
     """The tokenizer of a folder, or None; its kind is in config.json, since other libraries may rewrite its files."""
     folder = Path(folder)
     file, settings = folder / JSON_FILE, folder / CONFIG_FILE
-    if not file.is_file() and not (is_foreign(described) and (folder / VOCAB_FILE).is_file()):
+    others = (folder / VOCAB_FILE).is_file() or is_in_parts(folder)
+    if not file.is_file() and not (is_foreign(described) and others):
         return None
     if described.vocab is None or (settings.is_file() and "unmask" in read_json(settings, "cannot read the tokenizer")):
-        tokenizer = read_tokenizer(folder, require_mask=needs_mask(described))
+        tokenizer = read_tokenizer(folder, needs_mask(described), described.ids)
     else:
         named = described.tokenizer or {"name": folder.name, "kind": "json"}
         backend = read_backend(file)
@@ -59,10 +69,11 @@ def check_tokenizer(tokenizer: Tokenizer, described: Described, where: str) -> N
         raise UserError(
             _misfit(f"{where}: the tokenizer {tokenizer.name!r} has {vocab.size:,} tokens with [MASK]", described)
         )
-    if described.vocab is not None and vocab.mask != described.vocab.mask:
+    mask = described.vocab.mask if described.vocab is not None else described.ids.mask if described.ids else None
+    if mask is not None and vocab.mask != mask:
         raise UserError(
             f"{where}: [MASK] is token {vocab.mask} of the tokenizer {tokenizer.name!r} and token "
-            f"{described.vocab.mask} of the model; give the tokenizer that the model was trained with"
+            f"{mask} of the model; give the tokenizer that the model was trained with"
         )
 
 

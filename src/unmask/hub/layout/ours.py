@@ -10,10 +10,12 @@ from typing import Any
 from ...config import Config, parse
 from ...data.tokenization import Tokenizer
 from ...networks.foreign import format_of
+from ...networks.foreign.families import SIZES, refuse_experts
 from ...networks.foreign.fields import mapping
 from ...types import UserError, Vocab
 from .dna_layouts import read_genomic
 from .encoder_folders import agree, is_encoder, read_encoder, read_mosaic, sections_of, with_part, with_type
+from .family_folders import for_transformers, read_family
 from .published import is_blockgen, read_bd3lm, read_blockgen, read_mdlm, read_sedd
 from .terms import CONFIG, DTYPES, GPT2, ROLES, SHAPE, Described, inside, is_published, read_vocab
 
@@ -43,6 +45,8 @@ def to_json(
     }
     if config.model.network == "transformers":
         return with_part(config, part, dtype)
+    if (tree := for_transformers(config, vocab)) is not None:
+        return {**tree, "dtype": dtype, "unmask": part}
     return {
         "architectures": ["MDLM" if published else "Unmask"],
         "model_type": "mdlm" if published else "unmask",
@@ -90,10 +94,12 @@ def from_json(tree: Mapping[str, Any], where: str | Path = CONFIG, tokenizer: st
     if isinstance(tree.get("model"), Mapping) and "graph" in tree:
         return read_sedd(tree, where)
     if (known := format_of(tree)) is not None:
-        return (read_mosaic if known == "mosaicbert" else read_genomic)(tree, where, tokenizer)
+        read = {"mosaicbert": read_mosaic, "llama": read_family}.get(known, read_genomic)
+        return read(tree, where, tokenizer)
     tree = with_type(tree)
     if is_encoder(tree):
         return read_encoder(tree, where, tokenizer)
+    refuse_experts(tree, where)
     kind = tree.get("model_type")
     if kind is None and "hidden_size" in tree:
         raise UserError(
@@ -102,8 +108,8 @@ def from_json(tree: Mapping[str, Any], where: str | Path = CONFIG, tokenizer: st
         )
     raise UserError(
         f"{where} does not describe a masked diffusion model: its model_type is {kind!r}, and unmask reads 'mdlm', "
-        "'bd3lm', 'unmask', SEDD's config, 'caduceus', 'mamba', 'hyenadna', and masked language models "
-        "(bert, roberta, ...), which look both ways"
+        "'bd3lm', 'unmask', SEDD's config, 'llada', 'Dream', 'a2d-qwen3', 'llama', 'qwen2', 'qwen3', 'caduceus', "
+        "'mamba', 'hyenadna', and masked language models (bert, roberta, ...), which look both ways"
     )
 
 
@@ -132,7 +138,7 @@ def _ours(tree: Mapping[str, Any], where: str | Path) -> Described:
 
 def _agree(tree: Mapping[str, Any], said: Mapping[str, Any], where: str | Path) -> None:
     """Raise if the published keys contradict the 'unmask' part; a library may have left some of them out."""
-    keys = (*SHAPE, "model_length", "vocab_size", "model_type", *(f"{role}_token_id" for role in ROLES))
+    keys = (*SHAPE, *SIZES.values(), "model_length", "model_type", *(f"{role}_token_id" for role in ROLES))
     for key in keys:
         if tree.get(key) is not None and key in said and tree[key] != said[key]:
             raise UserError(

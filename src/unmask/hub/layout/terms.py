@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import torch
 
 from ...config import Config
-from ...data.tokenization import CONFIG_FILE, JSON_FILE
+from ...data.tokenization import CONFIG_FILE, JSON_FILE, SpecialIds
 from ...sampling.recommended import FILE as SAMPLING_FILE
 from ...types import UserError, Vocab
 
@@ -40,6 +40,8 @@ class Described:
     labels: tuple[str, ...] = ()
     vocab_size: int = 0
     tokenizer: Mapping[str, str] | None = None  # name and kind of ours
+    ids: SpecialIds | None = None  # special tokens that a foreign config.json states ...
+    longest: int | None = None  # ... and the most tokens of a row
 
 
 def is_published(config: Config) -> bool:
@@ -61,7 +63,7 @@ def is_foreign(described: Described) -> bool:
 
 def needs_mask(described: Described) -> bool:
     """Whether the tokenizer must already have a mask token: the embedding of an encoder has no row for a new one."""
-    return is_foreign(described) and described.config.model.network != "mamba"
+    return is_foreign(described) and described.config.model.method != "ar"
 
 
 def inside(where: str | Path, make: Callable[[], T]) -> T:

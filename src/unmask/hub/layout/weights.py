@@ -4,19 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from ...config import Config, DiTConfig
+from ...config import Config, DiTConfig, LlamaConfig
+from ...distributed import pick_device
 from ...files import read_json
 from ...models import registry
 from ...models.language_model import LanguageModel
+from ...networks.foreign.families import their_name
 from ...types import UserError, Vocab
 from .. import pickled
 from ..checkpoint import assign, check_names
+from .family_folders import for_transformers
 from .terms import CHECKPOINT, DTYPES, INDEX, PICKLE, WEIGHTS, Described, inside, is_published
 
 PREFIX = "backbone.model."  # before the names that transformers has for the tensors of an encoder
@@ -124,6 +128,25 @@ def check(model: nn.Module, tensors: Mapping[str, Tensor], config: Config, where
         check_rotary(theirs, config, where)
 
 
+M = TypeVar("M", bound=nn.Module)
+
+
+def filled(model: M, tensors: Mapping[str, Tensor], config: Config, where: str | Path, device: str = "cpu") -> M:
+    """A model without memory with its weights, strictly: every tensor is accounted for; 16-bit ones become float32.
+
+    A Llama, which may be large, keeps the types of its files and their memory: they are mapped, and pages are read
+    when they are used. What is written to its weights does not reach the files.
+    """
+    check(model, tensors, config, where)  # before memory is taken
+    place = pick_device(device)
+    if isinstance(config.model, LlamaConfig):
+        model.load_state_dict({name: tensor.to(place) for name, tensor in tensors.items()}, assign=True)
+        return model
+    model = model.to_empty(device=place)
+    fill(model, tensors, config, where)
+    return model
+
+
 def fill(model: nn.Module, tensors: Mapping[str, Tensor], config: Config, where: str | Path) -> None:
     """Load weights into a model, strictly: every tensor is accounted for; 16-bit ones become float32."""
     check(model, tensors, config, where)
@@ -135,11 +158,13 @@ def fill(model: nn.Module, tensors: Mapping[str, Tensor], config: Config, where:
 def tensors_of(model: nn.Module, config: Config, dtype: str = "float32") -> dict[str, Tensor]:
     """The tensors of a model as they are written: MDLM's with the buffer of the published network.
 
-    Those of an encoder of transformers have the names that transformers uses.
+    Those of a network of transformers have the names that transformers uses.
     """
     weights = {name: _cast(name, tensor, dtype) for name, tensor in model.state_dict().items()}
     if config.model.network == "transformers":
         return {name.removeprefix(PREFIX): tensor for name, tensor in weights.items()}
+    if isinstance(model, LanguageModel) and for_transformers(config, model.vocab) is not None:
+        return {their_name(name): tensor for name, tensor in weights.items()}
     return weights | ({INV_FREQ: inv_freq(config)} if is_published(config) else {})
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from . import hyenadna, mosaic, state_space
+from . import families, hyenadna, mosaic, state_space
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,7 @@ FORMATS: dict[str, Format] = {
     "caduceus": Format(
         lambda tree: tree.get("model_type") == "caduceus", state_space.caduceus, state_space.our_tensors
     ),
+    "llama": Format(families.is_family, families.settings, families.our_tensors),
     "hyena": Format(_is_hyena, hyenadna.settings, hyenadna.our_tensors),
     "mamba": Format(_is_mamba, state_space.mamba, state_space.our_tensors),
     "mosaicbert": Format(_is_mosaic, mosaic.settings, mosaic.our_tensors),

@@ -23,6 +23,12 @@ from typing_extensions import override
 GROUP = 128  # columns that go through SDPA together where blocks are smaller than this
 
 
+def sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
+    """softmax(q kᵀ/√d) v; a head of keys and values may serve several heads of queries (grouped-query attention)."""
+    grouped = q.shape[1] != k.shape[1]
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=is_causal, enable_gqa=grouped)
+
+
 class Attention(ABC):
     """A pattern: which columns may see which."""
 
@@ -35,9 +41,9 @@ class Attention(ABC):
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, valid: Tensor | None = None, queries: Tensor | None = None
     ) -> Tensor:
-        """softmax(q kᵀ/√d) v for q (B, H, M, D), k and v (B, H, L, D), valid (B, L), queries (B, M)."""
+        """softmax(q kᵀ/√d) v for q (B, H, M, D), k and v (B, H or fewer, L, D), valid (B, L), queries (B, M)."""
         allowed = self.allowed(q.shape[-2], k.shape[-2], valid, queries, q.device)
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=allowed[:, None])
+        return sdpa(q, k, v, allowed[:, None])
 
     def allowed(
         self,
@@ -53,6 +59,10 @@ class Attention(ABC):
         mask = self.mask(query, key)
         return mask if valid is None else (mask & valid[:, None]) | (query == key)
 
+    def before(self, column: Tensor) -> Tensor:
+        """The column that stands before each of these in its text; the first one stands for itself."""
+        return (column - 1).clamp(min=0)
+
 
 @dataclass(frozen=True)
 class Full(Attention):
@@ -66,7 +76,7 @@ class Full(Attention):
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, valid: Tensor | None = None, queries: Tensor | None = None
     ) -> Tensor:
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=_existing(valid))
+        return sdpa(q, k, v, _existing(valid))
 
 
 @dataclass(frozen=True)
@@ -85,7 +95,7 @@ class Causal(Attention):
     ) -> Tensor:
         new, length = q.shape[-2], k.shape[-2]
         if valid is None and queries is None and new in (1, length):
-            return F.scaled_dot_product_attention(q, k, v, is_causal=new == length)
+            return sdpa(q, k, v, is_causal=new == length)
         return super().attend(q, k, v, valid, queries)
 
 
@@ -148,6 +158,13 @@ class TwoStreams(Attention):
         noisy, clean = query < self.length, key >= self.length
         of_noisy = torch.where(clean, block_k < block_q, block_k == block_q)
         return torch.where(noisy, of_noisy, clean & self.within_clean.mask(query - self.length, key - self.length))
+
+    @override
+    def before(self, column: Tensor) -> Tensor:
+        """Before a block of the noisy stream stands a clean column, as all blocks before it are written."""
+        begins = (column < self.length) & (column % self.size == 0) & (column > 0)
+        first = (column == 0) | (column == self.length)
+        return torch.where(begins, column + self.length, column) - torch.where(first, 0, 1)
 
     @override
     def attend(
@@ -224,13 +241,13 @@ def _part(
     keys, values = (_joined([x[..., r.start : r.stop, :] for r in columns if len(r)]) for x in (k, v))
     exists = None if valid is None else torch.cat([valid[:, r.start : r.stop] for r in columns], dim=1)
     if single_block:
-        return F.scaled_dot_product_attention(q, keys, values, attn_mask=_existing(exists))
+        return sdpa(q, keys, values, _existing(exists))
     query = torch.arange(rows.start, rows.stop, device=q.device)[None, :, None]
     key = torch.cat([torch.arange(r.start, r.stop, device=q.device) for r in columns])[None, None]
     mask = spec.mask(query, key)
     if exists is not None:
         mask = (mask & exists[:, None]) | (query == key)
-    return F.scaled_dot_product_attention(q, keys, values, attn_mask=mask[:, None])
+    return sdpa(q, keys, values, mask[:, None])
 
 
 def _existing(valid: Tensor | None) -> Tensor | None:
