@@ -125,6 +125,7 @@ class State:
     error: UserError | None = None  # of the last state: why nothing more is written
     history: tuple[Tensor, Tensor] | None = None  # of the last state, (L,) each: the step in which a position was
     # written last (-1: never), and with what probability
+    log_weight: float | None = None  # of the last state under a constraint: how much likelier the run is without it
 
 
 @dataclass(frozen=True)

@@ -73,6 +73,10 @@ class TokenDenoiser(Denoiser, Protocol):
     def carry_over(self) -> bool:
         """Whether a written token stays; if not, the last step writes all tokens anew."""
 
+    @property
+    def one_way(self) -> bool:
+        """Whether a position is predicted from those before it alone."""
+
     def hidden(
         self,
         z: Tensor,
@@ -106,6 +110,8 @@ class Trajectory(ABC):
         self.slot = -1  # the batcher's
         self.kept = 0  # tokens at the beginning of `canvas` that are unchanged since the last call
         self.error: UserError | None = None  # why it cannot go on
+        self.log_weight = 0.0  # under a constraint: how much likelier the run is for the free sampler that it followed
+        self.ahead: dict[int, float] = {}  # by span: the log chance that its rest fits, by the last call about it
         self._uniform: Tensor | None = None
 
     @property
@@ -186,6 +192,7 @@ class Sampler(ABC):
 
     deterministic = False  # whether the order depends on nothing but what the network says
     timeless = False  # whether it has no clock, so that it cannot drive a network that depends on the time
+    draws_by_position = True  # whether it shows the network the whole canvas and draws a token for each position
     any_mass = False  # whether it is right for networks whose x̂ does not sum to 1 over the clean tokens
 
     def __post_init__(self) -> None:
