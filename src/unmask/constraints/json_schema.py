@@ -30,9 +30,10 @@ FORMATS = {
 }
 ESCAPES = {'"': '\\"', "\\": "\\\\", "\b": "\\b", "\f": "\\f", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
 ESCAPED = {**{chr(code): f"\\u{code:04x}" for code in range(32)}, **ESCAPES}
-DESCRIBING = (
-    "title description default examples deprecated readOnly writeOnly $schema $id $comment $defs definitions"
-).split()
+DESCRIBING = (  # keywords that change nothing
+    "title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly",
+    "$schema", "$id", "$comment", "$defs", "definitions",
+)  # fmt: skip
 KEYWORDS: dict[str, tuple[str, ...]] = {
     "object": ("properties", "required", "additionalProperties"),
     "array": ("items", "minItems", "maxItems"),
@@ -62,7 +63,9 @@ def json_schema(schema: Mapping[str, Any] | str) -> Language:
 @functools.lru_cache(maxsize=64)
 def _compiled(text: str) -> Language:
     schema = json.loads(text)
-    return compiled(_Reader(schema).value(schema, "#", ()), f"JSON schema {text if len(text) <= 80 else text[:77] + '...'}")
+    return compiled(
+        _Reader(schema).value(schema, "#", ()), f"JSON schema {text if len(text) <= 80 else text[:77] + '...'}"
+    )
 
 
 class _Reader:
@@ -74,10 +77,17 @@ class _Reader:
     def value(self, schema: Any, place: str, inside: tuple[str, ...]) -> Node:
         """All values that a schema allows."""
         if not isinstance(schema, Mapping):
-            raise UserError(f"{place} of the JSON schema must be an object with a type; {json.dumps(schema)} is not one")
+            raise UserError(
+                f"{place} of the JSON schema must be an object with a type; {json.dumps(schema)} is not one"
+            )
         if place.count("/") > 2 * DEEPEST:
             raise UserError(f"the JSON schema is nested more than {DEEPEST} deep at {place[:60]}...; flatten it")
-        for name, read in (("$ref", self._reference), ("const", self._constant), ("enum", self._enum), ("anyOf", self._any)):
+        for name, read in (
+            ("$ref", self._reference),
+            ("const", self._constant),
+            ("enum", self._enum),
+            ("anyOf", self._any),
+        ):
             if name in schema:
                 self._only(schema, place, name, *(("type",) if name in ("const", "enum") else ()))
                 return read(schema[name], f"{place}/{name}", inside)
@@ -96,7 +106,9 @@ class _Reader:
         for name in schema:
             if name not in known and name not in DESCRIBING:
                 beside = f" beside {known[0]}" if known[0] in ("$ref", "const", "enum", "anyOf") else ""
-                raise UserError(f"the keyword {name!r} at {place} of the JSON schema is not supported{beside}; leave it out")
+                raise UserError(
+                    f"the keyword {name!r} at {place} of the JSON schema is not supported{beside}; leave it out"
+                )
 
     def _typed(self, kind: str, schema: Mapping[str, Any], place: str, inside: tuple[str, ...]) -> Node:
         match kind:
@@ -116,9 +128,13 @@ class _Reader:
 
     def _reference(self, name: Any, place: str, inside: tuple[str, ...]) -> Node:
         if not isinstance(name, str) or not name.startswith("#"):
-            raise UserError(f"{place} of the JSON schema refers to {name!r}; only parts of the same schema (#/...) work")
+            raise UserError(
+                f"{place} of the JSON schema refers to {name!r}; only parts of the same schema (#/...) work"
+            )
         if name in inside:
-            raise UserError(f"{name!r} of the JSON schema contains itself; only schemas of a bounded depth are supported")
+            raise UserError(
+                f"{name!r} of the JSON schema contains itself; only schemas of a bounded depth are supported"
+            )
         target: Any = self.schema
         for step in name.split("/")[1:]:
             step = step.replace("~1", "/").replace("~0", "~")
@@ -143,12 +159,19 @@ class _Reader:
     def _object(self, schema: Mapping[str, Any], place: str, inside: tuple[str, ...]) -> Node:
         properties, required = schema.get("properties", {}), schema.get("required", [])
         if not isinstance(properties, Mapping) or not isinstance(required, list):
-            raise UserError(f"{place} of the JSON schema has properties that are no object, or required that is no list")
+            raise UserError(
+                f"{place} of the JSON schema has properties that are no object, or required that is no list"
+            )
         for name in required:
             if name not in properties:
                 raise UserError(f"{place} of the JSON schema requires {name!r}, which its properties do not describe")
         members = [
-            Then((literal(json.dumps(name, ensure_ascii=False) + ": "), self.value(part, f"{place}/properties/{name}", inside)))
+            Then(
+                (
+                    literal(json.dumps(name, ensure_ascii=False) + ": "),
+                    self.value(part, f"{place}/properties/{name}", inside),
+                )
+            )
             for name, part in properties.items()
         ]
         needed = [name in required for name in properties]
@@ -186,7 +209,7 @@ class _Reader:
         given = [name for name in ("pattern", "format") if name in schema]
         if given and (len(given) > 1 or "minLength" in schema or "maxLength" in schema):
             raise UserError(
-                f"{place} of the JSON schema has a {given[0]} beside other limits of a string; say all of it in a pattern"
+                f"{place} of the JSON schema has a {given[0]} beside other limits; say all of it in a pattern"
             )
         if "pattern" in schema:
             if not isinstance(schema["pattern"], str):
@@ -195,7 +218,9 @@ class _Reader:
         elif "format" in schema:
             if schema["format"] not in FORMATS:
                 names = ", ".join(FORMATS)
-                raise UserError(f"the format {schema['format']!r} at {place} of the JSON schema is not known; use {names}")
+                raise UserError(
+                    f"the format {schema['format']!r} at {place} of the JSON schema is not known; use {names}"
+                )
             content = parse(FORMATS[schema["format"]])
         else:
             content = Times(Chars(outside(())), least, most)

@@ -1,7 +1,7 @@
 """Sets of texts as automata over bytes: from an expression to the smallest deterministic automaton.
 
-An expression is a tree of five kinds of nodes; `regex.py`, `json_schema.py` and `motifs.py` write such trees. Characters
-become UTF-8. A state is dead if no text of the language can be reached from it; dead states are left out.
+An expression is a tree of five kinds of nodes; `regex.py`, `json_schema.py` and `motifs.py` write such trees.
+Characters become UTF-8. A state is dead if no text of the language can be reached from it; dead states are left out.
 """
 
 from __future__ import annotations
@@ -123,6 +123,7 @@ class Language:
         accepting = self.accepting[pairs // width] & other.accepting[pairs % width]
         return smallest(table[np.stack(rows)], accepting, f"{self.source} & {other.source}")
 
+    @functools.cached_property
     def after_space(self) -> Language:
         """The texts whose rest, after one space if they begin with one, is a text of this language."""
         first = self.delta[0] + 1
@@ -156,8 +157,8 @@ def _chosen(texts: tuple[str, ...]) -> Language:
 def _check_states(number: int) -> None:
     if number > MOST_STATES:
         raise UserError(
-            f"the constraint needs more than {MOST_STATES:,} states; use smaller numbers of repetitions, or * in place of "
-            "a large one"
+            f"the constraint needs more than {MOST_STATES:,} states; use smaller numbers of repetitions, or * in "
+            "place of a large one"
         )
 
 
@@ -232,7 +233,7 @@ class _Parts:
             return known[rest]
 
         for low, high in ranges:
-            for (lead, *rest) in _utf8(low, high):
+            for lead, *rest in _utf8(low, high):
                 self.bytes[first].append((*lead, before(tuple(rest))))
         return last
 

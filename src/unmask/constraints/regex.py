@@ -1,7 +1,8 @@
-"""Regular expressions in the syntax of Python's `re`, read by its own parser.
+r"""Regular expressions in the syntax of Python's `re`, read by its own parser.
 
-A text fits if the whole of it matches. Classes are those of `re.ASCII`: \\d is 0 to 9, \\w a letter of a to z, a digit or
-_. What makes an expression more than a regular language (look-around, references to groups, atomic groups) is refused.
+A text fits if the whole of it matches. Classes are those of `re.ASCII`: \d is 0 to 9, \w one of a to z, A to Z, 0 to 9
+and _. What makes an expression more than a regular language (look-around, references to groups, atomic groups) is
+refused.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ def parse(pattern: str) -> Node:
 
     def refuse(what: str) -> UserError:
         return UserError(
-            f"the regular expression {_short(pattern)} has {what}, which no finite automaton can follow; write it without"
+            f"the regular expression {_short(pattern)} has {what}, which an automaton cannot follow; write it without"
         )
 
     flags = tree.state.flags

@@ -39,7 +39,8 @@ class TokenAutomaton:
     name: str  # of the language
 
     def __repr__(self) -> str:
-        return f"TokenAutomaton({self.name}, {self.states} states, {self.n_classes} classes, {len(self.source)} transitions)"
+        size = f"{self.states} states, {self.n_classes} classes, {len(self.source)} transitions"
+        return f"TokenAutomaton({self.name}, {size})"
 
     @property
     def states(self) -> int:
@@ -74,7 +75,9 @@ class TokenAutomaton:
             careful = np.flatnonzero((mass < TINY).any(1))
             result = np.log(mass) + top.double().cpu().numpy()
             if len(careful):
-                result[careful] = _log_sums(rows[torch.from_numpy(careful).to(rows.device)].double().cpu().numpy(), begin)
+                result[careful] = _log_sums(
+                    rows[torch.from_numpy(careful).to(rows.device)].double().cpu().numpy(), begin
+                )
         return result
 
     def best(self, log_p: Tensor) -> np.ndarray:
@@ -165,7 +168,7 @@ class _Trie:
         kind = kind.reshape(-1)
         table = np.full((dead + 1, columns.shape[1]), dead, dtype=np.int32)
         table[:dead] = np.where(columns >= 0, columns, dead)
-        possible = (columns >= 0).any(0)[kind]  # (256,)
+        possible = np.asarray((columns >= 0).any(0))[kind]  # (256,)
         lengths = np.array([len(text) for text in texts])
         ends = np.cumsum(lengths)
         flat = np.frombuffer(b"".join(texts), dtype=np.uint8)

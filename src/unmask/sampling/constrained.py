@@ -1,8 +1,8 @@
-"""Writing under a constraint, exactly: in each step the due tokens are drawn from the law of all open ones, given the form.
+"""Writing under a constraint: in each step the due tokens are drawn from the law of all open ones, given the form.
 
 Before a step the network gives every open position of a span a distribution of its own. Given that the whole span fits
-its automaton, these positions depend on each other. A completion is drawn from that joint law (`constraints.chain`), and
-only what is due of it is written: whatever the order, what is written can always be completed.
+its automaton, these positions depend on each other. A completion is drawn from that joint law (`constraints.chain`),
+and only what is due of it is written: whatever the order, what is written can always be completed.
 
 The text then follows the sampler's steps under the constraint, not the sampler's law given the constraint. The ratio of
 the two is the weight of a run: the product over its steps of Z / Z⁺, where Z is the chance that free tokens would fit
@@ -123,8 +123,8 @@ def needed(trajectory: Trajectory, positions: Tensor, one_way: bool) -> Tensor:
 class SpanStep:
     """One span in one step: its distributions, and the classes of tokens that are drawn for what is due.
 
-    Where the model reads only what stands before a position (`one_way`), those after the due one are not known yet: they
-    count as possible or not.
+    Where the model reads only what stands before a position (`one_way`), nothing is known yet of those after the due
+    one: they count as possible or not.
     """
 
     def __init__(self, trajectory: Trajectory, span: FormedSpan, due: Tensor, one_way: bool) -> None:
@@ -174,7 +174,9 @@ class SpanStep:
         before = float(after[0, 0])
         trajectory = self.trajectory
         if np.isnan(self.weights).any():
-            raise UserError(f"step {trajectory.step} cannot be written: the network gave NaN; check the weights of the model")
+            raise UserError(
+                f"step {trajectory.step} cannot be written: the network gave NaN; check the weights of the model"
+            )
         if before == NEVER:
             return False
         upto, greedy = int(self.due[-1]) + 1, self.choice.temperature == 0
@@ -218,7 +220,9 @@ def solve(steps: Sequence[SpanStep]) -> None:
         left = []
         for members in groups.values():
             first = members[0]
-            size = max(1, SUMS_AT_ONCE // max(1, len(first.weights) * (first.automaton.states + first.automaton.n_classes)))
+            size = max(
+                1, SUMS_AT_ONCE // max(1, len(first.weights) * (first.automaton.states + first.automaton.n_classes))
+            )
             for begin in range(0, len(members), size):
                 part = members[begin : begin + size]
                 sums = chain.backward(first.automaton, np.stack([step.weights for step in part]), first.largest)

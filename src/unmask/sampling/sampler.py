@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from copy import copy
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from ..errors import UserError, at_least
+from ..process.keys import Keys
 from ..process.schedule import Schedule
 from ..types import Vocab
 from .choice import Choice
@@ -160,6 +162,13 @@ class Trajectory(ABC):
         self.open[positions] = False
         if len(positions):
             self.kept = min(self.kept, int(positions.min()))
+
+    def copy(self, key: Keys) -> Trajectory:
+        """The same run so far, which goes on with other random numbers."""
+        other = copy(self)
+        other.key, other._uniform, other.ahead = key, None, dict(self.ahead)
+        other.canvas, other.free, other.open = self.canvas.clone(), self.free.clone(), self.open.clone()
+        return other
 
     def place(self, positions: Tensor) -> Tensor:
         """Positions of `canvas` as positions of the whole canvas."""
