@@ -17,7 +17,7 @@ from ..errors import UserError
 from .language import At, Chars, Either, Language, Node, Ranges, Then, Times, compiled, literal, merged, outside
 from .regex import parse
 
-DEEPEST = 32  # nesting of a schema
+DEEPEST = 16  # nesting of a schema
 INTEGER = "-?(?:0|[1-9][0-9]{0,14})"
 NUMBER = INTEGER + r"(?:\.[0-9]{1,6})?"
 DATE = r"[0-9]{4}-(?:0[1-9]|1[0-2])-(?:0[1-9]|1[0-9]|2[0-8])"  # days that every month has
@@ -198,11 +198,7 @@ class _Reader:
             raise UserError(f"the array at {place} of the JSON schema has no items; say what they are")
         item = self.value(schema["items"], f"{place}/items", inside)
         least, most = _limits(schema, "minItems", "maxItems", place)
-        if most == 0:
-            return literal("[]")
-        more = Times(Then((literal(", "), item)), max(least - 1, 0), None if most is None else most - 1)
-        full = Then((literal("["), item, more, literal("]")))
-        return full if least else Either((literal("[]"), full))
+        return Then((literal("["), Times(item, least, most, between=literal(", ")), literal("]")))
 
     def _string(self, schema: Mapping[str, Any], place: str) -> Node:
         least, most = _limits(schema, "minLength", "maxLength", place)
@@ -277,5 +273,5 @@ def _escaped(node: Node) -> Node:
         case Either():
             return Either(tuple(map(_escaped, node.options)))
         case Times():
-            return Times(_escaped(node.part), node.least, node.most)
+            return Times(_escaped(node.part), node.least, node.most, _escaped(node.between))
     return node

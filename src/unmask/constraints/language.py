@@ -16,7 +16,7 @@ import numpy as np
 from ..errors import UserError
 
 MOST_STATES = 20_000  # of a deterministic automaton
-MOST_PARTS = 400_000  # states of the automaton that it is made from
+MOST_PARTS = 200_000  # states of the automaton that it is made from
 LAST = 0x10FFFF
 SURROGATES = (0xD800, 0xDFFF)  # which UTF-8 does not have
 NO_STATE = -1
@@ -43,11 +43,12 @@ class Either(NamedTuple):
 
 
 class Times(NamedTuple):
-    """A part `least` to `most` times; None: any number of times."""
+    """A part `least` to `most` times (None: any number of times), with something between."""
 
     part: Node
     least: int
     most: int | None
+    between: Node = Then(())
 
 
 class At(NamedTuple):
@@ -202,39 +203,34 @@ class _Parts:
                 return last
 
     def _times(self, node: Times, first: int) -> int:
-        for _ in range(node.least):
-            first = self.add(node.part, first)
-        if node.most is None:
-            begin = self.new()
-            self.jumps[first].append(begin)
-            end = self.add(node.part, begin)
-            self.jumps[end].append(begin)
-            last = self.new()
-            self.jumps[begin].append(last)
-            return last
+        part, least, most, between = node
+        for i in range(least if most is not None else max(least - 1, 0)):
+            first = self.add(part, self.add(between, first) if i else first)
         last = self.new()
-        for _ in range(node.most - node.least):
+        if most is None:  # the last copy is a loop
+            if not least:
+                self.jumps[first].append(last)
+            begin = self.new()
+            self.jumps[self.add(between, first) if least > 1 else first].append(begin)
+            end = self.add(part, begin)
+            self.jumps[end].append(last)
+            self.jumps[self.add(between, end)].append(begin)
+            return last
+        for i in range(least, most):
             self.jumps[first].append(last)
             begin = self.new()
             self.jumps[first].append(begin)
-            first = self.add(node.part, begin)
+            first = self.add(part, self.add(between, begin) if i else begin)
         self.jumps[first].append(last)
         return last
 
     def _chars(self, ranges: Ranges, first: int) -> int:
         last = self.new()
-        known: dict[tuple[tuple[int, int], ...], int] = {(): last}  # equal ends of characters share their states
-
-        def before(rest: tuple[tuple[int, int], ...]) -> int:
-            if rest not in known:
-                state = self.new()
-                self.bytes[state].append((*rest[0], before(rest[1:])))
-                known[rest] = state
-            return known[rest]
-
-        for low, high in ranges:
-            for lead, *rest in _utf8(low, high):
-                self.bytes[first].append((*lead, before(tuple(rest))))
+        states = {(): last}
+        for rest, following in _endings(ranges)[1]:
+            states[rest] = self.new()
+            self.bytes[states[rest]].append((*rest[0], states[following]))
+        self.bytes[first] += [(*lead, states[rest]) for lead, rest in _endings(ranges)[0]]
         return last
 
     def _closure(self, states: frozenset[int], start: bool = False, end: bool = False) -> frozenset[int]:
@@ -288,6 +284,19 @@ class _Parts:
         return smallest(np.array(rows)[:, segment], np.array(accepting), source)
 
 
+@functools.lru_cache(maxsize=1024)
+def _endings(ranges: Ranges) -> tuple[list[tuple[tuple[int, int], Ranges]], list[tuple[Ranges, Ranges]]]:
+    """Characters as (ranges of the first byte, the bytes after it), and all such rests with what follows their first."""
+    leads, rests = [], dict[Ranges, Ranges]()
+    for low, high in ranges:
+        for lead, *others in _utf8(low, high):
+            rest = tuple(others)
+            leads.append((lead, rest))
+            for i in range(len(rest) - 1, -1, -1):  # equal ends of characters share their states
+                rests[rest[i:]] = rest[i + 1 :]
+    return leads, sorted(rests.items(), key=lambda pair: len(pair[0]))
+
+
 def _utf8(low: int, high: int) -> Iterator[list[tuple[int, int]]]:
     """Ranges of bytes, one for each byte of a character, that together are all characters from `low` to `high`."""
     if low > high:
@@ -332,7 +341,8 @@ def smallest(delta: np.ndarray, accepting: np.ndarray, source: str) -> Language:
     if distance[0] > n:
         raise UserError(f"no text fits the constraint {source}")
     weight = np.random.default_rng(0).integers(1, 2**63, table.shape[1] + 1, dtype=np.uint64) | np.uint64(1)
-    label = np.unique(np.stack([distance, np.append(accepting, False)]), axis=1, return_inverse=True)[1].reshape(-1)
+    facts = np.stack([distance, _farthest(table), np.append(accepting, False)])
+    label = np.unique(facts, axis=1, return_inverse=True)[1].reshape(-1)
     while True:  # split states until equal ones have equal successors; rows are compared by a 64-bit hash
         with np.errstate(over="ignore"):
             row = (label[table].astype(np.uint64) * weight[1:]).sum(1) + label.astype(np.uint64) * weight[0]
@@ -354,3 +364,24 @@ def smallest(delta: np.ndarray, accepting: np.ndarray, source: str) -> Language:
     number[left] = np.arange(len(left))
     _check_states(len(left))
     return Language(number[small[left]][:, column], np.append(accepting, False)[first[left]], source)
+
+
+def _farthest(table: np.ndarray) -> np.ndarray:
+    """(states,): how many bytes may follow at most, -1 without a limit; the last state is the dead one.
+
+    Equal states agree in it, and with it long chains need not be split one state at a time.
+    """
+    following = [set(row) for row in table.tolist()]
+    before: list[list[int]] = [[] for _ in following]
+    for state, targets in enumerate(following[:-1]):
+        for target in targets:
+            before[target].append(state)
+    result, waits, ready = [-1] * len(following), [len(targets) for targets in following], [len(following) - 1]
+    result[-1] = 0
+    for state in ready:  # which grows
+        for earlier in before[state]:
+            waits[earlier] -= 1
+            if not waits[earlier]:
+                result[earlier] = 1 + max(result[target] for target in following[earlier])
+                ready.append(earlier)
+    return np.array(result)
