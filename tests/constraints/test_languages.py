@@ -53,7 +53,9 @@ def parts(inner):
     return st.one_of(
         st.tuples(inner, inner).map("".join),
         st.lists(inner, min_size=1, max_size=3).map(lambda options: f"(?:{'|'.join(options)})"),
-        st.tuples(inner, st.sampled_from(["*", "+", "?", "{2}", "{1,3}", "*?"])).map(lambda pair: f"(?:{pair[0]}){pair[1]}"),
+        st.tuples(inner, st.sampled_from(["*", "+", "?", "{2}", "{1,3}", "*?"])).map(
+            lambda pair: f"(?:{pair[0]}){pair[1]}"
+        ),
     )
 
 
@@ -77,7 +79,9 @@ def test_ranges_of_characters_are_ranges_of_bytes(low, size):
         if 0xD800 <= code < 0xE000:
             continue
         data = chr(code).encode()
-        inside = [s for s in sequences if len(s) == len(data) and all(a <= b <= c for (a, c), b in zip(s, data, strict=True))]
+        inside = [
+            s for s in sequences if len(s) == len(data) and all(a <= b <= c for (a, c), b in zip(s, data, strict=True))
+        ]
         assert len(inside) == (low <= code <= high)
 
 

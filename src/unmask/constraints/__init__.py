@@ -1,10 +1,10 @@
 """Text that must have a form: patterns as automata over bytes, then over tokens, and the law of tokens given them."""
 
-from .json_schema import json_schema
+from .json_schemas import json_schema
 from .language import Language, choices
 from .motifs import motif, open_frame
-from .regex import regex
-from .token_automaton import TokenAutomaton, for_tokenizer, token_automaton
+from .regexes import regex
+from .token_automaton import TokenAutomaton, for_tokenizer, over_tokens
 
 __all__ = [
     "Language",
@@ -14,6 +14,6 @@ __all__ = [
     "json_schema",
     "motif",
     "open_frame",
+    "over_tokens",
     "regex",
-    "token_automaton",
 ]

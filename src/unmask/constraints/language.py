@@ -1,6 +1,6 @@
 """Sets of texts as automata over bytes: from an expression to the smallest deterministic automaton.
 
-An expression is a tree of five kinds of nodes; `regex.py`, `json_schema.py` and `motifs.py` write such trees.
+An expression is a tree of five kinds of nodes; `regexes.py`, `json_schemas.py` and `motifs.py` write such trees.
 Characters become UTF-8. A state is dead if no text of the language can be reached from it; dead states are left out.
 """
 

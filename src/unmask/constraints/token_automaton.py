@@ -116,7 +116,7 @@ def _log_sums(rows: np.ndarray, begin: np.ndarray) -> np.ndarray:
     return np.log(np.add.reduceat(np.exp(rows - np.repeat(top, sizes, axis=1)), begin, axis=1)) + top
 
 
-def token_automaton(language: Language, spelling: Spelling, mask: int, ends: Sequence[int] = ()) -> TokenAutomaton:
+def over_tokens(language: Language, spelling: Spelling, mask: int, ends: Sequence[int] = ()) -> TokenAutomaton:
     """The automaton of a language over a vocabulary; `mask` is never written.
 
     With `ends`, one of these tokens may follow a complete text, and then anything may.
@@ -126,8 +126,7 @@ def token_automaton(language: Language, spelling: Spelling, mask: int, ends: Seq
     texts = [b"" if text is None or token in barred else text for token, text in enumerate(spelling)]
     trie = _Trie.of(texts, language.delta)
     kind = trie.kinds()  # (nodes,): equal where nodes lead from every state to the same one
-    classes = np.where(trie.token >= 0, kind[trie.token], NO_STATE)
-    used, classes = _renumbered(classes)
+    used, classes = _renumbered(np.append(kind, NO_STATE)[trie.token])
     source, label, target = trie.transitions(kind, used)
     accepting = language.accepting.copy()
     if ends:
@@ -290,4 +289,4 @@ def for_tokenizer(language: Language, tokenizer: Tokenizer, ends: tuple[int, ...
     """The automaton of a language over the vocabulary of a tokenizer, compiled once."""
     special = tokenizer.special
     spelling = [None if token in special else text for token, text in enumerate(tokenizer.spelling)]
-    return token_automaton(language, spelling, tokenizer.vocab.mask, ends)
+    return over_tokens(language, spelling, tokenizer.vocab.mask, ends)

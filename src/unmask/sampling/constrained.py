@@ -12,7 +12,8 @@ before the step, and Z⁺ the same after it, by the same distributions. Its mean
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
 FARTHEST = 64  # tokens beyond the length of a gap, up to which lengths that would fit are looked for
 SUMS_AT_ONCE = 1 << 24  # numbers that backward sums hold at a time
+Group = tuple[TokenAutomaton, Choice]
 
 
 class FormedSpan(NamedTuple):
@@ -43,9 +45,9 @@ class FormedSpan(NamedTuple):
     start: int
     stop: int
 
-    def holds(self, positions: Tensor) -> Tensor:
-        """(k,) bool: which positions are in it."""
-        return (positions >= self.start) & (positions < self.stop)
+    def holds(self, positions: Tensor) -> bool:
+        """Whether any of the positions is in it."""
+        return bool(((positions >= self.start) & (positions < self.stop)).any())
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,16 +114,13 @@ def needed(trajectory: Trajectory, positions: Tensor, one_way: bool) -> Tensor:
     if constraint is None or one_way:
         return positions
     left = trajectory.open | (trajectory.canvas == trajectory.vocab.mask)
-    parts = [
-        span.start + torch.nonzero(left[span.start : span.stop]).squeeze(-1)
-        for span in constraint.spans
-        if span.holds(positions).any()
-    ]
+    spans = [span for span in constraint.spans if span.holds(positions)]
+    parts = [span.start + torch.nonzero(left[span.start : span.stop]).squeeze(-1) for span in spans]
     return torch.cat([positions, *parts]).unique()
 
 
 class SpanStep:
-    """One span in one step: its distributions, and the classes of tokens that are drawn for what is due.
+    """One span in one step: the chances of classes at its positions, and the classes that are drawn for what is due.
 
     Where the model reads only what stands before a position (`one_way`), nothing is known yet of those after the due
     one: they count as possible or not.
@@ -129,122 +128,151 @@ class SpanStep:
 
     def __init__(self, trajectory: Trajectory, span: FormedSpan, due: Tensor, one_way: bool) -> None:
         automaton, start, stop = span
-        self.trajectory, self.span, self.automaton, self.start = trajectory, span, automaton, start
-        self.due = np.sort(due[span.holds(due)].numpy() - start)
+        self.trajectory, self.automaton, self.start = trajectory, automaton, start
+        self.due = np.sort(due.numpy()) - start
+        self.due = self.due[(self.due >= 0) & (self.due < stop - start)]
         self.choice = trajectory.choice(trajectory.request.choice)
-        canvas = trajectory.canvas[start:stop]
-        unwritten = (trajectory.open[start:stop] | (canvas == trajectory.vocab.mask)).numpy()
+        canvas = trajectory.canvas.numpy()[start:stop]
+        unwritten = trajectory.open.numpy()[start:stop] | (canvas == trajectory.vocab.mask)
         unwritten[self.due] = True
-        known = unwritten.copy()
-        if one_way:
-            known[:] = False
-            known[self.due] = True
-        self.positions = torch.from_numpy(start + np.flatnonzero(known))
-        self.largest = (unwritten & ~known) | (self.choice.temperature == 0)
+        self.known = self.due if one_way else np.flatnonzero(unwritten)  # whose distributions the network gives
         weights = np.full((stop - start, automaton.n_classes), NEVER)
-        weights[unwritten & ~known] = 0.0
-        given = np.flatnonzero(~unwritten)
-        classes = automaton.classes[canvas.numpy()[given]]
-        weights[given[classes >= 0], classes[classes >= 0]] = 0.0
+        classes = automaton.classes[canvas]
+        weights[classes >= 0, classes[classes >= 0]] = 0.0  # given tokens
+        weights[unwritten] = 0.0
+        self.largest = unwritten
+        self.largest[self.known] = self.choice.temperature == 0
         self.weights = weights
-        self.unfiltered = weights.copy() if self._filters else weights  # in case a filter leaves nothing that fits
+        self.unfiltered = weights.copy() if _filters(self.choice) else weights  # in case a filter leaves nothing
         self.classes = np.full(stop - start, -1)
+        self.log_chance = 0.0
 
     @property
-    def _filters(self) -> bool:
-        choice = self.choice
-        return choice.temperature != 0 and (choice.top_k, choice.top_p, choice.min_p) != (None, None, None)
+    def group(self) -> Group:
+        """Steps of a group are computed together."""
+        return self.automaton, self.choice
 
-    def add(self, positions: Tensor, log_x: Tensor) -> None:
-        """Take the distributions (k, V) of some positions, under the rules."""
-        inside = torch.isin(positions, self.positions)
-        if not inside.any():
-            return
-        at, rows = positions[inside].numpy() - self.start, log_x if inside.all() else log_x[inside.to(log_x.device)]
-        if self.choice.temperature == 0:
-            self.weights[at] = self.automaton.best(rows)
-            return
-        self.weights[at] = self.automaton.weights(torch.log_softmax(self.choice.filtered(rows), -1))
-        if self._filters:
-            warm = Choice(self.choice.temperature)
-            self.unfiltered[at] = self.automaton.weights(torch.log_softmax(warm.filtered(rows), -1))
-
-    def take(self, after: np.ndarray) -> bool:
+    def draw(self, after: np.ndarray) -> bool:
         """Draw the classes of what is due, given backward sums (n + 1, Q); False if nothing fits."""
-        before = float(after[0, 0])
+        self.log_chance = float(after[0, 0])
         trajectory = self.trajectory
-        if np.isnan(self.weights).any():
+        if math.isnan(self.log_chance) or np.isnan(self.weights).any():
             raise UserError(
                 f"step {trajectory.step} cannot be written: the network gave NaN; check the weights of the model"
             )
-        if before == NEVER:
+        if self.log_chance == NEVER:
             return False
         upto, greedy = int(self.due[-1]) + 1, self.choice.temperature == 0
-        uniform = trajectory.key.uniform("constraint", [trajectory.calls], len(trajectory.canvas))[0].numpy()
+        uniform = trajectory.key.uniform("constraint", [trajectory.calls], self.start + upto)[0].numpy()
         drawn = chain.draw(self.automaton, self.weights, after, uniform[self.start :], upto, greedy)
         self.classes[self.due] = drawn[self.due]
-        fixed = self.weights[:upto].copy()
-        fixed[self.due] = NEVER
-        fixed[self.due, drawn[self.due]] = 0.0
-        later = chain.backward(self.automaton, fixed[None], self.largest[:upto], after[None, upto])
-        trajectory.ahead[self.start] = float(later[0, 0, 0])
-        trajectory.log_weight += before - trajectory.ahead[self.start]
+        self.weights = self.weights.copy()
+        self.weights[self.due] = NEVER
+        self.weights[self.due, drawn[self.due]] = 0.0
         return True
+
+    def weigh(self, after: np.ndarray) -> None:
+        """Add this step to the weight of the run, given backward sums after it."""
+        trajectory, ahead = self.trajectory, float(after[0, 0])
+        trajectory.ahead[self.start] = ahead
+        trajectory.log_weight += self.log_chance - ahead
 
     def without_filters(self) -> None:
         """Draw this step without top-k, top-p and min-p, as they left nothing that fits: of no weight under them."""
         self.weights, self.choice = self.unfiltered, Choice(self.choice.temperature)
         self.trajectory.log_weight = NEVER
 
-    def tokens(self, positions: Tensor, log_x: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
-        """Which of the rows (k,) bool belong to this span, and their tokens."""
-        inside = self.span.holds(positions)
-        rows = log_x[inside.to(log_x.device)]
-        wanted = torch.from_numpy(self.classes[positions[inside].numpy() - self.start]).to(rows.device)
-        classes = torch.from_numpy(self.automaton.classes).to(rows.device)
-        greedy = self.choice.temperature == 0
-        rows = rows if greedy else self.choice.filtered(rows)
+
+def _filters(choice: Choice) -> bool:
+    return choice.temperature != 0 and (choice.top_k, choice.top_p, choice.min_p) != (None, None, None)
+
+
+def add_rows(owners: Sequence[tuple[SpanStep, np.ndarray]], log_x: Tensor) -> None:
+    """Give steps the distributions (N, V) of some of their known positions, in order."""
+    ends = np.cumsum([len(at) for _, at in owners])
+    groups: dict[Group, list[int]] = {}
+    for number, (step, _) in enumerate(owners):
+        groups.setdefault(step.group, []).append(number)
+    for (automaton, choice), numbers in groups.items():
+        which = np.concatenate([np.arange(ends[i] - len(owners[i][1]), ends[i]) for i in numbers])
+        rows = log_x if len(which) == len(log_x) else log_x[torch.from_numpy(which).to(log_x.device)]
+        sums = _chances(automaton, choice, rows)
+        plain = _chances(automaton, Choice(choice.temperature), rows) if _filters(choice) else sums
+        begin = 0
+        for step, at in (owners[i] for i in numbers):
+            step.weights[at] = sums[begin : begin + len(at)]
+            step.unfiltered[at] = plain[begin : begin + len(at)]
+            begin += len(at)
+
+
+def _chances(automaton: TokenAutomaton, choice: Choice, rows: Tensor) -> np.ndarray:
+    if choice.temperature == 0:
+        return automaton.best(rows)
+    return automaton.weights(rows if choice == Choice() else torch.log_softmax(choice.filtered(rows), -1))
+
+
+def draw_tokens(owners: Sequence[tuple[SpanStep, np.ndarray]], log_x: Tensor, uniform: Tensor) -> Tensor:
+    """(N,) tokens for rows (N, V) of due positions, each out of the class that its step drew."""
+    tokens = torch.empty(len(log_x), dtype=torch.int64)
+    groups: dict[Group, list[tuple[np.ndarray, np.ndarray]]] = {}
+    begin = 0
+    for step, at in owners:
+        rows = np.arange(begin, begin + len(at))
+        groups.setdefault(step.group, []).append((rows, step.classes[at]))
+        begin += len(at)
+    for (automaton, choice), members in groups.items():
+        which = torch.from_numpy(np.concatenate([rows for rows, _ in members]))
+        wanted = torch.from_numpy(np.concatenate([classes for _, classes in members])).to(log_x.device)
+        classes = torch.from_numpy(automaton.classes).to(log_x.device)
+        rows, greedy = log_x[which.to(log_x.device)], choice.temperature == 0
+        rows = rows if greedy else choice.filtered(rows)
         rows = rows.masked_fill(classes != wanted[:, None], NEVER)
-        tokens = rows.argmax(-1) if greedy else categorical(rows, uniform[inside])
-        return inside, tokens.cpu()
+        tokens[which] = (rows.argmax(-1) if greedy else categorical(rows, uniform[which])).cpu()
+    return tokens
 
 
 def solve(steps: Sequence[SpanStep]) -> None:
-    """Draw the classes of all steps; those with the same automaton and as many positions are summed together."""
-    left = list(steps)
-    for again in (False, True):
-        groups: dict[tuple[int, tuple[int, ...], bytes], list[SpanStep]] = {}
-        for step in left:
-            key = id(step.automaton), step.weights.shape, step.largest.tobytes()
-            groups.setdefault(key, []).append(step)
-        left = []
-        for members in groups.values():
-            first = members[0]
-            size = max(
-                1, SUMS_AT_ONCE // max(1, len(first.weights) * (first.automaton.states + first.automaton.n_classes))
-            )
-            for begin in range(0, len(members), size):
-                part = members[begin : begin + size]
-                sums = chain.backward(first.automaton, np.stack([step.weights for step in part]), first.largest)
-                for step, after in zip(part, sums, strict=True):
-                    if step.trajectory.error is None:
-                        left += _take(step, after, again)
+    """Draw the classes of all steps and weigh them."""
+    drawn: list[SpanStep] = []
+    again: list[SpanStep] = []
+    for step, after in _backward(steps):
+        if _attempt(step, after, last=step.unfiltered is step.weights):
+            drawn.append(step)
+        elif step.trajectory.error is None:
+            again.append(step)
+    for step in again:
+        step.without_filters()
+    drawn += [step for step, after in _backward(again) if _attempt(step, after, last=True)]
+    for step, after in _backward(drawn):
+        step.weigh(after)
 
 
-def _take(step: SpanStep, after: np.ndarray, again: bool) -> list[SpanStep]:
-    """Draw; returns the step if it is to be tried again without filters."""
+def _attempt(step: SpanStep, after: np.ndarray, last: bool) -> bool:
+    """Whether something fits and was drawn."""
     trajectory = step.trajectory
+    if trajectory.error is not None:
+        return False
     try:
-        if step.take(after):
-            return []
-        if not again and step.weights is not step.unfiltered:
-            step.without_filters()
-            return [step]
-        place = step.start
-        raise UserError(
-            f"step {trajectory.step} leaves nothing that fits {step.automaton.name} from position {place} on: "
-            "rules or a constrain function forbid what the constraint needs"
-        )
+        if step.draw(after):
+            return True
+        if last:
+            raise UserError(
+                f"step {trajectory.step} leaves nothing that fits {step.automaton.name} from position {step.start} on: "
+                "rules or a constrain function forbid what the constraint needs"
+            )
     except UserError as error:  # it is this sequence that ends, and not the others of the batch
         trajectory.error = error
-        return []
+    return False
+
+
+def _backward(steps: Sequence[SpanStep]) -> Iterator[tuple[SpanStep, np.ndarray]]:
+    """Backward sums of all steps; those of one automaton with equally many positions are computed together."""
+    groups: dict[tuple[TokenAutomaton, int, bytes], list[SpanStep]] = {}
+    for step in steps:
+        groups.setdefault((step.automaton, len(step.weights), step.largest.tobytes()), []).append(step)
+    for (automaton, n, _), members in groups.items():
+        size = max(1, SUMS_AT_ONCE // (n * (automaton.states + automaton.n_classes)))
+        for begin in range(0, len(members), size):
+            part = members[begin : begin + size]
+            sums = chain.backward(automaton, np.stack([step.weights for step in part]), part[0].largest)
+            yield from zip(part, sums, strict=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import fields, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,7 +17,7 @@ from ..errors import UserError
 from ..process.chunks import rows_at_once
 from ..process.masking import at_tokens
 from .choice import NEVER, Choice
-from .constrained import SpanStep, needed, solve
+from .constrained import SpanStep, add_rows, draw_tokens, needed, solve
 from .request import NOTHING, Written, read_off
 from .rules import Rules
 from .sampler import Slot, TokenDenoiser, Trajectory, stack
@@ -96,29 +97,39 @@ class _HeadRows:
 
     def confine(self, due: Sequence[Tensor]) -> None:
         """For sequences with a constraint: draw the classes of tokens that the due positions get."""
-        open_positions = [NOTHING] * len(due)
+        known = [NOTHING] * len(due)
         for i, trajectory in enumerate(self.active):
             constraint = trajectory.request.constraint
             if constraint is not None and trajectory.error is None:
-                spans = [span for span in constraint.spans if span.holds(due[i]).any()]
+                spans = [span for span in constraint.spans if span.holds(due[i])]
                 self.spans[i] = [SpanStep(trajectory, span, due[i], self.model.one_way) for span in spans]
-                open_positions[i] = torch.cat([NOTHING, *(step.positions for step in self.spans[i])])
-        for which, positions, segments in self._chunks(open_positions):
-            _, shaped = self._shaped(which, positions, segments)
-            for (i, p), rows in zip(segments, shaped.split([len(p) for _, p in segments]), strict=True):
-                for step in self.spans[i]:
-                    step.add(p, rows)
+                known[i] = torch.cat([NOTHING, *(torch.from_numpy(step.start + step.known) for step in self.spans[i])])
+        for which, positions, segments in self._chunks(known):
+            shaped = self._shaped(which, positions, segments)[1]
+            owners, rows = self._owners(segments)
+            add_rows(owners, shaped if len(rows) == len(shaped) else shaped[rows.to(shaped.device)])
         solve([step for steps in self.spans.values() for step in steps])
+
+    def _owners(self, segments: Segments) -> tuple[list[tuple[SpanStep, np.ndarray]], Tensor]:
+        """The spans that hold the positions of segments, with these counted from their starts; and their rows."""
+        owners, rows, begin = [], [NOTHING], 0
+        for i, positions in segments:
+            for step in self.spans.get(i, ()) if self.active[i].error is None else ():
+                at = positions.numpy() - step.start
+                inside = np.flatnonzero((at >= 0) & (at < len(step.weights)))
+                if len(inside):
+                    owners.append((step, at[inside]))
+                    rows.append(torch.from_numpy(begin + inside))
+            begin += len(positions)
+        return owners, torch.cat(rows)
 
     def _confined(self, tokens: Tensor, shaped: Tensor, segments: Segments) -> None:
         """The tokens of positions that are under a constraint, each out of the class that was drawn for it."""
-        start = 0
-        for i, positions in segments:
-            rows = slice(start, start + len(positions))
-            start += len(positions)
-            for step in self.spans.get(i, ()) if self.active[i].error is None else ():
-                inside, drawn = step.tokens(positions, shaped[rows], self.active[i].uniform(positions))
-                tokens[rows][inside] = drawn
+        owners, rows = self._owners(segments) if self.spans else ([], NOTHING)
+        if not owners:
+            return
+        uniform = torch.cat([step.trajectory.uniform(torch.from_numpy(step.start + at)) for step, at in owners])
+        tokens[rows] = draw_tokens(owners, shaped[rows.to(shaped.device)], uniform)
 
     def written(self, due: Sequence[Tensor]) -> list[Written]:
         """A token for every position that is due."""

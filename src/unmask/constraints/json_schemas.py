@@ -15,7 +15,7 @@ from typing import Any
 
 from ..errors import UserError
 from .language import At, Chars, Either, Language, Node, Ranges, Then, Times, compiled, literal, merged, outside
-from .regex import parse
+from .regexes import parse
 
 DEEPEST = 16  # nesting of a schema
 INTEGER = "-?(?:0|[1-9][0-9]{0,14})"

@@ -39,7 +39,10 @@ SCHEMAS: dict[str, dict[str, Any]] = {
     "number": {"type": "number"},
     "constant": {"const": {"a": [1, "é", None]}},
     "any of": {"anyOf": [{"type": "integer"}, {"type": "array", "items": {"type": "boolean"}}]},
-    "no member is needed": {"type": "object", "properties": {"a": {"type": "null"}, "b": {"type": "null"}, "c": {"const": 1}}},
+    "no member is needed": {
+        "type": "object",
+        "properties": {"a": {"type": "null"}, "b": {"type": "null"}, "c": {"const": 1}},
+    },
     "the last is needed": {
         "type": "object",
         "properties": {"a": {"type": "null"}, "b": {"type": "null"}, "c": {"const": 1}},
@@ -50,7 +53,10 @@ SCHEMAS: dict[str, dict[str, Any]] = {
     "pattern": {"type": "string", "pattern": r'^[a-c"\\\n]{1,4}$'},
     "pattern somewhere": {"type": "string", "pattern": "ab+"},
     "nested": {"type": "array", "items": {"type": "array", "items": {"type": "array", "items": {"type": "integer"}}}},
-    "formats": {"type": "array", "items": {"anyOf": [{"type": "string", "format": f} for f in ("time", "date-time", "uuid")]}},
+    "formats": {
+        "type": "array",
+        "items": {"anyOf": [{"type": "string", "format": f} for f in ("time", "date-time", "uuid")]},
+    },
 }
 
 
@@ -65,7 +71,10 @@ def walks(language: Language, n: int, seed: int = 0, longest: int = 120) -> list
         left = closer
     while len(texts) < n:
         state, data = 0, bytearray()
-        while not (language.accepting[state] and (len(data) > longest or rng.random() < 0.2 or (language.delta[state] < 0).all())):
+        while not (
+            language.accepting[state]
+            and (len(data) > longest or rng.random() < 0.2 or (language.delta[state] < 0).all())
+        ):
             options = np.flatnonzero(language.delta[state] >= 0)
             if len(data) > longest:
                 options = options[left[language.delta[state, options]] < left[state]]
@@ -90,12 +99,19 @@ def test_what_is_accepted_is_valid(name):
     [
         (
             "person",
-            [{"age": 3, "born": "2020-02-01"}, {"name": 'a"\\é\n', "age": -10, "tags": ["a", None], "born": "1999-12-28"}],
+            [
+                {"age": 3, "born": "2020-02-01"},
+                {"name": 'a"\\é\n', "age": -10, "tags": ["a", None], "born": "1999-12-28"},
+            ],
             [{"age": 3}, {"name": "", "age": 1, "born": "2020-02-01"}, {"born": "2020-02-01", "age": 3}, {"age": 1.5}],
         ),
         ("references", [{"from": [1, -2.5]}, {"from": [0, 0], "to": [1, 1]}], [{"from": [1]}, {"to": [1, 1]}]),
         ("null or text", [None, "", "x" * 50], [1, []]),
-        ("no member is needed", [{}, {"a": None}, {"b": None, "c": 1}, {"a": None, "c": 1}], [{"d": 1}, {"c": 1, "a": None}]),
+        (
+            "no member is needed",
+            [{}, {"a": None}, {"b": None, "c": 1}, {"a": None, "c": 1}],
+            [{"d": 1}, {"c": 1, "a": None}],
+        ),
         ("the last is needed", [{"c": 1}, {"a": None, "b": None, "c": 1}, {"b": None, "c": 1}], [{}, {"a": None}]),
         ("pattern", ['a"\\', "c\nab"], ["", "abcab", "d"]),
         ("pattern somewhere", ["xxabbb", "ab", "éab\u0001"], ["a", "ba"]),
