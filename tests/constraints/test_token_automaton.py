@@ -59,11 +59,7 @@ def parts(inner):
     st.lists(st.lists(st.integers(0, len(SPELLING) - 1), max_size=5), min_size=4, max_size=4),
 )
 def test_patterns_that_nobody_chose(pattern, sequences):
-    try:
-        automaton = over_tokens(regex(pattern), SPELLING, MASK)
-    except UserError as error:
-        assert "no tokens" in str(error)
-        return
+    automaton = over_tokens(regex(pattern), SPELLING, MASK)
     for tokens in sequences:
         assert automaton.reads(tokens) == matches(pattern, spelled(tokens))
 

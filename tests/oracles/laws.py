@@ -41,7 +41,7 @@ Write = Callable[[State, np.ndarray, Sequence[int]], list[tuple[State, float]]]
 
 
 def formed(fits: Callable[[State], bool]) -> Write:
-    """`written` under a constraint: whole completions that fit, by their chance, of which some positions are written."""
+    """`written` under a constraint: of whole completions that fit, by their chance, some positions are written."""
 
     def write(z: State, log_x: np.ndarray, positions: Sequence[int]) -> list[tuple[State, float]]:
         whole = [(x, p) for x, p in written(z, log_x, masks_of(z)) if fits(x)]

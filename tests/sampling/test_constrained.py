@@ -107,7 +107,8 @@ CASES: dict[str, Case] = {
     ),
     "entropy": case(Adaptive("entropy", k=2), lambda: surest_law(M3, plain(), "entropy", 2, write=formed(spells))),
     "a threshold": case(
-        Adaptive("margin", threshold=0.3), lambda: surest_law(M3, plain(), "margin", threshold=0.3, write=formed(spells))
+        Adaptive("margin", threshold=0.3),
+        lambda: surest_law(M3, plain(), "margin", threshold=0.3, write=formed(spells)),
     ),
     "given tokens in the span": case(
         RevealPlan(2), lambda: plan_law((MASK, 3, MASK), plain(), NAME, 2, formed(spells)), (MASK, 3, MASK)
@@ -124,7 +125,9 @@ CASES: dict[str, Case] = {
         constraint=Constraint((span(0, 1, "a|b"), span(1, 3, "a+b"))),
     ),
     "a part of the canvas": case(
-        FirstHitting(), lambda: random_order_law(M3, plain(), formed(lambda x: spells(x[1:], "a+b"))), constraint=form(1, 3, "a+b")
+        FirstHitting(),
+        lambda: random_order_law(M3, plain(), formed(lambda x: spells(x[1:], "a+b"))),
+        constraint=form(1, 3, "a+b"),
     ),
     "temperature": case(
         LeftToRight(2),
@@ -132,7 +135,9 @@ CASES: dict[str, Case] = {
         choice=Choice(0.5),
     ),
     "top-k": case(
-        LeftToRight(), lambda: order_law(M3, filtered(plain(), top_k=2), [[0], [1], [2]], formed(spells)), choice=Choice(top_k=2)
+        LeftToRight(),
+        lambda: order_law(M3, filtered(plain(), top_k=2), [[0], [1], [2]], formed(spells)),
+        choice=Choice(top_k=2),
     ),
     "rules": case(
         RevealPlan(2),
@@ -175,17 +180,23 @@ FREE = {
 
 @pytest.mark.parametrize("name", FREE)
 def test_weighted_runs_are_the_free_sampler_restricted(name):
-    """E[W; x] is the free chance of x, for every x that fits: so E[W] is the chance that a free text fits."""
+    """E[W; x] is the free chance of x, for every x that fits: so E[W] is the chance that a free text fits.
+
+    Texts that were seen now and then only have no error bar, so they are left out, of both sides.
+    """
     free, runs = FREE[name](), states(name)
-    fits = [x for x in free if spells(x)]
-    assert 0.05 < sum(free[x] for x in fits) < 0.95
-    for x in fits:
-        values = torch.tensor([math.exp(state.log_weight) * (tuple(state.canvas.tolist()) == x) for state in runs])
-        error = float(values.std()) / len(runs) ** 0.5
-        assert abs(float(values.mean()) - free[x]) < 4.5 * error + 1e-3
-    total = torch.tensor([math.exp(state.log_weight) for state in runs])
-    chance = sum(free[x] for x in fits)
-    assert abs(float(total.mean()) - chance) < 4.5 * float(total.std()) / len(runs) ** 0.5 + 1e-6
+    weights: dict[tuple[int, ...], list[float]] = {}
+    for state in runs:
+        weights.setdefault(tuple(state.canvas.tolist()), []).append(math.exp(state.log_weight))
+    common = [x for x, seen in weights.items() if len(seen) >= 10]
+    assert common and all(spells(x) for x in weights)
+    for texts_of in ([x] for x in common), [common]:
+        for chosen in texts_of:
+            values = torch.zeros(len(runs), dtype=torch.float64)
+            seen = [weight for x in chosen for weight in weights[x]]
+            values[: len(seen)] = torch.tensor(seen, dtype=torch.float64)
+            expected, error = sum(free[x] for x in chosen), float(values.std()) / len(runs) ** 0.5
+            assert abs(float(values.mean()) - expected) < 4.5 * error
 
 
 def test_the_weight_of_a_run_is_that_of_its_steps():
@@ -296,7 +307,7 @@ def test_an_autoregressive_model_never_gets_stuck():
 @pytest.mark.parametrize(
     ("canvas", "constraint", "rules", "said"),
     [
-        (M3, form(pattern="a"), None, "the 3 tokens from position 0 on cannot be a text that fits a: at position 1 any token"),
+        (M3, form(pattern="a"), None, "from position 0 on cannot be a text that fits a: at position 1 any token"),
         (M3, form(pattern="a{9}"), None, "give it 9 tokens"),
         (M3, form(pattern="(ab){9}"), None, "give it 9 or 10 or 11 tokens"),
         ((MASK, 3, MASK), form(pattern="a*"), None, "at position 1 the given '3'"),
@@ -321,9 +332,9 @@ def test_a_function_that_forbids_all_that_fits_ends_its_sequence_alone():
         return out
 
     requests = [
-        Request(0, torch.tensor(M3), LeftToRight(), keys_of(1)[0], rules=Rules(constrain=never_a), constraint=form(pattern="a*")),
-        Request(1, torch.tensor(M3), LeftToRight(), keys_of(1)[0], constraint=WHOLE),
-    ]  # fmt: skip
+        Request(row, torch.tensor(M3), LeftToRight(), keys_of(1)[0], rules=rules, constraint=constraint)
+        for row, (rules, constraint) in enumerate([(Rules(constrain=never_a), form(pattern="a*")), (None, WHOLE)])
+    ]
     batcher = model().batcher(2)
     for request in requests:
         batcher.add(request)

@@ -54,8 +54,8 @@ def sample(
     particles: Annotated[
         int | None,
         typer.Option(
-            help="With a regex, a schema or choices: draw each sample out of so many weighted runs, by the model's plain "
-            "law given that its text fits.",
+            help="With a regex, a schema or choices: draw each sample out of so many weighted runs, by the model's "
+            "plain law given that its text fits.",
             min=1,
         ),
     ] = None,

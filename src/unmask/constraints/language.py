@@ -226,7 +226,7 @@ class _Parts:
 
     def _chars(self, ranges: Ranges, first: int) -> int:
         last = self.new()
-        states = {(): last}
+        states: dict[Ranges, int] = {(): last}
         for rest, following in _endings(ranges)[1]:
             states[rest] = self.new()
             self.bytes[states[rest]].append((*rest[0], states[following]))
@@ -286,7 +286,7 @@ class _Parts:
 
 @functools.lru_cache(maxsize=1024)
 def _endings(ranges: Ranges) -> tuple[list[tuple[tuple[int, int], Ranges]], list[tuple[Ranges, Ranges]]]:
-    """Characters as (ranges of the first byte, the bytes after it), and all such rests with what follows their first."""
+    """Characters as (range of the first byte, the rest), and all such rests with what follows their first byte."""
     leads, rests = [], dict[Ranges, Ranges]()
     for low, high in ranges:
         for lead, *others in _utf8(low, high):

@@ -224,10 +224,10 @@ def draw_tokens(owners: Sequence[tuple[SpanStep, np.ndarray]], log_x: Tensor, un
         which = torch.from_numpy(np.concatenate([rows for rows, _ in members]))
         wanted = torch.from_numpy(np.concatenate([classes for _, classes in members])).to(log_x.device)
         classes = torch.from_numpy(automaton.classes).to(log_x.device)
-        rows, greedy = log_x[which.to(log_x.device)], choice.temperature == 0
-        rows = rows if greedy else choice.filtered(rows)
-        rows = rows.masked_fill(classes != wanted[:, None], NEVER)
-        tokens[which] = (rows.argmax(-1) if greedy else categorical(rows, uniform[which])).cpu()
+        law, greedy = log_x[which.to(log_x.device)], choice.temperature == 0
+        law = law if greedy else choice.filtered(law)
+        law = law.masked_fill(classes != wanted[:, None], NEVER)
+        tokens[which] = (law.argmax(-1) if greedy else categorical(law, uniform[which])).cpu()
     return tokens
 
 
