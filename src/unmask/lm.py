@@ -24,13 +24,24 @@ from .evaluation.predictions import diffusion
 from .models.block_diffusion import whole_row
 from .models.language_model import LanguageModel
 from .process.keys import Keys
-from .sampling import BlockByBlock, Request, Windows
+from .sampling import BlockByBlock, Request, Windows, run_particles
 from .sampling.params import SamplingParams, Stop, all_settings
 from .sampling.recommended import Recommended
 from .types import Ending, Likelihood, Sample, State, Token
 
 Watch = Callable[[State], None]
-WRITING = ("n", "text", "prompt", "suffix", "length", "batch_size", "tops", "watch", "exact")  # beside the settings
+WRITING = (
+    "n",
+    "text",
+    "prompt",
+    "suffix",
+    "length",
+    "batch_size",
+    "tops",
+    "watch",
+    "exact",
+    "particles",
+)  # beside the settings
 log = logging.getLogger("unmask")
 HALF = "\ufffd"  # what an incomplete character (its other bytes are still missing) is decoded to
 
@@ -103,11 +114,12 @@ class LM:
         """N ways to fill the gaps of a text; `how` as in `write`.
 
         {{3}} is a gap of three tokens, {{2-6}} one of two to six: of these lengths, the one with the lowest bound on
-        the given text.
+        the given text. `regex`, `schema`, `choices` or `where` say what the gaps must be.
         """
         _check_count(n)
         check_keywords(how, WRITING)
-        canvas = self.gap_canvas(text, windowed=how.get("stride") is not None)
+        options = self.sampling_params({name: value for name, value in how.items() if name not in WRITING})
+        canvas = self.gap_canvas(text, windowed=options.stride is not None, options=options)
         return [sample.text for sample in self.write([canvas] * n, **how)]
 
     def stream(self, prompt: str = "", *, length: int | None = None, exact: bool = False, **how: Any) -> Iterator[str]:
@@ -144,18 +156,25 @@ class LM:
         tops: int = 0,
         watch: Watch | None = None,
         exact: bool = False,
+        particles: int | None = None,
         **how: Any,
     ) -> list[Sample]:
         """Fill every canvas; `how` are the fields of `sampling.params.SamplingParams`.
 
         What `how` leaves open is as the model recommends (`sampling_params`); `exact=True`, or `options` in place of
         `how`, leaves that out. Sample i has the seed `seed + i`; sampled alone with that seed, it is the same.
+        With `particles` each sample is drawn out of so many weighted runs (`sampling.particles`): under a constraint,
+        the law of the free sampler given that its text fits, without what the model recommends.
         """
         if options is not None and (how or exact):
             raise UserError("give either options, which are complete, or settings by keyword")
-        check_keywords(how, WRITING[-4:])
-        options = self.sampling_params(how, exact) if options is None else options
+        check_keywords(how, WRITING[-5:])
+        options = self.sampling_params(how, exact or particles is not None) if options is None else options
         jobs = [Job(canvas, replace(options, seed=options.seed + i)) for i, canvas in enumerate(canvases)]
+        if particles is not None:
+            if watch or tops:
+                raise UserError("a text that is drawn out of particles cannot be watched; leave out watch and tops")
+            return [self._drawn(job, row, particles, batch_size) for row, job in enumerate(jobs)]
         done: dict[int, Sample] = {}
         for state, sample in self.run(jobs, batch_size=batch_size, tops=tops):
             if watch:
@@ -176,6 +195,16 @@ class LM:
             for state in self.model.generate(requests, batch_size):
                 yield state, self.finished(requests[state.row], state)
 
+    def _drawn(self, job: Job, row: int, particles: int, batch_size: int) -> Sample:
+        """A sample out of weighted runs."""
+        request = self.request(*job, row=row)
+        with evaluating(self.model):
+            runs = run_particles(self.model.denoiser(), request, particles, batch_size)
+        sample = self.finished(request, replace(runs.states[runs.chosen], row=row))
+        assert sample is not None
+        sample = replace(sample, log_weight=None, log_chance=runs.log_chance, effective=runs.effective)
+        return replace(sample, network_calls=runs.calls)
+
     def request(self, canvas: Canvas, options: SamplingParams, *, row: int = 0, tops: int = 0) -> Request:
         """The request to a batcher: settings as the objects that this model needs."""
         params = options.settle(self.model)
@@ -193,6 +222,7 @@ class LM:
             params.guidance,
             tops,
             free=canvas.ids == self.tokenizer.vocab.mask,
+            constraint=params.constraint(canvas, self.prompt_builder),
             stop=Stop.of(canvas, params, self.prompt_builder),
             prompt=canvas,
             params=params,
@@ -223,6 +253,7 @@ class LM:
             canvas.nats,
             canvas.errors,
             canvas.undecided,
+            state.log_weight,
         )
 
     def _tokens(self, request: Request, state: State, count: int) -> list[Token]:
@@ -241,6 +272,8 @@ class LM:
         """Raise what `run` would raise, before anything is written."""
         request = job if isinstance(job, Request) else self.request(*job)
         self.model.check(request)
+        if request.constraint is not None:
+            request.constraint.check(request, self.tokenizer.vocab, self.tokenizer.piece)
         request.sampler.trajectory(request, self.model.denoiser())
 
     def cache_bytes(self, request: Request) -> int:
@@ -255,13 +288,16 @@ class LM:
         """Prompt, masks and suffix: `length` tokens in all, with BOS if the model was trained with it."""
         return self.prompt_builder.prompt(prompt, suffix, length, windowed)
 
-    def gap_canvas(self, text: str, *, windowed: bool = False, draws: int | None = None) -> Canvas:
+    def gap_canvas(
+        self, text: str, *, windowed: bool = False, draws: int | None = None, options: SamplingParams | None = None
+    ) -> Canvas:
         """A text with gaps; the lengths of ranged gaps are those with the lowest bound on the given text.
 
         The bound is that of the given tokens with the gap masked throughout: -log p(given | lengths). The same tokens
         are scored for all lengths, so long gaps are neither preferred nor avoided. Lengths that do not fit into the
-        model are left out. Without `draws` there are as many as the choice needs (`evaluation.gap_lengths`); one that
-        stays undecided is logged as a warning, and `Canvas.undecided` names the lengths that may be as good.
+        model are left out, and so are those at which `options` leave nothing to write. Without `draws` there are as
+        many as the choice needs (`evaluation.gap_lengths`); one that stays undecided is logged as a warning, and
+        `Canvas.undecided` names the lengths that may be as good.
         """
         parts = parse_gaps(text)
         if all(part.low == part.high for part in parts if isinstance(part, Gap)):
@@ -270,10 +306,10 @@ class LM:
             raise UserError(
                 "the length of a gap is chosen by the bound of a whole row, which does not work with a stride"
             )
-        options = self.prompt_builder.candidates(parts)
-        canvases = [self.prompt_builder.gaps(parts, lengths) for lengths in options]
+        lengths_of_gaps = self.prompt_builder.candidates(parts)
+        canvases = self._possible([self.prompt_builder.gaps(parts, lengths) for lengths in lengths_of_gaps], options)
         compared = self._compare([canvas.ids for canvas in canvases], draws)
-        names = ["+".join(map(str, lengths)) for lengths in options]
+        names = ["+".join(map(str, canvas.lengths)) for canvas in canvases]
         canvas = replace(
             canvases[compared.best],
             nats=dict(zip(names, compared.nats, strict=True)),
@@ -285,9 +321,24 @@ class LM:
             chosen = f"{names[compared.best]} tokens ({compared.nats[compared.best]:.3f} nats)"
             log.warning(
                 f"the length of the gap is undecided after {compared.draws} draws: {chosen} were chosen, and {rivals} "
-                f"may be as good; write the length that you want, for example {{{{{options[compared.best][0]}}}}}"
+                f"may be as good; write the length that you want, for example {{{{{canvas.lengths[0]}}}}}"
             )
         return canvas
+
+    def _possible(self, canvases: list[Canvas], options: SamplingParams | None) -> list[Canvas]:
+        """The canvases that can be written under a constraint; raises if there are none."""
+        if options is None or options.settle(self.model).constraint(canvases[0], self.prompt_builder) is None:
+            return canvases
+        result, wrong = [], None
+        for canvas in canvases:
+            try:
+                self.check(Job(canvas, options))
+                result.append(canvas)
+            except UserError as error:
+                wrong = error
+        if not result and wrong is not None:
+            raise wrong
+        return result
 
     def _compare(self, canvases: Sequence[Tensor], draws: int | None) -> GapLengths:
         """The bounds on the given tokens of canvases that differ in the lengths of their gaps."""

@@ -126,6 +126,7 @@ class State:
     error: UserError | None = None  # of the last state: why nothing more is written
     history: tuple[Tensor, Tensor] | None = None  # of the last state, (L,) each: the step in which a position was
     # written last (-1: never), and with what probability
+    log_weight: float | None = None  # of the last state under a constraint: how much likelier the run is without it
 
 
 @dataclass(frozen=True)
@@ -158,6 +159,9 @@ class Sample:
     gap_nats: dict[str, float] = field(default_factory=dict)  # the bound by which ranged lengths were chosen
     gap_errors: dict[str, float] = field(default_factory=dict)  # standard errors of its differences from the chosen one
     gap_undecided: list[str] = field(default_factory=list)  # lengths that may be as good as the chosen ones
+    log_weight: float | None = None  # under a constraint: log of how much likelier the run is without it
+    log_chance: float | None = None  # drawn from particles: log chance that a free text fits, as they estimate it
+    effective: float | None = None  # and how many independent texts they are worth
 
     def as_dict(self, tokens: bool = False) -> dict[str, Any]:
         """For JSON, with or without a record of every token."""
@@ -171,6 +175,8 @@ class Sample:
         if self.gap_nats:
             out |= {"gaps": self.gaps, "gap_nats": self.gap_nats}
             out |= {"gap_errors": self.gap_errors, "gap_undecided": self.gap_undecided}
+        facts = {name: getattr(self, name) for name in ("log_weight", "log_chance", "effective")}
+        out |= {name: value for name, value in facts.items() if value is not None}
         return out | ({"tokens": [token.as_dict() for token in self.tokens]} if tokens else {})
 
     def __repr__(self) -> str:

@@ -12,7 +12,7 @@ ROOT = Path(unmask.__file__).parent
 # Each may import what stands before it. `unmask` is the package's own __init__ and __main__.
 ORDER = """
     errors jsonable version pieces types files config distributed progress text_tables plot process data
-    networks earlier_recipes recipes sampling models evaluation lm hub training dna reproduce serve cli
+    constraints networks earlier_recipes recipes sampling models evaluation lm hub training dna reproduce serve cli
     transformers unmask
 """.split()  # noqa: SIM905
 EXCEPTIONS = {

@@ -37,22 +37,58 @@ def written(z: State, log_x: np.ndarray, positions: Sequence[int]) -> list[tuple
     ]
 
 
-def order_law(start: State, denoise: Denoiser, groups: Iterable[Sequence[int]]) -> dict[State, float]:
+Write = Callable[[State, np.ndarray, Sequence[int]], list[tuple[State, float]]]
+
+
+def formed(fits: Callable[[State], bool]) -> Write:
+    """`written` under a constraint: of whole completions that fit, by their chance, some positions are written."""
+
+    def write(z: State, log_x: np.ndarray, positions: Sequence[int]) -> list[tuple[State, float]]:
+        whole = [(x, p) for x, p in written(z, log_x, masks_of(z)) if fits(x)]
+        total = sum(p for _, p in whole)
+        return list(
+            collect(
+                (tuple(x[i] if i in positions else y for i, y in enumerate(z)), p / total) for x, p in whole
+            ).items()
+        )
+
+    return write
+
+
+def order_law(
+    start: State, denoise: Denoiser, groups: Iterable[Sequence[int]], write: Write = written
+) -> dict[State, float]:
     """Groups of positions one after the other, those of a group at once."""
     law = {start: 1.0}
     for group in groups:
         law = collect(
-            (state, chance * p) for z, chance in law.items() for state, p in written(z, denoise(z, math.nan), group)
+            (state, chance * p) for z, chance in law.items() for state, p in write(z, denoise(z, math.nan), group)
         )
     return law
 
 
-def random_order_law(start: State, denoise: Denoiser) -> dict[State, float]:
+def random_order_law(start: State, denoise: Denoiser, write: Write = written) -> dict[State, float]:
     """The mean over all orders, one position at a time."""
     orders = list(itertools.permutations(masks_of(start)))
     return collect(
-        (x, p / len(orders)) for order in orders for x, p in order_law(start, denoise, [[i] for i in order]).items()
+        (x, p / len(orders))
+        for order in orders
+        for x, p in order_law(start, denoise, [[i] for i in order], write).items()
     )
+
+
+def plan_law(start: State, denoise: Denoiser, name: str, steps: int, write: Write = written) -> dict[State, float]:
+    """T steps, the step of every position drawn ahead: the mean over all ways to assign them."""
+    keep, masks = [*keep_grid(name, steps, cut=True)[::-1], 1.0], masks_of(start)
+    chances = [after - before for before, after in itertools.pairwise(keep)]
+    law: list[tuple[State, float]] = []
+    for assigned in itertools.product(range(steps + 1), repeat=len(masks)):
+        chance = math.prod(chances[step] for step in assigned)
+        groups = [[i for i, own in zip(masks, assigned, strict=True) if own == step] for step in range(steps + 1)]
+        if chance > 0:
+            ends = order_law(start, denoise, [group for group in groups if group], write)
+            law += [(x, chance * p) for x, p in ends.items()]
+    return collect(law)
 
 
 def time_of(name: str, keep: float) -> float:
@@ -126,6 +162,7 @@ def surest_law(
     k: int | None = None,
     threshold: float | None = None,
     bound: float | None = None,
+    write: Write = written,
 ) -> dict[State, float]:
     """Look, write the surest, look again."""
     law = {start: 1.0}
@@ -134,7 +171,7 @@ def surest_law(
         law = collect(
             (state, chance * p)
             for z, chance in law.items()
-            for state, p in written(z, guess[z], surest(z, guess[z], measure, k, threshold, bound))
+            for state, p in write(z, guess[z], surest(z, guess[z], measure, k, threshold, bound))
         )
     return law
 

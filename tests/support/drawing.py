@@ -22,6 +22,7 @@ from unmask.sampling import (
     Adaptive,
     Ancestral,
     Choice,
+    Constraint,
     FirstHitting,
     Gibbs,
     GivenOrder,
@@ -107,6 +108,7 @@ def generate(
     choice: Choice | Sequence[Choice] = Choice(),
     batch_size: int = 16,
     controls: Sequence[Rules | None] | None = None,
+    constraints: Sequence[Constraint | None] | None = None,
     labels: Sequence[int | None] | None = None,
     guidance: float | Sequence[float] = 1.0,
     tops: int = 0,
@@ -121,10 +123,13 @@ def generate(
         return Ending("", "stop", len(state.canvas)) if until is not None and until(state) else None
 
     scales = [guidance] * n if isinstance(guidance, int | float) else guidance
-    each = zip(canvases, samplers, keys, choices, controls or [None] * n, labels or [None] * n, scales, strict=True)
+    none = [None] * n
+    each = zip(
+        canvases, samplers, keys, choices, controls or none, labels or none, scales, constraints or none, strict=True
+    )
     requests = [
-        Request(row, canvas, way, key, drawn, rules, label, scale, tops, stop=stop)
-        for row, (canvas, way, key, drawn, rules, label, scale) in enumerate(each)
+        Request(row, canvas, way, key, drawn, rules, label, scale, tops, constraint=form, stop=stop)
+        for row, (canvas, way, key, drawn, rules, label, scale, form) in enumerate(each)
     ]
     return model.generate(requests, batch_size)
 
@@ -193,6 +198,7 @@ class Case:
     canvas: tuple[int, ...] = (MASK,) * 3
     choice: Choice = field(default_factory=Choice)
     control: Rules | None = None
+    constraint: Constraint | None = None
     label: int | None = None
     guidance: float = 1.0
 
@@ -207,6 +213,7 @@ def mixed(model: MaskedDiffusion, cases: Sequence[Case], keys: Sequence[Keys], b
         [key for key in keys for _ in cases],
         choice=[case.choice for case in whole],
         controls=[case.control for case in whole],
+        constraints=[case.constraint for case in whole],
         labels=[case.label for case in whole],
         guidance=[case.guidance for case in whole],
         batch_size=batch_size,

@@ -67,12 +67,13 @@ class FillLoop:
 
     def check(self) -> None:
         """Check that the settings are compatible, before anything is typed."""
-        self.lm.check(Job(self.lm.gap_canvas("{{1}}"), self.options))
+        any_form = replace(self.options, regex=None, schema=None, choices=(), where=None)  # one token may be too few
+        self.lm.check(Job(self.lm.gap_canvas("{{1}}"), any_form))
 
     def fill(self, text: str) -> list[Sample]:
         """The text with its gaps filled, n times."""
         lm, options = self.lm, self.options
-        canvas = lm.gap_canvas(text, windowed=options.stride is not None)
+        canvas = lm.gap_canvas(text, windowed=options.stride is not None, options=options)
         canvases = [canvas] * self.n
         protocol = {"model": self.name, "length": len(canvas.ids), **options.describe(), "seed": options.seed}
         trace = Trace(lm.tokenizer, [one.ids for one in canvases], protocol)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -50,6 +51,14 @@ def sample(
         str | None, typer.Option(help="JSON lines with a text, prompt or suffix each (- reads standard input).")
     ] = None,
     exact: Exact = False,
+    particles: Annotated[
+        int | None,
+        typer.Option(
+            help="With a regex, a schema or choices: draw each sample out of so many weighted runs, by the model's "
+            "plain law given that its text fits.",
+            min=1,
+        ),
+    ] = None,
     more: With = None,
     batch_size: Annotated[int, typer.Option(help="Sequences per network call.")] = 16,
     both_strands: Annotated[
@@ -80,6 +89,8 @@ def sample(
         raise UserError("--template does not go with --prompt, --suffix, --infill, --watch or --html")
     if template is not None and fasta is not None:
         raise UserError("--template does not go with --fasta; its samples come as JSON lines")
+    if particles is not None and (template is not None or watch or html):
+        raise UserError("--particles does not go with --template, --watch or --html")
     if as_json and as_lines:
         raise UserError("give either --json (one document) or --jsonl (one line per sample)")
     from ..sampling.params import SamplingParams
@@ -89,17 +100,17 @@ def sample(
     lm = load_lm(model, which, weights, device, tokenizer)
     if fasta is not None or both_strands:
         lm = _dna(lm, fasta, both_strands)
-    options = lm.sampling_params(explicit, exact).settle(lm.model)
+    options = lm.sampling_params(explicit, exact or particles is not None).settle(lm.model)
     protocol = sample_protocol(lm, model, which, weights) | ({"strands": "both"} if both_strands else {})
     if template is not None:
         protocol |= options.describe()
         _template(lm, template, options if exact else explicit, n, length, batch_size, protocol, as_json)
         _advise(options)
         return
-    one = n == 1 and not (as_json or as_lines or watch or fasta)
+    one = n == 1 and not (as_json or as_lines or watch or fasta or particles)
     samples, protocol = write_samples(
         lm,
-        SampleRequest(n, length, prompt, suffix, infill),
+        SampleRequest(n, length, prompt, suffix, infill, particles),
         options,
         batch_size=batch_size,
         watch=watch,
@@ -122,6 +133,9 @@ def sample(
             continue
         if len(samples) > 1:
             err_console.print(f"[dim]-- seed {s.seed}, {s.network_calls} network calls[/dim]")
+        if s.log_chance is not None and s.effective is not None:
+            worth = f"{particles} particles are worth {s.effective:.1f} texts"
+            err_console.print(f"[dim]-- a free text fits with chance {math.exp(s.log_chance):.3g}; {worth}[/dim]")
         sys.stdout.write("" if one else s.text + "\n")
     if html is not None:
         err_console.print(f"replay: {html}", markup=False)
@@ -192,6 +206,7 @@ class SampleRequest:
     prompt: str | None = None
     suffix: str | None = None
     infill: str | None = None
+    particles: int | None = None
 
     def canvas(self, lm: LM, options: SamplingParams) -> Canvas:
         """The canvas that all n samples share."""
@@ -201,7 +216,7 @@ class SampleRequest:
         if self.infill is not None:
             if self.length is not None:
                 raise UserError("--length does not go with --infill; the text and its gaps say how long it is")
-            return lm.gap_canvas(self.infill, windowed=windowed)
+            return lm.gap_canvas(self.infill, windowed=windowed, options=options)
         return lm.prompt_canvas(self.prompt or "", self.length, self.suffix or "", windowed)
 
 
@@ -230,6 +245,10 @@ def write_samples(
     canvas = request.canvas(lm, options)
     protocol |= {"length": len(canvas.ids), **options.describe(), "seed": options.seed, "batch_size": batch_size}
     protocol |= lm.prompt_builder.unknown.facts()
+    if request.particles is not None:
+        check_seed(options.seed + request.n - 1)
+        drawn = lm.write([canvas] * request.n, options, batch_size=batch_size, particles=request.particles)
+        return drawn, protocol | {"particles": request.particles}
     jobs = [Job(canvas, replace(options, seed=check_seed(options.seed + i))) for i in range(request.n)]
     canvases = [canvas.ids] * request.n
     trace = Trace(lm.tokenizer, canvases, protocol) if html is not None else None

@@ -267,6 +267,22 @@ class PromptBuilder:
         """What the network sees of a text before a gap: the space between belongs to the first word of the gap."""
         return text[:-1] if self.joins_spaces and text.endswith(" ") else text
 
+    @functools.cached_property
+    def _bare_beginning(self) -> bool:
+        """Whether the decoder leaves out the space that begins a text."""
+        spelling = self.tokenizer.spelling
+        first = next((token for token, text in enumerate(spelling) if text is not None and text[:1] == b" "), None)
+        return first is not None and not self.tokenizer.decode([first]).startswith(" ")
+
+    def has_space(self, canvas: Canvas, gap: slice) -> bool:
+        """Whether a space that begins a gap is not part of its text: the given text has it, or the decoder adds it."""
+        before = canvas.parts[: canvas.parts.index(gap)]
+        text = "".join(part for part in before if isinstance(part, str))
+        if self.drops_spaces or self.before_gap(text) != text:
+            return True
+        first = gap.start == 0 or int(canvas.ids[gap.start - 1]) in (self.vocab.eos, self.vocab.bos)
+        return first and self._bare_beginning
+
     def text(self, canvas: Canvas, ids: Tensor, upto: int | None = None) -> str:
         """Given strings as typed, gaps decoded; with `upto` only what stands before that position.
 

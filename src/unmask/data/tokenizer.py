@@ -121,10 +121,18 @@ class Tokenizer:
         return str(json.loads(self._backend.to_str()).get("decoder") or "")
 
     @functools.cached_property
+    def special(self) -> frozenset[int]:
+        """The tokens that are not text: added ones, those with a role, and the one for what is not known."""
+        vocab = self.vocab
+        roles = (vocab.mask, vocab.pad, vocab.bos, vocab.eos, self.unknown)
+        return frozenset(self._backend.get_added_tokens_decoder()) | {token for token in roles if token is not None}
+
+    @functools.cached_property
     def spelling(self) -> list[bytes | None]:
         """What each token adds to a text, as UTF-8; an end of text is a line break, other special tokens have None."""
         special = self._backend.get_added_tokens_decoder()
         byte, byte_level = _byte_of(), "ByteLevel" in self._decoder
+        after = None if byte_level else next((t for t in range(self.vocab.size) if _is_word(self._display[t])), None)
         result: list[bytes | None] = []
         for token, shown in enumerate(self._display):
             piece = self.piece(token)
@@ -134,6 +142,11 @@ class Tokenizer:
                 result.append(None)
             elif byte_level and all(character in byte for character in piece):
                 result.append(bytes(byte[character] for character in piece))
+            elif "ByteFallback" in self._decoder and (one := re.fullmatch("<0x([0-9A-Fa-f]{2})>", piece)):
+                result.append(bytes.fromhex(one[1]))
+            elif after is not None and self.kind == "json":  # as its decoder writes it, which may leave out a space
+                before, both = self.decode([after]), self.decode([after, token])
+                result.append(both[len(before) :].encode() if both.startswith(before) else shown.encode())
             else:
                 result.append(shown.encode())
         return result
@@ -249,6 +262,11 @@ def byte_characters() -> tuple[str, ...]:
 def _byte_of() -> dict[str, int]:
     """The byte that each character of a byte-level vocabulary stands for."""
     return {character: value for value, character in enumerate(byte_characters())}
+
+
+def _is_word(shown: str) -> bool:
+    """Whether a token is letters alone, so that a decoder changes nothing about what follows it."""
+    return shown.strip().isalpha()
 
 
 def _shown(piece: str, decoder: str) -> str:

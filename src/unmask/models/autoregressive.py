@@ -127,6 +127,7 @@ class CachedDenoiser:
     time_conditioned = False
     normalised = True
     carry_over = True
+    one_way = True
     cached = True
 
     def __init__(self, model: AutoRegressive) -> None:

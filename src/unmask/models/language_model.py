@@ -28,6 +28,7 @@ class LanguageModel(nn.Module, ABC):
     any_length = False  # whether it writes texts of any length without windows
     unscored = 0  # tokens at the start of a row that it does not score
     default_sampler = "plan"  # the name of the sampler if the user names none
+    one_way = False  # whether a position is predicted from those before it alone
     cached = False  # whether its denoiser caches what it has read of each sequence
     writes_blocks = False  # whether it can write block after block ...
     block_size: int | None = None  # ... and the size of its blocks if the user names none; None = a text is one block

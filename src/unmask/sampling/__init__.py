@@ -5,10 +5,12 @@ from .ancestral import Ancestral
 from .batcher import Batcher, replay
 from .block_order import BlockByBlock
 from .choice import Choice
+from .constrained import Constraint, FormedSpan
 from .gaussian import Gaussian
 from .gibbs import Gibbs
 from .orders import FirstHitting, GivenOrder, LeftToRight, RevealPlan
 from .params import SAMPLERS, SamplerEntry, SamplingParams, make_sampler
+from .particles import Particles, run_particles
 from .remask import PredictorCorrector, Remasking
 from .request import Request, Written
 from .rules import Rules
@@ -24,12 +26,15 @@ __all__ = [
     "Batcher",
     "BlockByBlock",
     "Choice",
+    "Constraint",
     "Denoiser",
     "FirstHitting",
+    "FormedSpan",
     "Gaussian",
     "Gibbs",
     "GivenOrder",
     "LeftToRight",
+    "Particles",
     "PredictorCorrector",
     "Remasking",
     "Request",
@@ -47,6 +52,7 @@ __all__ = [
     "advance_tokens",
     "make_sampler",
     "replay",
+    "run_particles",
     "stack",
     "time_grid",
 ]

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..process.keys import Keys
 from ..process.masking import fold
 from ..process.schedule import reveal_chance
 from .request import Request
@@ -54,6 +55,13 @@ class _AncestralTrajectory(Trajectory):
     def _draw(self) -> Tensor:
         """(2, L) uniforms of this step: revealed or not, and which token."""
         return self.key.uniform("ancestral", [self.step], 2, len(self.canvas))[0]
+
+    def copy(self, key: Keys) -> Trajectory:
+        """With new draws for the next step too."""
+        other = super().copy(key)
+        assert isinstance(other, _AncestralTrajectory)
+        other._draws = other._draw()
+        return other
 
     @property
     def finished(self) -> bool:

@@ -61,6 +61,8 @@ class Batcher:
             )
         if request.rules is not None:
             request.rules.check(request.canvas, self.model.vocab, free=request.free)
+        if request.constraint is not None:
+            request.constraint.check(request, self.model.vocab)
         self.waiting.append(request)
 
     def drop(self, row: int) -> None:
@@ -172,7 +174,8 @@ class Batcher:
         ending = None if request.stop is None else request.stop(state)
         if not state.done and ending is None:
             return state
-        return replace(state, done=True, ending=ending, history=(steps, chances))
+        weight = None if request.constraint is None or not request.choice.temperature else trajectory.log_weight
+        return replace(state, done=True, ending=ending, history=(steps, chances), log_weight=weight)
 
 
 def _unusable(trajectory: Trajectory, written: Written | None) -> UserError | None:

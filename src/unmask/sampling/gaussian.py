@@ -74,6 +74,7 @@ class Gaussian(Sampler):
     score_temperature: float = setting(  # 1: the model's law; Plaid's samples were drawn with 0.9
         1.0, "gaussian: below 1 the noise that the network predicts counts more", above=0
     )
+    draws_by_position = False
 
     def check(self, model: Any) -> None:
         """Raise for a model over tokens, which has no embeddings to add noise to."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ..constraints import Language, choices, for_tokenizer, json_schema, regex
 from ..data.canvas import Canvas, PromptBuilder
 from ..data.genome.bases import BASES
 from ..errors import UserError, choose, nearest
@@ -18,6 +19,7 @@ from .adaptive import Adaptive
 from .ancestral import Ancestral
 from .block_order import BlockByBlock
 from .choice import Choice
+from .constrained import Constraint, FormedSpan
 from .gaussian import Gaussian
 from .gibbs import Gibbs
 from .orders import FirstHitting, GivenOrder, LeftToRight, RevealPlan
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
 
 Word = str | int  # a token by its text or by its id
 AT_ONCE = ("simplex", "gaussian")  # samplers that draw all their tokens together
+NOT_YET = dict.fromkeys(("http", "page", "harness"), "not offered there yet")
 UNKNOWN = ("[UNK]", "<unk>", "\ufffd")  # what tokenizers write for a word that they do not know
 
 
@@ -192,6 +195,19 @@ class SamplingParams:
         kind="function",
         absent=dict.fromkeys(("cli", "http", "page", "loop", "harness"), "a function exists in Python only"),
     )
+    regex: str | None = setting(
+        None, "A regular expression that every gap must match as a whole", kind="text", absent=dict(NOT_YET)
+    )
+    schema: Mapping[str, Any] | str | None = setting(
+        None, "A JSON schema that every gap must be valid under, or its file", kind="schema", absent=dict(NOT_YET)
+    )
+    choices: Sequence[str] = setting((), "A text that a gap may be", kind="texts", most=256, absent=dict(NOT_YET))
+    where: Language | str | Sequence[Language | str | None] | None = setting(
+        None,
+        "What gaps must be, one form for each gap: a regular expression or a Language",
+        kind="forms",
+        absent=dict.fromkeys(("cli", "http", "page", "loop", "harness"), "languages exist in Python only"),
+    )
     label: Word | None = setting(None, "Label of a model that was trained with labels", kind="label", needs="labels")
     guidance: float = setting(  # beyond a million, differences of log-probabilities overflow
         1.0, "Classifier-free guidance towards the label; 1 is none", least=0, most=1_000_000, needs="labels"
@@ -246,6 +262,7 @@ class SamplingParams:
         if self.sampler is not None:
             choose(self.sampler, SAMPLERS, "sampler")
         Choice(**self._of(Choice))
+        self._forms()
 
     def __getattr__(self, name: str) -> Any:
         """A setting of the sampler or of `Choice`."""
@@ -315,6 +332,43 @@ class SamplingParams:
         allowed = {masked[index]: tokens for index, tokens in control.allowed.items()}
         return replace(control, allowed=allowed, eos_from=masked[least - 1] + 1 if least else 0)
 
+    def _forms(self) -> Language | list[Language | None] | None:
+        """What gaps must be: one form for all of them, or one for each; None if that is left open."""
+        given = [name for name in ("regex", "schema", "choices", "where") if _says(getattr(self, name))]
+        if not given:
+            return None
+        if len(given) > 1:
+            raise UserError(f"give either {given[0]} or {given[1]}; where takes one form for each gap")
+        if self.regex is not None:
+            return regex(self.regex)
+        if self.schema is not None:
+            return json_schema(self.schema)
+        if self.choices:
+            return choices(self.choices)
+        if isinstance(self.where, Language | str):
+            return _language(self.where)
+        return [None if form is None else _language(form) for form in self.where or ()]
+
+    def constraint(self, canvas: Canvas, builder: PromptBuilder) -> Constraint | None:
+        """The form of the gaps of a canvas; where the text ends in a gap, an end of text may follow it."""
+        forms = self._forms()
+        if forms is None:
+            return None
+        gaps = [part for part in canvas.parts if isinstance(part, slice)]
+        each = forms if isinstance(forms, list) else [forms] * len(gaps)
+        if len(each) != len(gaps):
+            raise UserError(
+                f"where has {len(each)} forms, but the text has {len(gaps)} gaps; give one (or None) for each"
+            )
+        spans = []
+        for gap, form in zip(gaps, each, strict=True):
+            if form is not None:
+                form = form.after_space if builder.has_space(canvas, gap) else form
+                ends = tuple(sorted(builder.ends)) if canvas.open_end and gap is gaps[-1] else ()
+                ends = () if self.stop_at_eos is False else ends
+                spans.append(FormedSpan(for_tokenizer(form, builder.tokenizer, ends), gap.start, gap.stop))
+        return Constraint(tuple(spans)) if spans else None
+
     def _bans(self, builder: PromptBuilder) -> tuple[set[int], tuple[Phrase, ...]]:
         """The banned tokens, and the banned words that are several tokens."""
         words = [word for word in self.ban if isinstance(word, str) and _tokens(word, builder) == []]
@@ -360,6 +414,10 @@ class SamplingParams:
         shown |= {name: value for name, value in decided.items() if value is not None}
         if self.constrain is not None:
             shown["constrain"] = getattr(self.constrain, "__name__", "a function")
+        if isinstance(forms := self._forms(), Language):
+            shown |= {"where": forms.source} if "where" in shown else {}
+        elif forms is not None:
+            shown["where"] = [None if form is None else form.source for form in forms]
         return shown | ({"recommended": list(self.recommended)} if self.recommended else {})
 
     @property
@@ -407,6 +465,10 @@ def default_words(name: str) -> str:
     common = max(groups, key=lambda shown: len(groups[shown]))
     rest = [f"{sampler}: {shown}" for shown, users in groups.items() if shown != common for sampler in users]
     return "; ".join([common, *rest])
+
+
+def _language(form: Language | str) -> Language:
+    return regex(form) if isinstance(form, str) else form
 
 
 def _outside(only: Sequence[Word] | None, builder: PromptBuilder) -> frozenset[int]:
@@ -467,7 +529,11 @@ class Stop:
     @staticmethod
     def of(canvas: Canvas, options: SamplingParams, builder: PromptBuilder) -> Stop | None:
         """The stop condition of a request; None if nothing stops it."""
-        at_eos = builder.spec.has_ends and canvas.open_end if options.stop_at_eos is None else options.stop_at_eos
+        at_eos = options.stop_at_eos
+        if at_eos is None:  # a text under a constraint ends where it is complete
+            at_eos = canvas.open_end and (
+                builder.spec.has_ends or (options._forms() is not None and bool(builder.ends))
+            )
         if "stop_at_eos" in options.recommended:
             at_eos = at_eos and canvas.open_end  # a recommendation is not for texts with a given end
         if not options.stop and not at_eos:

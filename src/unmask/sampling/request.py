@@ -13,6 +13,7 @@ from ..process.keys import Keys
 from ..process.masking import at_tokens
 from ..types import Ending, State, Vocab
 from .choice import Choice
+from .constrained import Constraint
 from .rules import Rules
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ class Request:
     tops: int = 0  # alternatives to report for each written position
     target: Tensor | None = None  # replay: write these tokens instead of drawing any
     free: Tensor | None = None  # (L,) bool: may be written; None: where the canvas holds [MASK]
+    constraint: Constraint | None = None  # the form that spans of the canvas must have
     stop: StopCondition | None = None
     prompt: Any = None  # the `Canvas` it was made from: requests that share the object begin with the same tokens
     params: Any = None  # the `SamplingParams` it was made from

@@ -59,7 +59,7 @@ class Rules:
         if not tokens:
             raise UserError(f"the allowed set of position {position} is empty; give it at least one token")
         early = self._early(vocab) if position < self.eos_from else frozenset()
-        if any(token not in self.banned and token not in early for token in tokens):
+        if not set(tokens) <= self.forbidden_at(position, vocab):
             return
         reasons = ["banned" for token in tokens if token in self.banned][:1]
         reasons += [f"an end of text before min_length ends at {self.eos_from}"] if early & set(tokens) else []
@@ -71,6 +71,10 @@ class Rules:
     def _early(self, vocab: Vocab) -> frozenset[int]:
         """What may not stand before `eos_from`."""
         return self.ends or frozenset(() if vocab.eos is None else (vocab.eos,))
+
+    def forbidden_at(self, position: int, vocab: Vocab) -> frozenset[int]:
+        """The tokens that the lists of rules forbid at a position that may hold all others."""
+        return self.banned | (self._early(vocab) if position < self.eos_from else frozenset())
 
     @cached_property
     def _banned(self) -> Tensor:

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from copy import copy
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from ..errors import UserError, at_least
+from ..process.keys import Keys
 from ..process.schedule import Schedule
 from ..types import Vocab
 from .choice import Choice
@@ -79,6 +81,10 @@ class TokenDenoiser(Denoiser, Protocol):
     def carry_over(self) -> bool:
         """Whether a written token stays; if not, the last step writes all tokens anew."""
 
+    @property
+    def one_way(self) -> bool:
+        """Whether a position is predicted from those before it alone."""
+
     def hidden(
         self,
         z: Tensor,
@@ -114,6 +120,8 @@ class Trajectory(ABC):
         self.clean = 0  # of a model that writes in blocks, as in `Slot`
         self.block: int | None = None
         self.error: UserError | None = None  # why it cannot go on
+        self.log_weight = 0.0  # under a constraint: how much likelier the run is for the free sampler that it followed
+        self.ahead: dict[int, float] = {}  # by span: the log chance that its rest fits, by the last call about it
         self._uniform: Tensor | None = None
 
     @property
@@ -163,6 +171,13 @@ class Trajectory(ABC):
         if len(positions):
             self.kept = min(self.kept, int(positions.min()))
 
+    def copy(self, key: Keys) -> Trajectory:
+        """The same run so far, which goes on with other random numbers."""
+        other = copy(self)
+        other.key, other._uniform, other.ahead = key, None, dict(self.ahead)
+        other.canvas, other.free, other.open = self.canvas.clone(), self.free.clone(), self.open.clone()
+        return other
+
     def place(self, positions: Tensor) -> Tensor:
         """Positions of `canvas` as positions of the whole canvas."""
         return positions
@@ -202,6 +217,7 @@ class Sampler(ABC):
 
     deterministic = False  # whether the order depends on nothing but what the network says
     timeless = False  # whether it has no clock, so that it cannot drive a network that depends on the time
+    draws_by_position = True  # whether it shows the network the whole canvas and draws a token for each position
     any_mass = False  # whether it is right for networks whose x̂ does not sum to 1 over the clean tokens
 
     def __post_init__(self) -> None:

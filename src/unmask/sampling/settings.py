@@ -7,13 +7,16 @@ tables of docs/sampling.md are generated from these records; settings are listed
 from __future__ import annotations
 
 import functools
+import json
 import math
 import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from numbers import Integral, Real
+from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from ..constraints import Language
 from ..errors import UserError, choose
 
 STEPS = 128  # by default
@@ -43,6 +46,20 @@ def _list(each: Callable[[Any], bool]) -> Callable[[Any], bool]:
 
 def _rules(value: Any) -> bool:
     return isinstance(value, Mapping) and all(_whole(key) and _list(_token)(words) for key, words in value.items())
+
+
+def _schema(text: str) -> Any:
+    """A JSON schema, or the path of a file that holds one."""
+    if not text.lstrip().startswith("{"):
+        try:
+            text = Path(text).expanduser().read_text(encoding="utf-8")
+        except OSError:
+            raise ValueError from None
+    return json.loads(text)
+
+
+def _form(value: Any) -> bool:
+    return isinstance(value, str | Language)
 
 
 def _numbers(text: str, kind: Callable[[str], Any]) -> tuple[Any, ...]:
@@ -114,6 +131,18 @@ KINDS: dict[str, Kind] = {
         "masked tokens (from 0) with a list of tokens for each, by text or id",
         _mapping,
         "masked tokens (from 0) with a list for each, for example '{0: [cat, dog]}'",
+    ),
+    "text": Kind(_text, "a text", str),
+    "schema": Kind(
+        lambda value: isinstance(value, Mapping | str),
+        "a JSON schema: an object",
+        _schema,
+        "a JSON schema ({...}), or a file that holds one",
+    ),
+    "forms": Kind(
+        lambda value: _form(value) or _list(lambda form: form is None or _form(form))(value),
+        "a regular expression or a Language of unmask.constraints, or a list with one (or None) for each gap",
+        str,
     ),
     "function": Kind(callable, "a function", str),
 }

@@ -90,6 +90,7 @@ class Simplex(Sampler):
     steps: int = steps_setting(1000)
     projection: Projection = setting("sampling", "simplex: how a token becomes a point of the simplex")
     context: int | None = setting(None, "simplex: tokens of context that a block sees (as in training)", least=1)
+    draws_by_position = False
 
     def check(self, model: Any) -> None:
         """Raise for a model over tokens, which has nothing to project."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import fields, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,6 +17,7 @@ from ..errors import UserError
 from ..process.chunks import rows_at_once
 from ..process.masking import at_tokens
 from .choice import NEVER, Choice
+from .constrained import SpanStep, add_rows, draw_tokens, needed, solve
 from .request import NOTHING, Written, read_off
 from .rules import Rules
 from .sampler import Slot, TokenDenoiser, Trajectory, stack
@@ -29,12 +31,17 @@ LOGITS_AT_ONCE = 2**25  # float32 logits held at a time (128 MiB)
 def advance_tokens(model: TokenDenoiser, trajectories: Sequence[Trajectory]) -> list[Written | None]:
     """One network call for all trajectories: tokens for the positions that are due."""
     candidates = [trajectory.candidates() for trajectory in trajectories]
-    wanted = [c if len(c) else trajectory.due() for c, trajectory in zip(candidates, trajectories, strict=True)]
+    wanted = [
+        needed(trajectory, c if len(c) else trajectory.due(), trajectory.request.constraint is None or model.one_way)
+        for c, trajectory in zip(candidates, trajectories, strict=True)
+    ]
     rows = _HeadRows(model, trajectories, wanted)
     for trajectory, scores in zip(trajectories, rows.scores(candidates), strict=True):
         if scores is not None:
             trajectory.choose(scores)
-    return list(rows.written([trajectory.due() for trajectory in trajectories]))
+    due = [trajectory.due() for trajectory in trajectories]
+    rows.confine(due)
+    return list(rows.written(due))
 
 
 class _HeadRows:
@@ -65,6 +72,7 @@ class _HeadRows:
         counts += [counts[i] for i in guided]
         slots = [trajectory.in_slot() for trajectory in every] if model.cached else None
         self.hidden = _hidden(model, z, t, present, label, queries, counts, slots)
+        self.spans: dict[int, list[SpanStep]] = {}  # by sequence: what its constraint lets this step write
         self.pending: dict[int, list[int]] = {}  # by sequence: its canvas with what this step has written so far
         self.at_once = rows_at_once(model.vocab.size, LOGITS_AT_ONCE)
 
@@ -87,6 +95,42 @@ class _HeadRows:
                 parts[i].append(self.active[i].score(rows).cpu())
         return [torch.cat(scores) if scores else None for scores in parts]
 
+    def confine(self, due: Sequence[Tensor]) -> None:
+        """For sequences with a constraint: draw the classes of tokens that the due positions get."""
+        known = [NOTHING] * len(due)
+        for i, trajectory in enumerate(self.active):
+            constraint = trajectory.request.constraint
+            if constraint is not None and trajectory.error is None:
+                spans = [span for span in constraint.spans if span.holds(due[i])]
+                self.spans[i] = [SpanStep(trajectory, span, due[i], self.model.one_way) for span in spans]
+                known[i] = torch.cat([NOTHING, *(torch.from_numpy(step.start + step.known) for step in self.spans[i])])
+        for which, positions, segments in self._chunks(known):
+            shaped = self._shaped(which, positions, segments)[1]
+            owners, rows = self._owners(segments)
+            add_rows(owners, shaped if len(rows) == len(shaped) else shaped[rows.to(shaped.device)])
+        solve([step for steps in self.spans.values() for step in steps])
+
+    def _owners(self, segments: Segments) -> tuple[list[tuple[SpanStep, np.ndarray]], Tensor]:
+        """The spans that hold the positions of segments, with these counted from their starts; and their rows."""
+        owners, rows, begin = [], [NOTHING], 0
+        for i, positions in segments:
+            for step in self.spans.get(i, ()) if self.active[i].error is None else ():
+                at = positions.numpy() - step.start
+                inside = np.flatnonzero((at >= 0) & (at < len(step.weights)))
+                if len(inside):
+                    owners.append((step, at[inside]))
+                    rows.append(torch.from_numpy(begin + inside))
+            begin += len(positions)
+        return owners, torch.cat(rows)
+
+    def _confined(self, tokens: Tensor, shaped: Tensor, segments: Segments) -> None:
+        """The tokens of positions that are under a constraint, each out of the class that was drawn for it."""
+        owners, rows = self._owners(segments) if self.spans else ([], NOTHING)
+        if not owners:
+            return
+        uniform = torch.cat([step.trajectory.uniform(torch.from_numpy(step.start + at)) for step, at in owners])
+        tokens[rows] = draw_tokens(owners, shaped[rows.to(shaped.device)], uniform)
+
     def written(self, due: Sequence[Tensor]) -> list[Written]:
         """A token for every position that is due."""
         m = min(max(trajectory.request.tops for trajectory in self.active), self.model.vocab.size - 1)
@@ -100,12 +144,7 @@ class _HeadRows:
 
     def _write(self, which: Tensor, positions: Tensor, segments: Segments, m: int) -> Written:
         """Tokens for one chunk of rows, which may belong to several sequences."""
-        log_x = self._log_x(which, positions)
-        log_x[:, self.model.vocab.mask] = NEVER  # never written, whatever its probability
-        if not self.model.normalised:
-            log_x = torch.log_softmax(log_x, -1)  # of a token that is written now
-        log_x = self._law(log_x, segments)
-        shaped = self._ruled(log_x, segments)
+        log_x, shaped = self._shaped(which, positions, segments)
         tokens, positions_of = torch.empty(len(which), dtype=torch.int64), dict(segments)
         for choice, members in self._by_choice(segments).items():
             chosen = torch.isin(which, torch.tensor(members))
@@ -113,6 +152,7 @@ class _HeadRows:
             rows = shaped if chosen.all() else shaped[chosen.to(shaped.device)]
             tokens[chosen] = choice.tokens(rows, uniform).cpu()
         self._redraw(tokens, shaped, segments)
+        self._confined(tokens, shaped, segments)
         replayed = torch.zeros(len(which), dtype=torch.bool)
         for i, p in segments:
             target = self.active[i].request.target
@@ -126,6 +166,15 @@ class _HeadRows:
         if law is log_x:
             return written
         return replace(written, log_probs=at_tokens(law, tokens.to(law.device)).double().cpu())
+
+    def _shaped(self, which: Tensor, positions: Tensor, segments: Segments) -> tuple[Tensor, Tensor]:
+        """The distributions (N, V) of tokens that are written now, without and with the rules of their sequences."""
+        log_x = self._log_x(which, positions)
+        log_x[:, self.model.vocab.mask] = NEVER  # never written, whatever its probability
+        if not self.model.normalised:
+            log_x = torch.log_softmax(log_x, -1)  # of a token that is written now
+        log_x = self._law(log_x, segments)
+        return log_x, self._ruled(log_x, segments)
 
     def _redraw(self, tokens: Tensor, shaped: Tensor, segments: Segments) -> None:
         """Draw again where a token could complete a banned word with tokens that are written in the same step."""

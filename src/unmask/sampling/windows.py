@@ -32,6 +32,7 @@ class Windows(Sampler):
     length: int  # tokens that the network sees at once, the frame included
     stride: int  # by how much the window moves
     frame: tuple[int, int] | None = None  # BOS and EOS around every window
+    draws_by_position = False
 
     def __post_init__(self) -> None:
         super().__post_init__()

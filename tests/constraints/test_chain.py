@@ -1,0 +1,120 @@
+"""Forward and backward sums against every sequence of tokens."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from unmask.constraints import chain, over_tokens, regex
+
+SPELLING = [b"a", None, b"ab", b"b", b"c"]
+MASK, V, N = 1, 5, 4
+AUTOMATON = over_tokens(regex("(ab|c)*a?b*"), SPELLING, MASK)
+
+
+def rows(seed=0, batch=2):
+    log_p = np.random.default_rng(seed).normal(size=(batch, N, V)) * 2
+    log_p[..., MASK] = -math.inf
+    return log_p - np.log(np.exp(log_p).sum(-1, keepdims=True))
+
+
+def weights_of(log_p):
+    return np.stack([AUTOMATON.weights(torch.from_numpy(row)) for row in log_p])
+
+
+def law(log_p):
+    """Every sequence that fits, with its chance among free ones."""
+    return {
+        x: math.exp(sum(log_p[i, token] for i, token in enumerate(x)))
+        for x in itertools.product([0, 2, 3, 4], repeat=N)
+        if AUTOMATON.reads(x)
+    }
+
+
+def test_the_chance_that_free_tokens_fit():
+    log_p = rows(batch=3)
+    after, before = chain.backward(AUTOMATON, weights_of(log_p)), chain.forward(AUTOMATON, weights_of(log_p))
+    for row in range(3):
+        total = math.log(sum(law(log_p[row]).values()))
+        assert chain.log_chance(after)[row] == pytest.approx(total, abs=1e-9)
+        ends = before[row, N][AUTOMATON.accepting]
+        assert np.logaddexp.reduce(ends) == pytest.approx(total, abs=1e-9)
+        for i in range(N + 1):  # any cut says the same
+            assert np.logaddexp.reduce(before[row, i] + after[row, i]) == pytest.approx(total, abs=1e-9)
+
+
+def test_the_chances_of_tokens_given_that_they_fit():
+    log_p = rows()
+    more = chain.conditional(AUTOMATON, weights_of(log_p))
+    for row in range(2):
+        exact = law(log_p[row])
+        total = sum(exact.values())
+        for i, token in itertools.product(range(N), range(V)):
+            expected = sum(p for x, p in exact.items() if x[i] == token) / total
+            label = AUTOMATON.classes[token]
+            got = 0.0 if label < 0 else math.exp(log_p[row, i, token] + more[row, i, label])
+            assert got == pytest.approx(expected, abs=1e-9)
+
+
+def test_whole_texts_have_the_law_of_free_ones_that_fit():
+    log_p = rows()
+    weights = weights_of(log_p)
+    after = chain.backward(AUTOMATON, weights)
+    rng, n = np.random.default_rng(1), 4000
+    exact: Counter[tuple[int, ...]] = Counter()
+    for x, p in law(log_p[0]).items():
+        exact[tuple(AUTOMATON.classes[list(x)].tolist())] += p
+    total = sum(exact.values())
+    seen = Counter(tuple(chain.draw(AUTOMATON, weights[0], after[0], rng.random(N), N).tolist()) for _ in range(n))
+    assert set(seen) <= set(exact)
+    common = [x for x, p in exact.items() if n * p / total >= 8]
+    counts = [seen[x] for x in common] + [n - sum(seen[x] for x in common)]
+    expected = [n * exact[x] / total for x in common]
+    expected.append(n - sum(expected))
+    assert stats.chisquare(counts, expected).pvalue > 1e-3
+
+
+def test_given_tokens_and_unlikely_texts():
+    log_p = rows() - 5000 * np.arange(N)[None, :, None]  # no chance that float64 could hold
+    weights = weights_of(log_p)
+    weights[0, 1] = -np.inf
+    weights[0, 1, AUTOMATON.classes[4]] = 0.0  # position 1 is given as c
+    after = chain.backward(AUTOMATON, weights)
+    known = {x: sum(log_p[0, i, token] for i, token in enumerate(x) if i != 1) for x in law(log_p[0]) if x[1] == 4}
+    assert after[0, 0, 0] == pytest.approx(np.logaddexp.reduce(list(known.values())), rel=1e-12)
+    classes = chain.draw(AUTOMATON, weights[0], after[0], np.full(N, 0.5), N)
+    assert classes[1] == AUTOMATON.classes[4]
+
+
+def test_the_best_text():
+    log_p = rows(3)
+    weights = np.stack([AUTOMATON.best(torch.from_numpy(row)) for row in log_p])
+    after = chain.backward(AUTOMATON, weights, largest=True)
+    for row in range(2):
+        exact = law(log_p[row])
+        best = max(exact, key=exact.__getitem__)
+        assert after[row, 0, 0] == pytest.approx(math.log(exact[best]))
+        classes = chain.draw(AUTOMATON, weights[row], after[row], np.zeros(N), N, largest=True)
+        assert classes.tolist() == AUTOMATON.classes[list(best)].tolist()
+
+
+def test_what_is_possible():
+    allowed = np.zeros((N, AUTOMATON.n_classes), dtype=bool)
+    allowed[:, AUTOMATON.classes[0]] = True  # a alone: aaaa does not fit
+    reached = chain.possible(AUTOMATON, allowed)
+    assert reached[1].any() and not reached[2].any()
+    allowed[1:, AUTOMATON.classes[3]] = True
+    assert (chain.possible(AUTOMATON, allowed)[N] & AUTOMATON.accepting).any()
+
+
+def test_a_state_without_an_exit():
+    automaton = over_tokens(regex("ab"), SPELLING, MASK)
+    weights = np.zeros((1, 2, automaton.n_classes))
+    assert chain.log_chance(chain.backward(automaton, weights))[0] == 0.0  # a, then b
+    assert np.isneginf(chain.log_chance(chain.backward(automaton, weights[:, [0, 0, 0]])))[0]
