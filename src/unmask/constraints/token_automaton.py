@@ -225,7 +225,7 @@ class _Trie:
 
     def transitions(self, kind: np.ndarray, used: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """(source, label, target) of the kinds that are used, which are counted from 0."""
-        found: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
+        edges: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
         dead = len(self.delta) - 1
         some = np.full(len(kind) + 1, -1)
         some[kind[::-1]] = np.arange(len(kind) - 1, -1, -1)  # a node of each kind
@@ -236,10 +236,10 @@ class _Trie:
                 rows = np.flatnonzero(chosen[offset : offset + len(reached)] >= 0)
                 row, column = np.nonzero(reached[rows] != dead)
                 where = rows[row]
-                found.append((states[column], chosen[offset + where], reached[where, column]))
-        if not found:
+                edges.append((states[column], chosen[offset + where], reached[where, column]))
+        if not edges:
             return (np.zeros(0, dtype=np.int64),) * 3
-        source, label, target = (np.concatenate(part) for part in zip(*found, strict=True))
+        source, label, target = (np.concatenate(part) for part in zip(*edges, strict=True))
         return source, label, target
 
 

@@ -217,6 +217,7 @@ class CachedBlocks:
     normalised = True
     carry_over = True
     cached = True
+    one_way = False
 
     def __init__(self, model: BlockDiffusion) -> None:
         self.model, self.schedule = model, model.schedule

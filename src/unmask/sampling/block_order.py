@@ -30,7 +30,8 @@ class BlockByBlock(Sampler):
     def __post_init__(self) -> None:
         super().__post_init__()
         at_least("block", self.size)
-        object.__setattr__(self, "deterministic", self.plan.deterministic)  # a frozen record
+        for name in ("deterministic", "draws_by_position"):
+            object.__setattr__(self, name, getattr(self.plan, name))  # a frozen record
 
     def check(self, model: Any) -> None:
         """Raise if the model cannot follow the sampler inside the blocks."""

@@ -123,7 +123,7 @@ class SpanStep:
     """One span in one step: the chances of classes at its positions, and the classes that are drawn for what is due.
 
     Where the model reads only what stands before a position (`one_way`), nothing is known yet of those after the due
-    one: they count as possible or not.
+    one, and in a text that is written in blocks of those after the block: they count as possible or not.
     """
 
     def __init__(self, trajectory: Trajectory, span: FormedSpan, due: Tensor, one_way: bool) -> None:
@@ -132,10 +132,11 @@ class SpanStep:
         self.due = np.sort(due.numpy()) - start
         self.due = self.due[(self.due >= 0) & (self.due < stop - start)]
         self.choice = trajectory.choice(trajectory.request.choice)
-        canvas = trajectory.canvas.numpy()[start:stop]
-        unwritten = trajectory.open.numpy()[start:stop] | (canvas == trajectory.vocab.mask)
+        canvas, seen = trajectory.whole().numpy()[start:stop], trajectory.canvas[start:stop]
+        unwritten = canvas == trajectory.vocab.mask
+        unwritten[: len(seen)] |= trajectory.open.numpy()[start:stop]
         unwritten[self.due] = True
-        self.known = self.due if one_way else np.flatnonzero(unwritten)  # whose distributions the network gives
+        self.known = self.due if one_way else np.flatnonzero(unwritten[: len(seen)])  # what the network says of them
         weights = np.full((stop - start, automaton.n_classes), NEVER)
         classes = automaton.classes[canvas]
         weights[classes >= 0, classes[classes >= 0]] = 0.0  # given tokens
