@@ -33,8 +33,8 @@ def lm_of(model: MDLM, tokenizer: Any) -> LM:
     with torch.device("meta"):  # its own network is not used
         diffusion = as_masked(registry.model(config, backbone.vocab, len(described.labels)))
     assert diffusion is not None, "a readable model fills masks"
-    diffusion = diffusion.under(backbone=backbone).train(model.training)
-    lm = LM(diffusion, tokenizer_of(tokenizer, described), config, labels=list(described.labels))
+    shared = diffusion.under(backbone=backbone).train(model.training)
+    lm = LM(shared, tokenizer_of(tokenizer, described), config, labels=list(described.labels))
     source = getattr(model.config, "_name_or_path", "")
     return advised(lm, Path(source)) if source and Path(source).is_dir() else lm
 
