@@ -9,8 +9,10 @@ import pytest
 
 from support.helpers import random_lm
 from support.serving import Running, ar_lm, block_lm, diffusion_lm, post_head, running, wait_for
+from unmask.cli.serve import how_it_writes
 from unmask.data.tokenization import bytes_tokenizer
 from unmask.lm import LM
+from unmask.sampling import SamplingParams
 from unmask.serve.limits import Limits
 
 COLUMN = 2 * 1 * 32 * 4  # bytes of keys and values of a token: one block, 32 numbers of four bytes
@@ -104,6 +106,17 @@ def test_events_name_the_block_that_is_written(server: Running):
         assert all("block" not in data for name, data in events if name == "step")
 
 
+def test_a_text_in_one_block_goes_less_often_than_those_in_small_ones():
+    lm = block_lm()
+    batcher = lm.model.batcher(5, 8)
+    for row in range(5):
+        how = {"block": 48, "steps": 128} if row == 0 else {"sampler": "left-to-right"}
+        batcher.add(lm.request(lm.prompt_canvas("", 48), SamplingParams(seed=row, **how), row=row))
+    steps = [{state.row for state, _ in batcher.step()} for _ in range(12)]
+    assert all(rows >= {1, 2, 3, 4} for rows in steps)
+    assert [0 in rows for rows in steps].count(True) == 2  # 48 tokens are six blocks
+
+
 # -- what caches cost ------------------------------------------------------------------------------------------------
 
 
@@ -179,6 +192,10 @@ def test_a_card_tells_its_blocks(server: Running):
     assert cards["tiny"]["block_size"] is None and cards["tiny"]["block_sizes"] == {}
     offered = {name: {one["name"] for one in card["settings"]} for name, card in cards.items()}
     assert [name for name in offered if "block" in offered[name]] == ["blocks"]
+
+
+def test_the_start_says_methods_and_block_sizes():
+    assert [how_it_writes(lm()) for lm in (block_lm, ar_lm, diffusion_lm)] == ["block, 8 tokens a block", "ar", "mdlm"]
 
 
 def test_blocks_are_documented_where_there_are_any(server: Running):

@@ -110,14 +110,14 @@ def serve(
         address = f"http://{shown}:{sock.getsockname()[1]}"
 
         def ready() -> None:
-            served = ", ".join(f"{name} ({_how(lm)})" for name, lm in lms.items())
+            served = ", ".join(f"{name} ({how_it_writes(lm)})" for name, lm in lms.items())
             err_console.print(f"serving {served} at {address} (Ctrl-C stops)", markup=False)
 
         with contextlib.suppress(KeyboardInterrupt):
             run(app, engine, sock, ready)
 
 
-def _how(lm: LM) -> str:
+def how_it_writes(lm: LM) -> str:
     """The method of a model, and how many tokens it writes at a time."""
     method, size = lm.config.model.method, lm.model.block_size
     return f"{method}, {size} token{'s' * (size > 1)} a block" if size else method

@@ -153,6 +153,10 @@ class CachedDenoiser:
         """One network call for all trajectories."""
         return advance_tokens(self, trajectories)
 
+    def unread(self, trajectory: Trajectory) -> int:
+        """One token, once the prompt is read."""
+        return 1
+
     def release(self, slot: int) -> None:
         """Forget what was read of a slot."""
         self.read.pop(slot, None)

@@ -241,6 +241,10 @@ class CachedBlocks:
         """One network call for all trajectories."""
         return advance_tokens(self, trajectories)
 
+    def unread(self, trajectory: Trajectory) -> int:
+        """The tokens of a block, which may be the whole text."""
+        return len(trajectory.canvas) - trajectory.clean
+
     def release(self, slot: int) -> None:
         """Forget what was read of a slot."""
         for without_label in (False, True):

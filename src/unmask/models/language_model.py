@@ -13,7 +13,7 @@ from ..networks.interface import Network, TokenWeights
 from ..process.chunks import in_chunks as in_chunks
 from ..process.keys import Keys
 from ..process.schedule import Law, Schedule
-from ..sampling import Batcher, Denoiser, Request
+from ..sampling import Batcher, Denoiser, Request, Trajectory
 from ..types import Batch, State, TokenNats, UserError, Vocab
 
 
@@ -99,6 +99,10 @@ class LanguageModel(nn.Module, ABC):
     @abstractmethod
     def check(self, request: Request) -> None:
         """Raise if the model cannot follow a request."""
+
+    def unread(self, trajectory: Trajectory) -> int:
+        """As a denoiser: how many tokens it reads in the next call of a trajectory."""
+        return len(trajectory.canvas)
 
     def release(self, slot: int) -> None:
         """The sequence of this slot has ended; by default nothing was cached for it."""

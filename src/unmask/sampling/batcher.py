@@ -30,15 +30,13 @@ class Batcher:
     """Requests that wait, and trajectories that are under way.
 
     With a `token_budget`, every sequence gets the same share of the network: it saves up that many tokens per step (or
-    the median length, if that is more) and goes through the network once it has saved its length. So a long sequence
-    among short ones does not slow down each of their steps. Without a budget, and where the model caches what it has
-    read, all sequences go in every step.
+    the median of what sequences read, if that is more) and goes through the network once it has saved what it reads. So
+    a long sequence among short ones does not slow down each of their steps. Without a budget all go in every step.
     """
 
     def __init__(self, model: Denoiser, batch_size: int, token_budget: int | None = None) -> None:
         at_least("batch_size", batch_size)
-        self.model, self.batch_size = model, batch_size
-        self.token_budget = None if model.cached else token_budget
+        self.model, self.batch_size, self.token_budget = model, batch_size, token_budget
         self.waiting: deque[Request] = deque()
         self.active: list[Trajectory] = []
         self._slots = list(range(batch_size))[::-1]  # free ones, the next one last
@@ -128,7 +126,8 @@ class Batcher:
         """The sequences that go through the network in this step."""
         if self.token_budget is None or not self.active:
             return self.active
-        costs = [len(trajectory.canvas) * (1 if trajectory.request.guidance == 1 else 2) for trajectory in self.active]
+        unread = map(self.model.unread, self.active)
+        costs = [n * (1 if one.request.guidance == 1 else 2) for n, one in zip(unread, self.active, strict=True)]
         budget, chosen = max(self.token_budget, sorted(costs)[(len(costs) - 1) // 2]), []
         for trajectory, cost in zip(self.active, costs, strict=True):
             row = trajectory.request.row

@@ -48,13 +48,16 @@ class Denoiser(Protocol):
 
     @property
     def cached(self) -> bool:
-        """Whether it caches what it has read of each slot, so that a long canvas costs no more than a short one."""
+        """Whether it caches what it has read of each slot."""
 
     def check(self, request: Request) -> None:
         """Raise if the request cannot be followed."""
 
     def advance(self, trajectories: Sequence[Any]) -> list[Written | None]:
         """One network call: what each trajectory writes, or None where its next token needs more calls."""
+
+    def unread(self, trajectory: Any) -> int:
+        """About how many tokens it reads in the next call of a trajectory."""
 
     def release(self, slot: int) -> None:
         """The sequence of this slot has ended."""
