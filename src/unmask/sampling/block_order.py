@@ -65,7 +65,7 @@ class _BlockTrajectory(Trajectory):
         self.clean = int(left[0]) // self.blocks.size * self.blocks.size
         end = min(self.clean + self.blocks.size, len(self.total))
         key = self.key.fork(f"block {self.clean // self.blocks.size}")
-        part = replace(self.request, canvas=self.total[:end], free=self.writable[:end], key=key)
+        part = replace(self.request, canvas=self.total[:end], free=self.writable[:end].clone(), key=key)
         self.writable[:end] = False
         self.inner = self.blocks.plan.trajectory(part, self.model)
         self.inner.kept = self.kept

@@ -144,7 +144,7 @@ class _WindowTrajectory(Trajectory):
         self.inner.kept = self.kept
         changed, tokens = self.inner.write(positions, tokens)
         places = self.place(changed)
-        self.total[self.start : self._end] = self.inner.canvas[self.first :][: self._end - self.start]
+        self.total[self.start : self._end] = self.inner.whole()[self.first :][: self._end - self.start]
         if self.inner.finished and self._move():
             self.steps = self.step + 1
             self._open()  # another text for the network: nothing is kept
