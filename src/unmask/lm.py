@@ -219,6 +219,7 @@ class LM:
             canvas.nats,
             canvas.errors,
             canvas.undecided,
+            *state.drafts,
         )
 
     def _tokens(self, request: Request, state: State, count: int) -> list[Token]:

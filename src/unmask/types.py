@@ -123,6 +123,7 @@ class State:
     fixed: int = 0  # tokens at the beginning of the canvas that will never change any more
     ending: Ending | None = None  # of the last state, where the text ends before the canvas does
     error: UserError | None = None  # of the last state: why nothing more is written
+    drafts: tuple[int, int] = (0, 0)  # tokens drafted so far, and how many of them were accepted (speculative)
     history: tuple[Tensor, Tensor] | None = None  # of the last state, (L,) each: the step in which a position was
     # written last (-1: never), and with what probability
 
@@ -157,6 +158,8 @@ class Sample:
     gap_nats: dict[str, float] = field(default_factory=dict)  # the bound by which ranged lengths were chosen
     gap_errors: dict[str, float] = field(default_factory=dict)  # standard errors of its differences from the chosen one
     gap_undecided: list[str] = field(default_factory=list)  # lengths that may be as good as the chosen ones
+    drafted: int = 0  # tokens of speculative drafts, ...
+    accepted: int = 0  # ... and how many of them stayed
 
     def as_dict(self, tokens: bool = False) -> dict[str, Any]:
         """For JSON, with or without a record of every token."""
@@ -170,6 +173,8 @@ class Sample:
         if self.gap_nats:
             out |= {"gaps": self.gaps, "gap_nats": self.gap_nats}
             out |= {"gap_errors": self.gap_errors, "gap_undecided": self.gap_undecided}
+        if self.drafted:
+            out |= {"drafted": self.drafted, "accepted": self.accepted}
         return out | ({"tokens": [token.as_dict() for token in self.tokens]} if tokens else {})
 
     def __repr__(self) -> str:

@@ -121,7 +121,8 @@ def sample(
             sys.stdout.write(json_text(s.as_dict(tokens=True) | {"index": s.index}) + "\n")
             continue
         if len(samples) > 1:
-            err_console.print(f"[dim]-- seed {s.seed}, {s.network_calls} network calls[/dim]")
+            drafts = f", {s.accepted} of {s.drafted} drafted tokens accepted" if s.drafted else ""
+            err_console.print(f"[dim]-- seed {s.seed}, {s.network_calls} network calls{drafts}[/dim]")
         sys.stdout.write("" if one else s.text + "\n")
     if html is not None:
         err_console.print(f"replay: {html}", markup=False)

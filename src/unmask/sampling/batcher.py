@@ -167,6 +167,7 @@ class Batcher:
             trajectory.finished,
             written.best(request.tops) if trajectory.calls else None,
             trajectory.fixed(),
+            drafts=trajectory.drafts,
         )
         ending = None if request.stop is None else request.stop(state)
         if not state.done and ending is None:

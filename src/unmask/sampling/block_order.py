@@ -31,6 +31,10 @@ class BlockByBlock(Sampler):
         at_least("block", self.size)
         if isinstance(self.plan, GivenOrder):
             raise UserError("a given order names positions of one block; it cannot be used over several blocks")
+        if self.plan.sets_blocks:
+            raise UserError(
+                f"{type(self.plan).__name__} has blocks of its own and the law of blocks of one token; leave block out"
+            )
         object.__setattr__(self, "deterministic", self.plan.deterministic)  # a frozen record
 
     def check(self, model: Any) -> None:
