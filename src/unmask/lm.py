@@ -253,7 +253,9 @@ class LM:
             canvas.nats,
             canvas.errors,
             canvas.undecided,
-            state.log_weight,
+            log_weight=state.log_weight,
+            drafted=state.drafts[0],
+            accepted=state.drafts[1],
         )
 
     def _tokens(self, request: Request, state: State, count: int) -> list[Token]:

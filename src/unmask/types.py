@@ -124,6 +124,7 @@ class State:
     block: tuple[int, int] | None = None  # [start, end): the block that is written next, if the text is in blocks
     ending: Ending | None = None  # of the last state, where the text ends before the canvas does
     error: UserError | None = None  # of the last state: why nothing more is written
+    drafts: tuple[int, int] = (0, 0)  # tokens drafted so far, and how many of them were accepted (speculative)
     history: tuple[Tensor, Tensor] | None = None  # of the last state, (L,) each: the step in which a position was
     # written last (-1: never), and with what probability
     log_weight: float | None = None  # of the last state under a constraint: how much likelier the run is without it
@@ -162,6 +163,8 @@ class Sample:
     log_weight: float | None = None  # under a constraint: log of how much likelier the run is without it
     log_chance: float | None = None  # drawn from particles: log chance that a free text fits, as they estimate it
     effective: float | None = None  # and how many independent texts they are worth
+    drafted: int = 0  # tokens of speculative drafts, ...
+    accepted: int = 0  # ... and how many of them stayed
 
     def as_dict(self, tokens: bool = False) -> dict[str, Any]:
         """For JSON, with or without a record of every token."""
@@ -177,6 +180,8 @@ class Sample:
             out |= {"gap_errors": self.gap_errors, "gap_undecided": self.gap_undecided}
         facts = {name: getattr(self, name) for name in ("log_weight", "log_chance", "effective")}
         out |= {name: value for name, value in facts.items() if value is not None}
+        if self.drafted:
+            out |= {"drafted": self.drafted, "accepted": self.accepted}
         return out | ({"tokens": [token.as_dict() for token in self.tokens]} if tokens else {})
 
     def __repr__(self) -> str:

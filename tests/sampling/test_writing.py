@@ -167,6 +167,8 @@ def test_a_model_that_is_told_the_time_follows_no_timeless_plan() -> None:
         how: dict[str, Any] = {"order": [1, 0]} if sampler == "order" else {}
         if sampler in ("left-to-right", "order", "confidence", "entropy", "margin", "gibbs"):
             one_sentence(lambda: lm.infill("a{{2}}", sampler=sampler, **how), "time conditioning")  # noqa: B023
+        elif sampler == "speculative":
+            one_sentence(lambda: lm.infill("a{{2}}", sampler=sampler), "models of method block")  # noqa: B023
         elif sampler in ("simplex", "gaussian"):
             one_sentence(lambda: lm.infill("a{{2}}", sampler=sampler), "models \\(model.method=")  # noqa: B023
         else:

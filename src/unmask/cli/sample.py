@@ -132,7 +132,8 @@ def sample(
             sys.stdout.write(json_text(s.as_dict(tokens=True) | {"index": s.index}) + "\n")
             continue
         if len(samples) > 1:
-            err_console.print(f"[dim]-- seed {s.seed}, {s.network_calls} network calls[/dim]")
+            drafts = f", {s.accepted} of {s.drafted} drafted tokens accepted" if s.drafted else ""
+            err_console.print(f"[dim]-- seed {s.seed}, {s.network_calls} network calls{drafts}[/dim]")
         if s.log_chance is not None and s.effective is not None:
             worth = f"{particles} particles are worth {s.effective:.1f} texts"
             err_console.print(f"[dim]-- a free text fits with chance {math.exp(s.log_chance):.3g}; {worth}[/dim]")

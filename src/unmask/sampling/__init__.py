@@ -16,6 +16,7 @@ from .request import Request, Written
 from .rules import Rules
 from .sampler import Denoiser, Sampler, Slot, TokenDenoiser, Trajectory, stack, time_grid
 from .simplex import Simplex
+from .speculative import Speculative
 from .token_step import advance_tokens
 from .windows import Windows
 
@@ -45,6 +46,7 @@ __all__ = [
     "SamplingParams",
     "Simplex",
     "Slot",
+    "Speculative",
     "TokenDenoiser",
     "Trajectory",
     "Windows",

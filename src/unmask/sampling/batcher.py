@@ -169,6 +169,7 @@ class Batcher:
             written.best(request.tops) if trajectory.calls else None,
             trajectory.fixed(),
             trajectory.under_way(),
+            drafts=trajectory.drafts,
         )
         ending = None if request.stop is None else request.stop(state)
         if not state.done and ending is None:

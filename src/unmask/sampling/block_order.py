@@ -30,6 +30,10 @@ class BlockByBlock(Sampler):
     def __post_init__(self) -> None:
         super().__post_init__()
         at_least("block", self.size)
+        if self.plan.sets_blocks:
+            raise UserError(
+                f"{type(self.plan).__name__} has blocks of its own and the law of blocks of one token; leave block out"
+            )
         for name in ("deterministic", "draws_by_position"):
             object.__setattr__(self, name, getattr(self.plan, name))  # a frozen record
 

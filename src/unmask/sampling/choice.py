@@ -40,6 +40,12 @@ class Choice:
         """(N,) tokens for rows of log weights (N, V), which need not be normalised, and one uniform number per row."""
         return log_x.argmax(-1) if self.temperature == 0 else categorical(self.filtered(log_x), uniform)
 
+    def chances(self, log_x: Tensor) -> Tensor:
+        """(N, V) float64: the distribution that `tokens` draws from."""
+        if self.temperature == 0:
+            return torch.zeros_like(log_x, dtype=torch.float64).scatter(-1, log_x.argmax(-1, keepdim=True), 1.0)
+        return torch.softmax(self.filtered(log_x).double(), -1)
+
     def filtered(self, log_x: Tensor) -> Tensor:
         """Unnormalised log weights after temperature, top-k, top-p and min-p."""
         logits = log_x

@@ -29,6 +29,7 @@ from .rules import Constrain, Rules
 from .sampler import Sampler
 from .settings import STEPS, Setting, setting, settings_of
 from .simplex import Simplex
+from .speculative import Speculative
 from .windows import Windows
 
 if TYPE_CHECKING:
@@ -118,6 +119,12 @@ SAMPLERS: dict[str, SamplerEntry] = {
     ),
     "left-to-right": SamplerEntry(
         LeftToRight, "left to right", "from the first mask to the last, k at a time", "exact for that order"
+    ),
+    "speculative": SamplerEntry(
+        Speculative,
+        "left to right, block size 1",
+        "block models only: drafts of up to k tokens, checked in one call",
+        "exact, that of blocks of one token",
     ),
     "order": SamplerEntry(
         GivenOrder, "a given order", "the order you name (masks count from 0)", "exact for that order"
@@ -276,9 +283,10 @@ class SamplingParams:
 
     def settle(self, model: LanguageModel) -> SamplingParams:
         """The same, with the model's default sampler and block size where none was named."""
-        sampler, block = self.sampler or model.default_sampler, self.block or model.block_size
-        same = (sampler, block) == (self.sampler, self.block)
-        return self if same else replace(self, sampler=sampler, block=block)
+        sampler = self.sampler or model.default_sampler
+        block = self.block or (None if SAMPLERS[sampler].make.sets_blocks else model.block_size)
+        settled = (sampler, block) == (self.sampler, self.block)
+        return self if settled else replace(self, sampler=sampler, block=block)
 
     @property
     def _sampler(self) -> str:

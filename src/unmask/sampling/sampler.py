@@ -110,6 +110,8 @@ class Trajectory(ABC):
 
     ruled = True  # whether scores are computed under the user's rules, or from the network's distribution alone
     final = True  # whether a written token stays
+    in_turn = False  # whether it draws tokens itself, one after another (`draw`)
+    drafts = 0, 0  # tokens that it drafted, and how many of them were accepted
 
     def __init__(self, request: Request, vocab: Vocab) -> None:
         self.request, self.key, self.vocab = request, request.key, vocab
@@ -151,6 +153,17 @@ class Trajectory(ABC):
     def law(self, log_x: Tensor, positions: Tensor) -> Tensor:
         """Log weights (k, V) that tokens are drawn from, given log x̂ of positions (k,) that are due: x̂ itself."""
         return log_x
+
+    def draw(self, chances: Tensor, position: int) -> int:
+        """A token for a position that is due, from chances (V,) given the tokens of the positions before it.
+
+        Only called if it draws `in_turn`. Then it may end the step: `due` says what is left of it.
+        """
+        raise NotImplementedError
+
+    def stuck(self, error: UserError) -> None:
+        """Take note that the rules leave nothing to draw for the next position."""
+        self.error = error
 
     def uniform(self, positions: Tensor) -> Tensor:
         """One uniform number per position; the same in all steps, as by default a position is written once."""
@@ -222,6 +235,9 @@ class Sampler(ABC):
     timeless = False  # whether it has no clock, so that it cannot drive a network that depends on the time
     draws_by_position = True  # whether it shows the network the whole canvas and draws a token for each position
     any_mass = False  # whether it is right for networks whose x̂ does not sum to 1 over the clean tokens
+    sets_blocks = (
+        False  # whether it says itself what a model reads as a block, so that there is no block size to choose
+    )
 
     def __post_init__(self) -> None:
         check_settings(self)

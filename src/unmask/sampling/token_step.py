@@ -41,7 +41,10 @@ def advance_tokens(model: TokenDenoiser, trajectories: Sequence[Trajectory]) -> 
             trajectory.choose(scores)
     due = [trajectory.due() for trajectory in trajectories]
     rows.confine(due)
-    return list(rows.written(due))
+    return [
+        part.part(0, len(trajectory.due())) if trajectory.in_turn else part
+        for part, trajectory in zip(rows.written(due), trajectories, strict=True)
+    ]
 
 
 class _HeadRows:
@@ -145,7 +148,7 @@ class _HeadRows:
     def _write(self, which: Tensor, positions: Tensor, segments: Segments, m: int) -> Written:
         """Tokens for one chunk of rows, which may belong to several sequences."""
         log_x, shaped = self._shaped(which, positions, segments)
-        tokens, positions_of = torch.empty(len(which), dtype=torch.int64), dict(segments)
+        tokens, positions_of = torch.zeros(len(which), dtype=torch.int64), dict(segments)
         for choice, members in self._by_choice(segments).items():
             chosen = torch.isin(which, torch.tensor(members))
             uniform = torch.cat([self.active[i].uniform(positions_of[i]) for i in members])
@@ -153,6 +156,7 @@ class _HeadRows:
             tokens[chosen] = choice.tokens(rows, uniform).cpu()
         self._redraw(tokens, shaped, segments)
         self._confined(tokens, shaped, segments)
+        self._in_turn(tokens, log_x, segments)
         replayed = torch.zeros(len(which), dtype=torch.bool)
         for i, p in segments:
             target = self.active[i].request.target
@@ -185,14 +189,41 @@ class _HeadRows:
             rules = trajectory.request.rules
             if rules is None or not rules.phrases or trajectory.request.target is not None or trajectory.error:
                 continue
-            if i not in self.pending:
-                whole = trajectory.whole().clone()
-                whole[trajectory.place(trajectory.due())] = self.model.vocab.mask
-                self.pending[i] = whole.tolist()
+            if trajectory.in_turn:  # has been told what is before each token
+                continue
             try:
-                self._without_phrases(trajectory, rules, self.pending[i], tokens[rows], shaped[rows], positions)
+                self._without_phrases(trajectory, rules, self._known(i), tokens[rows], shaped[rows], positions)
             except UserError as error:
                 trajectory.error = error
+
+    def _known(self, i: int) -> list[int]:
+        """The canvas of a sequence with what this step has written so far, to be written on."""
+        if i not in self.pending:
+            whole = self.active[i].whole().clone()
+            whole[self.active[i].place(self.active[i].due())] = self.model.vocab.mask
+            self.pending[i] = whole.tolist()
+        return self.pending[i]
+
+    def _in_turn(self, tokens: Tensor, log_x: Tensor, segments: Segments) -> None:
+        """Tokens of the trajectories that draw them one after another; rules know those before."""
+        start = 0
+        for i, positions in segments:
+            trajectory, request, first = self.active[i], self.active[i].request, start
+            start += len(positions)
+            if not trajectory.in_turn or trajectory.error:
+                continue
+            known, choice = self._known(i), trajectory.choice(request.choice)
+            for row, position in enumerate(positions.split(1), first):
+                if position not in trajectory.due():
+                    break
+                weights, place = log_x[row : row + 1], trajectory.place(position)
+                if request.rules is not None:
+                    try:
+                        weights = request.rules(weights, place, torch.tensor(known), self.model.vocab)
+                    except UserError as error:
+                        trajectory.stuck(error)
+                        break
+                known[int(place)] = tokens[row] = trajectory.draw(choice.chances(weights)[0], int(position))
 
     def _without_phrases(
         self, trajectory: Trajectory, rules: Rules, canvas: list[int], tokens: Tensor, shaped: Tensor, positions: Tensor
@@ -218,11 +249,11 @@ class _HeadRows:
         return torch.cat([self.active[i].law(part, p) for part, (i, p) in zip(rows, segments, strict=True)])
 
     def _by_choice(self, segments: Segments) -> dict[Choice, list[int]]:
-        """Sequences that draw their tokens the same way (a replay draws none)."""
+        """Sequences that draw their tokens the same way, all at once (a replay draws none)."""
         groups: dict[Choice, list[int]] = {}
         for i, _ in segments:
             request = self.active[i].request
-            if request.target is None:
+            if request.target is None and not self.active[i].in_turn:
                 groups.setdefault(self.active[i].choice(request.choice), []).append(i)
         return groups
 
@@ -250,7 +281,7 @@ class _HeadRows:
             trajectory, rules = self.active[i], self.active[i].request.rules
             rows = log_x[start : start + len(positions)]
             start += len(positions)
-            if rules is not None and (trajectory.ruled or not scoring):
+            if rules is not None and (trajectory.ruled or not scoring) and not trajectory.in_turn:
                 try:
                     rows = rules(rows, trajectory.place(positions), trajectory.whole(), self.model.vocab)
                 except UserError as error:  # it is this sequence that ends, and not the others of the batch

@@ -107,7 +107,7 @@ class _WindowTrajectory(Trajectory):
 
     def _show(self) -> None:
         self.canvas, self.free, self.t = self.inner.canvas, self.inner.free, self.inner.t
-        self.kept, self.ruled = self.inner.kept, self.inner.ruled
+        self.kept, self.ruled, self.in_turn = self.inner.kept, self.inner.ruled, self.inner.in_turn
         self.clean, self.block = self.inner.clean, self.inner.block
         if not self.inner.finished:
             self.step = self.steps + self.inner.step
@@ -135,6 +135,13 @@ class _WindowTrajectory(Trajectory):
     def law(self, log_x: Tensor, positions: Tensor) -> Tensor:
         return self.inner.law(log_x, positions)
 
+    def draw(self, chances: Tensor, position: int) -> int:
+        return self.inner.draw(chances, position)
+
+    def stuck(self, error: UserError) -> None:
+        self.inner.stuck(error)
+        self.error = self.inner.error
+
     def uniform(self, positions: Tensor) -> Tensor:
         return self.inner.uniform(positions)
 
@@ -143,7 +150,9 @@ class _WindowTrajectory(Trajectory):
 
     def write(self, positions: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
         self.inner.kept = self.kept
+        (drafted, accepted), before = self.drafts, self.inner.drafts
         changed, tokens = self.inner.write(positions, tokens)
+        self.drafts = drafted + self.inner.drafts[0] - before[0], accepted + self.inner.drafts[1] - before[1]
         places = self.place(changed)
         self.total[self.start : self._end] = self.inner.whole()[self.first :][: self._end - self.start]
         if self.inner.finished and self._move():

@@ -1,0 +1,481 @@
+"""Speculative sampling has the law of blocks of one token, whatever is drafted: enumeration over tables of p and q."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from oracles.enumeration import CLEAN, MASK, SCHEDULES, VOCAB, V
+from oracles.laws import filtered
+from support.drawing import Law, judge, keys_of, p_value
+from support.helpers import random_lm, random_model, tiny_config
+from support.writers import make
+from unmask.data.tokenization import bytes_tokenizer
+from unmask.lm import Job, TextStream
+from unmask.models.block_diffusion import CachedBlocks
+from unmask.process.keys import Keys
+from unmask.sampling import (
+    Batcher,
+    BlockByBlock,
+    Choice,
+    LeftToRight,
+    Request,
+    RevealPlan,
+    Rules,
+    Sampler,
+    Slot,
+    Speculative,
+    Trajectory,
+    Windows,
+    Written,
+    advance_tokens,
+    replay,
+    token_step,
+)
+from unmask.sampling.params import SamplingParams
+from unmask.sampling.phrases import Phrase
+from unmask.sampling.trace import Trace
+from unmask.types import Batch, State, UserError, Vocab
+
+Prefix = tuple[int, ...]
+Table = Callable[[Prefix], np.ndarray]  # of p: the text before; of q: with the place in the draft at the end
+
+
+def random_table(seed: int, spread: float = 0.6) -> Table:
+    """Chances of the next token that depend on all tokens before it."""
+
+    def table(prefix: Prefix) -> np.ndarray:
+        chances = np.random.default_rng([seed, *(token + 1 for token in prefix)]).gamma(spread, size=V)
+        chances[MASK] = 0
+        return chances / chances.sum()
+
+    return table
+
+
+def by_position(prefix: Prefix) -> np.ndarray:
+    """Chances that depend on the position alone, so that a draft can know them."""
+    return random_table(3)((len(prefix),))
+
+
+class Tables:
+    """A block model that looks its predictions up; it checks that what it is told to be clean is."""
+
+    schedule = SCHEDULES["log-linear"]
+    vocab, device, clean = VOCAB, torch.device("cpu"), "tokens"
+    cached = normalised = carry_over = writes_blocks = True
+    time_conditioned = False
+
+    def __init__(self, p: Table, q: Table) -> None:
+        self.p, self.q = p, q
+        self.known: dict[Any, Tensor] = {}
+
+    def check(self, request: Request) -> None:
+        request.sampler.check(self)
+
+    def advance(self, trajectories: Sequence[Trajectory]) -> list[Written | None]:
+        return advance_tokens(self, trajectories)
+
+    def release(self, slot: int) -> None:
+        pass
+
+    def log_x(self, rows: Tensor) -> Tensor:
+        return rows.clone()
+
+    def hidden(
+        self, z: Tensor, t: Tensor, present: Any, label: Any, queries: Tensor, slots: Sequence[Slot] = ()
+    ) -> Tensor:
+        return torch.stack(
+            [
+                torch.stack([self.look_up(tuple(row), slot, place) for place in places])
+                for row, slot, places in zip(z.tolist(), slots, queries.tolist(), strict=True)
+            ]
+        )
+
+    def look_up(self, row: Prefix, slot: Slot, place: int) -> Tensor:
+        before = row[: max(slot.clean, place)] if slot.block == 1 else row[: slot.clean]
+        assert MASK not in before
+        key = before if slot.block == 1 else (*before, -1, max(0, place - slot.clean))  # less in padding
+        if key not in self.known:
+            chances = self.p(before) if slot.block == 1 else self.q((*before, key[-1]))
+            with np.errstate(divide="ignore"):
+                self.known[key] = torch.from_numpy(np.log(chances))
+        return self.known[key]
+
+
+P = random_table(1)
+HALF = np.array([0.5, 0, 0.25, 0.25])
+SPELLING = [b"a", None, b"b", b"c"]
+
+
+def concentrated(on: Callable[[np.ndarray], int], share: float) -> Table:
+    """Drafts that put nearly all, or all, on one token, which `on` picks from p of the first place."""
+
+    def q(prefix: Prefix) -> np.ndarray:
+        rest = random_table(2)(prefix)
+        return (1 - share) * rest + share * np.eye(V)[on(P(prefix[:-1]))]
+
+    return q
+
+
+def without_best(prefix: Prefix) -> np.ndarray:
+    """Nothing on what p says is most likely."""
+    chances = random_table(2)(prefix)
+    chances[np.argmax(P(prefix[:-1]))] = 0
+    return chances / chances.sum()
+
+
+def least(chances: np.ndarray) -> int:
+    return min(CLEAN, key=lambda token: chances[token])
+
+
+DRAFTS: dict[str, Table] = {
+    "random": random_table(2),
+    "same at the first place": lambda prefix: P(prefix[:-1]),
+    "wrong": concentrated(least, 0.97),
+    "certain and wrong": concentrated(least, 1.0),
+    "certain and right": concentrated(lambda chances: int(np.argmax(chances)), 1.0),
+    "without the best": without_best,
+}
+
+
+def left_to_right(canvas: Sequence[int], p: Table) -> Law:
+    """The law of writing the masks at the end of a canvas one after another."""
+    given = tuple(token for token in canvas if token != MASK)
+    law: Law = {given: 1.0}
+    for _ in range(len(canvas) - len(given)):
+        law = {(*x, y): chance * p(x)[y] for x, chance in law.items() for y in CLEAN if p(x)[y] > 0}
+    return law
+
+
+def shaped(p: Table, **choice: Any) -> Table:
+    """The table under temperature, top-k, top-p and min-p."""
+
+    def row(prefix: Prefix) -> np.ndarray:
+        with np.errstate(divide="ignore"):
+            log_p = np.log(p(prefix))[None]
+        return np.exp(filtered(lambda _z, _t: log_p, **choice)((), 0.0)[0])
+
+    return row
+
+
+def only(p: Table, may: Callable[[Prefix, int], bool]) -> Table:
+    """The table without some tokens."""
+
+    def row(prefix: Prefix) -> np.ndarray:
+        chances = p(prefix) * [may(prefix, token) for token in range(V)]
+        return chances / chances.sum()
+
+    return row
+
+
+def run(
+    model: Any, canvas: Sequence[int], samplers: Sequence[Sampler], n: int, batch_size: int = 64, **how: Any
+) -> list[list[State]]:
+    """N texts of each sampler, all through each other; their last states by sampler."""
+    batcher, last = Batcher(model, batch_size), {}
+    for row in range(n * len(samplers)):
+        key = Keys(row // len(samplers))
+        batcher.add(Request(row, torch.tensor(canvas), samplers[row % len(samplers)], key, **how))
+    for state in batcher.run():
+        last[state.row] = state
+    assert len(last) == n * len(samplers) and all(state.done for state in last.values())
+    return [[last[row] for row in range(i, len(last), len(samplers))] for i in range(len(samplers))]
+
+
+# -- the law ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("draft", DRAFTS)
+def test_the_law_is_that_of_blocks_of_one_token_whatever_is_drafted(draft: str) -> None:
+    """With other samplers in the same calls."""
+    samplers = [Speculative(), Speculative(k=2), BlockByBlock(RevealPlan(2), 2), BlockByBlock(LeftToRight(), 1)]
+    states = run(Tables(P, DRAFTS[draft]), [MASK] * 4, samplers, 250)
+    law = left_to_right([MASK] * 4, P)
+    for which in (0, 1, 3):
+        assert judge(states[which], law) > 1e-4
+    assert all(state.drafts[1] <= state.drafts[0] for state in states[0])
+
+
+@pytest.mark.parametrize(
+    ("p", "q"),
+    [(P, DRAFTS["same at the first place"]), (lambda _: HALF, lambda _: np.eye(V)[0])],
+    ids=["mixed", "half"],
+)
+def test_draft_check_and_correction_are_drawn_independently(p: Table, q: Table) -> None:
+    """Where they share a uniform number, these laws are off by far."""
+    [states] = run(Tables(p, q), [MASK] * 3, [Speculative()], 800, batch_size=200)
+    assert judge(states, left_to_right([MASK] * 3, p)) > 1e-4
+
+
+def test_the_law_after_a_prompt() -> None:
+    for canvas in ([2, MASK, MASK, MASK, MASK], [0, 3, 2, MASK], [2, 2, MASK, MASK]):
+        [states] = run(Tables(P, DRAFTS["random"]), canvas, [Speculative(k=2)], 400)
+        assert judge(states, left_to_right(canvas, P)) > 1e-4
+
+
+CHOICES: list[dict[str, Any]] = [
+    {"temperature": 0.5},
+    {"temperature": 2.0, "top_k": 2},
+    {"top_p": 0.7},
+    {"min_p": 0.4},
+    {"temperature": 0.0},
+]
+
+
+@pytest.mark.parametrize("choice", CHOICES, ids=map(str, CHOICES))
+def test_temperature_and_filters_shape_the_law(choice: dict[str, Any]) -> None:
+    sharp = {"top_k": 1} if choice == {"temperature": 0.0} else choice
+    for draft in ("random", "without the best"):
+        [states] = run(Tables(P, DRAFTS[draft]), [MASK] * 4, [Speculative()], 400, choice=Choice(**choice))
+        assert judge(states, left_to_right([MASK] * 4, shaped(P, **sharp))) > 1e-4
+
+
+def no_repeats(log_p: Tensor, positions: Tensor, canvas: Tensor) -> Tensor:
+    """A rule that must know the token before."""
+    [place] = positions.tolist()
+    assert (canvas[place:] == MASK).all() and (canvas[:place] != MASK).all()
+    return log_p if not place else log_p.index_fill(1, canvas[place - 1], -torch.inf)
+
+
+RULES: dict[str, tuple[Rules, Callable[[Prefix, int], bool]]] = {
+    "banned": (Rules(banned=frozenset({2})), lambda _, token: token != 2),
+    "allowed": (Rules(allowed={2: [0, 3]}), lambda prefix, token: len(prefix) != 2 or token in (0, 3)),
+    "word": (Rules(phrases=(Phrase(b"ab", SPELLING),)), lambda prefix, token: (*prefix[-1:], token) != (0, 2)),
+    "function": (Rules(constrain=no_repeats), lambda prefix, token: prefix[-1:] != (token,)),
+}
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_rules_shape_the_law_as_from_left_to_right(name: str) -> None:
+    rules, may = RULES[name]
+    samplers = [Speculative(), BlockByBlock(LeftToRight(), 1)]
+    states = run(Tables(P, DRAFTS["random"]), [MASK] * 4, samplers, 400, rules=rules)
+    law = left_to_right([MASK] * 4, only(P, may))
+    assert judge(states[0], law) > 1e-4 and judge(states[1], law) > 1e-4
+
+
+def network(**how: Any) -> Any:
+    """A random network of blocks over four tokens, which says quite different things of a draft and of a check."""
+    config = tiny_config("data.length=6", "model.method=block", "block.size=2", *(f"{k}={v}" for k, v in how.items()))
+    return random_model(config, Vocab(V, MASK), scale=5.0).eval()
+
+
+def test_the_law_of_a_network() -> None:
+    model, length = network(), 5
+    rows = torch.tensor(list(itertools.product(CLEAN, repeat=length)))
+    with torch.no_grad():
+        nats = model.in_blocks(1).nats(Batch(rows, torch.arange(len(rows)), len(rows)), Keys(0)).nats.double().sum(1)
+    law = dict(zip(map(tuple, rows.tolist()), (-nats).exp().tolist(), strict=True))
+    total = sum(law.values())
+    assert total == pytest.approx(1, abs=1e-5)
+    law = {x: p / total for x, p in law.items()}
+    [states] = run(model.denoiser(), [MASK] * length, [Speculative(k=3)], 1000, batch_size=100)
+    drafted, accepted = (sum(state.drafts[i] for state in states) for i in range(2))
+    assert 0.2 < accepted / drafted < 0.95  # both happen
+    assert judge(states, law) > 1e-4
+    for state in states[:20]:  # what is reported is the chance under this law
+        assert state.history is not None
+        chance = law[tuple(state.canvas.tolist())]
+        assert float(state.history[1].double().log().sum()) == pytest.approx(math.log(chance), abs=1e-3)
+    texts = [state.canvas for state in states[:20]]
+    scored = replay(model.denoiser(), [torch.full((length,), MASK)] * 20, texts, Speculative(), keys_of(20))
+    for text, log_p in zip(texts, scored, strict=True):
+        assert float(log_p.sum()) == pytest.approx(math.log(law[tuple(text.tolist())]), abs=1e-4)
+
+
+# -- calls -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("k", "length"), [(2, 9), (3, 8), (3, 12), (16, 51)])
+def test_drafts_that_know_p_are_all_accepted(k: int, length: int) -> None:
+    """K + 1 tokens for two calls."""
+    model = Tables(by_position, lambda prefix: by_position((0,) * (len(prefix) - 1 + prefix[-1])))
+    [states] = run(model, [MASK] * length, [Speculative(k)], 3)
+    for state in states:
+        assert state.calls == 2 * (length // (k + 1)) and state.drafts == (k * (length // (k + 1)),) * 2
+
+
+def test_hopeless_drafts_are_soon_given_up() -> None:
+    """Without a draft a token is one call; now and then one is tried again."""
+    model = Tables(lambda _: np.eye(V)[0], lambda _: np.eye(V)[2])
+    [[state]] = run(model, [MASK] * 400, [Speculative()], 1)
+    assert set(state.canvas.tolist()) == {0} and state.drafts[1] == 0 < state.drafts[0] < 60
+    assert 400 < state.calls < 415
+
+
+def test_the_length_of_a_draft_follows_what_is_accepted() -> None:
+    """The first two places of every draft are right, the others wrong."""
+
+    def q(prefix: Prefix) -> np.ndarray:
+        return np.eye(V)[0 if prefix[-1] < 2 else 2]
+
+    [[state]] = run(Tables(lambda _: np.eye(V)[0], q), [MASK] * 300, [Speculative()], 1)
+    assert state.drafts[1] >= 190 and state.drafts[0] < 1.4 * state.drafts[1] and state.calls < 2.1 * 100
+
+
+# -- samples do not depend on their batch, nor on a cache ------------------------------------------------------------
+
+
+class Uncached(CachedBlocks):
+    """Reads everything in every call."""
+
+    def hidden(self, *args: Any, **more: Any) -> Tensor:
+        self.read.clear()
+        return super().hidden(*args, **more)
+
+
+def test_a_sample_alone_is_the_sample_in_a_batch_with_and_without_a_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = tiny_config("data.length=24", "model.method=block", "block.size=4")
+    model = random_model(config, Vocab(12, 11), scale=1.5).eval()
+    canvases = [torch.tensor([*range(i % 5), *[11] * (24 - i)]) for i in range(8)]
+    plans = [Speculative(), Speculative(3), BlockByBlock(RevealPlan(3), 4), BlockByBlock(LeftToRight(), 1)]
+    requests = [Request(i, canvas, plans[i % 4], Keys(i), prompt="shared") for i, canvas in enumerate(canvases)]
+    requests = [Request(r.row, canvases[0], r.sampler, r.key, prompt=requests) for r in requests[:4]] + requests[4:]
+
+    def ends(denoiser: Callable[[], Any], batch_size: int) -> list[tuple[list[int], int]]:
+        done = {}
+        for together in [requests] if batch_size > 1 else [[request] for request in requests]:
+            batcher = Batcher(denoiser(), batch_size)
+            for request in together:
+                batcher.add(request)
+            done |= {state.row: (state.canvas.tolist(), state.calls) for state in batcher.run() if state.done}
+        return [done[row] for row in sorted(done)]
+
+    whole = ends(model.denoiser, 8)
+    assert whole == ends(model.denoiser, 3) == ends(model.denoiser, 1)
+    assert whole == ends(lambda: Uncached(model), 8)
+    monkeypatch.setattr(token_step, "LOGITS_AT_ONCE", 3 * 12)  # a draft is drawn in several parts
+    assert whole == ends(model.denoiser, 8)
+
+
+# -- what others see -------------------------------------------------------------------------------------------------
+
+
+def block_lm(*more: str) -> Any:
+    return random_lm(bytes_tokenizer(), "data.length=40", "model.method=block", "block.size=4", *more, scale=1.2)
+
+
+def test_what_is_final_never_changes_and_a_trace_shows_what_is_taken_back() -> None:
+    lm = block_lm()
+    canvas = lm.prompt_canvas("ab", 30)
+    trace, states = Trace(lm.tokenizer, [canvas.ids]), []
+    pieces = TextStream(lm.prompt_builder, canvas)
+    text, how = "", {"sampler": "speculative", "k": 5, "seed": 2, "stop_at_eos": False}
+    for state, sample in lm.run([Job(canvas, SamplingParams(**how))], tops=2):
+        trace(state)
+        states.append(state)
+        text += pieces(state, sample)
+    mask, last = lm.tokenizer.vocab.mask, states[-1]
+    assert trace.recordings[0].replay(mask) == last.canvas.tolist() and mask not in last.canvas
+    for state in states:
+        assert state.canvas[: state.fixed].tolist() == last.canvas[: state.fixed].tolist()
+        assert (state.tokens == mask).tolist() == (state.probs == 0).tolist()
+    assert [state.fixed for state in states] == sorted(state.fixed for state in states)
+    assert any((state.tokens == mask).any() for state in states)  # refused, and masked again
+    [sample] = lm.write([canvas], **how)
+    assert text == sample.text and last.drafts == (sample.drafted, sample.accepted)
+    assert 0 < sample.accepted < sample.drafted and sample.as_dict()["drafted"] == sample.drafted
+    steps = [token.step for token in sample.tokens if not token.given]
+    assert steps == sorted(steps) and all(token.prob for token in sample.tokens if not token.given)
+
+
+def test_a_text_ends_where_it_would_have_ended() -> None:
+    lm = block_lm()
+    eos, how = lm.tokenizer.vocab.eos, {"sampler": "speculative", "k": 4, "seed": 1, "only": ["a", "b", "c", 256]}
+    assert eos == 256
+    stopped, whole = (lm.write_samples(6, **how, stop_at_eos=stop) for stop in (True, False))
+    for short, long in zip(stopped, whole, strict=True):
+        assert len(long.ids) == 40
+        cut = long.ids.index(eos) if eos in long.ids else 40
+        assert short.ids == long.ids[:cut] and (short.stopped == "eos") == (cut < 40)
+    assert any(short.stopped == "eos" and short.network_calls < 10 for short in stopped)
+    [sample] = lm.write_samples(1, **how, stop=["ba"], stop_at_eos=False)
+    text = whole[0].text
+    assert sample.text == text[: text.index("ba")] and sample.stopped == "stop"
+
+
+def test_in_windows_each_window_has_the_law() -> None:
+    """Windows of three tokens that move by one: each token sees the two before it."""
+
+    def near(prefix: Prefix) -> np.ndarray:
+        return P(prefix[-2:])
+
+    plans = [Windows(Speculative(), 3, 1), Windows(BlockByBlock(LeftToRight(), 1), 3, 1)]
+    drafted, plain = run(Tables(near, DRAFTS["random"]), [MASK] * 4, plans, 400)
+    law = left_to_right([MASK] * 4, near)
+    assert judge(drafted, law) > 1e-4 and judge(plain, law) > 1e-4
+    assert any(state.drafts[1] for state in drafted)
+
+
+def test_a_broken_network_is_said() -> None:
+    def broken(_prefix: Prefix) -> np.ndarray:
+        return np.full(V, np.nan)
+
+    for model in (Tables(broken, P), Tables(P, broken)):
+        with pytest.raises(UserError, match="NaN"):
+            run(model, [MASK] * 4, [Speculative()], 1)
+
+
+def test_constraints_that_leave_nothing_end_one_sequence_alone() -> None:
+    def nothing(log_p: Tensor, positions: Tensor, canvas: Tensor) -> Tensor:
+        return torch.full_like(log_p, -torch.inf) if int(positions[0]) == 2 else log_p
+
+    batcher = Batcher(Tables(P, P), 2)
+    for row, rules in enumerate([Rules(constrain=nothing), None]):
+        batcher.add(Request(row, torch.full((4,), MASK), Speculative(), Keys(row), rules=rules))
+    last: dict[int, State] = {}
+    while batcher.busy:
+        last |= {state.row: state for state, _ in batcher.step()}
+    assert "no token to write at position 2" in str(last[0].error) and last[1].error is None
+    assert MASK not in last[1].canvas
+
+
+def test_a_draft_may_lead_where_nothing_can_be_written() -> None:
+    """After 2 nothing may follow. Drafts write it, p never does."""
+
+    def dead_end(log_p: Tensor, positions: Tensor, canvas: Tensor) -> Tensor:
+        place = int(positions[0])
+        return torch.full_like(log_p, -torch.inf) if place and canvas[place - 1] == 2 else log_p
+
+    p = only(P, lambda _, token: token != 2)
+    for draft in (DRAFTS["random"], lambda _: np.eye(V)[2]):
+        [states] = run(Tables(p, draft), [MASK] * 4, [Speculative()], 200, rules=Rules(constrain=dead_end))
+        assert judge(states, left_to_right([MASK] * 4, p)) > 1e-4
+
+
+@pytest.mark.parametrize(
+    ("method", "how", "says"),
+    [
+        ("mdlm", {}, "is for models of method block"),
+        ("ar", {}, "choose the sampler left-to-right"),
+        ("block", {"block": 4}, "leave block out"),
+        ("block", {"suffix": "b"}, "does not see what follows a gap"),
+        ("block", {"k": 0}, "k=0 must be at least 1"),
+        ("by blocks", {}, "causally by tokens"),
+    ],
+)
+def test_what_it_is_not_for(method: str, how: dict[str, Any], says: str) -> None:
+    sizes = ["block.size=4"] if "block" in method else []
+    lm = make(
+        "bytes", f"model.method={'block' if sizes else method}", *sizes, *["block.clean=blocks"] * ("by" in method)
+    )
+    with pytest.raises(UserError, match=says) as error:
+        lm.sample(sampler="speculative", prompt="a", **how)
+    assert "\n" not in str(error.value)
+
+
+def test_chances_are_those_that_tokens_are_drawn_from() -> None:
+    weights = torch.tensor([[0.3, -1.0, 1.2, -torch.inf]])
+    grid = (torch.arange(4000, dtype=torch.float64) + 0.5) / 4000
+    for choice in (Choice(), Choice(0.5), Choice(top_p=0.8), Choice(top_k=2), Choice(min_p=0.2), Choice(0.0)):
+        drawn = Counter((int(y),) for y in choice.tokens(weights.expand(4000, -1), grid))
+        law = {(y,): float(p) for y, p in enumerate(choice.chances(weights)[0])}
+        assert p_value(drawn, law) > 0.99
