@@ -1,4 +1,4 @@
-"""The main object of the Python API: a model with its tokenizer. Sample, infill, stream, score."""
+"""The main object of the Python API: a model with its tokenizer. Sample, infill, stream, score, marginals."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from numbers import Integral
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, overload
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from .config import Config
 from .data.canvas import Canvas, Gap, PromptBuilder, parse_gaps
 from .data.tokenization import Tokenizer
 from .errors import UserError, at_least, nearest
+from .evaluation.distributions import Marginals
 from .evaluation.gap_lengths import GapLengths, compare_lengths
 from .evaluation.likelihood import eval_keys, evaluating
 from .evaluation.predictions import diffusion
@@ -379,6 +380,28 @@ class LM:
         return evaluation.score(
             self.model, self.prompt_builder, texts, label=SamplingParams(label=label).label_id(self.labels), **how
         )
+
+    @overload
+    def marginals(self, texts: str, **how: Any) -> Marginals: ...
+
+    @overload
+    def marginals(self, texts: Sequence[str], **how: Any) -> list[Marginals]: ...
+
+    def marginals(
+        self, texts: str | Sequence[str], *, label: str | int | None = None, **how: Any
+    ) -> Marginals | list[Marginals]:
+        """The distribution at every open position of a text with gaps, all from one network call; nothing is written.
+
+        Gaps are as in `infill`; `how` as in `evaluation.marginals`: `top` (default 5) is how many tokens of each
+        position to give, `batch_size` how many texts share a call. Several texts give a list.
+        """
+        net = evaluation.need_masks(self.model)
+        if not texts and not isinstance(texts, str):
+            raise UserError("there is nothing to read; give at least one text with a gap, such as {{3}}")
+        canvases = [self.gap_canvas(text) for text in ([texts] if isinstance(texts, str) else texts)]
+        named = SamplingParams(label=label).label_id(self.labels)
+        each = evaluation.marginals(net, self.tokenizer, canvases, label=named, **how)
+        return each[0] if isinstance(texts, str) else each
 
 
 def _sample_keys(seed: int) -> Keys:

@@ -269,6 +269,19 @@ def test_json_of_an_infill() -> None:
     assert found["network_calls"] == 4
 
 
+def test_marginals_are_a_table_or_json() -> None:
+    args = ["marginals", str(trained()), "one {{2}} three", "a{{1}}"]
+    texts = run(*args, "--top", "2", "--json").json()["texts"]
+    assert [text["text"] for text in texts] == args[2:] and [text["gaps"] for text in texts] == [[2], [1]]
+    (last,) = texts[1]["positions"]
+    lines = run(*args, "--top", "2").out.splitlines()
+    assert lines[0] == args[2] and lines[4:6] == ["", args[3]] and lines[6].split() == ["position", "entropy", "tokens"]
+    shown = [f"{piece!r} {prob:.3g}" for piece, prob in zip(last["pieces"], last["probs"], strict=True)]
+    assert lines[7].split(maxsplit=2)[:2] == ["1", f"{last['entropy']:.3f}"] and all(cell in lines[7] for cell in shown)
+    assert "no gap" in refused("marginals", str(trained()), "one two")
+    assert "top=0" in refused(*args, "--top", "0")
+
+
 def test_json_of_a_training_run(tmp_path: Path) -> None:
     out = tmp_path / "run"
     args = ["train", "tiny", *settings("train.steps=3", "train.batch_size=2", "eval.rows=2"), "--out", str(out)]

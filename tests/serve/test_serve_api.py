@@ -367,6 +367,42 @@ def test_a_span_is_scored_given_the_rest(server: Running):
     assert server.post("/v1/score", {"text": "hello", "spans": [[1, 30]]}).status == 400
 
 
+# -- marginals -------------------------------------------------------------------------------------------------------
+
+
+def test_marginals_are_those_of_the_library(server: Running):
+    texts, lm = ["hel{{2}} you", "{{1}}a", "ab {{1-3}} cd"], diffusion_lm()
+    found = server.post("/v1/marginals", {"texts": texts, "top": 4}).json
+    assert found["object"] == "marginals" and found["model"] == "tiny"
+    for got, one in zip(found["texts"], lm.marginals(texts, top=4), strict=True):
+        want = one.as_dict()
+        assert set(got) == set(want) and got["ids"] == want["ids"] and got["gaps"] == want["gaps"]
+        for place, same in zip(got["positions"], want["positions"], strict=True):
+            assert {name: place[name] for name in ("position", "ids", "pieces")} == {
+                name: same[name] for name in ("position", "ids", "pieces")
+            }
+            assert place["probs"] == pytest.approx(same["probs"], rel=1e-5)
+            assert place["entropy"] == pytest.approx(same["entropy"], rel=1e-5)
+
+
+def test_marginals_of_one_text_and_of_all_tokens(server: Running):
+    (text,) = server.post("/v1/marginals", {"text": "a{{1}}b", "top": 300}).json["texts"]
+    (place,) = text["positions"]
+    assert text["ids"] == [97, None, 98] and sum(place["probs"]) == pytest.approx(1) and len(place["ids"]) == 258
+
+
+def test_an_autoregressive_model_has_no_marginals(server: Running):
+    answer = server.post("/v1/marginals", {"model": "ar", "text": "a{{1}}b"})
+    assert answer.status == 400 and "inside a text" in answer.error["message"]
+
+
+def test_marginals_are_counted_under_their_path():
+    with running({"tiny": diffusion_lm()}) as server:
+        server.post("/v1/marginals", {"text": "a{{1}}"})
+        metrics = server.get("/metrics").body.decode()
+        assert 'unmask_requests_total{code="200",method="POST",path="/v1/marginals"} 1' in metrics
+
+
 # -- what there is ---------------------------------------------------------------------------------------------------
 
 
@@ -443,7 +479,14 @@ def test_every_server_has_metrics_of_its_own(server: Running):
 def test_the_openapi_document_knows_every_field(server: Running):
     found = server.get("/openapi.json").json
     assert found["openapi"].startswith("3.1")
-    assert set(found["paths"]) >= {"/v1/diffusion", "/v1/infill", "/v1/completions", "/v1/score", "/v1/models"}
+    assert set(found["paths"]) >= {
+        "/v1/diffusion",
+        "/v1/infill",
+        "/v1/completions",
+        "/v1/score",
+        "/v1/marginals",
+        "/v1/models",
+    }
     fields = found["components"]["schemas"]["DiffusionBody"]
     assert {"prompt", "text", "steps", "seed", "tops", "sampler"} <= set(fields["properties"])
     assert fields["additionalProperties"] is False

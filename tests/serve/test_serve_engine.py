@@ -353,7 +353,8 @@ def test_scores_wait_in_a_queue_of_their_own(monkeypatch):
         waiting = [pool.submit(server.post, "/v1/score", {"text": "ab"}) for _ in range(2)]
         service = server.server.config.loaded_app.state.service
         wait_for(lambda: service._reading == 2)
-        for path, body in (("/v1/score", {"text": "ab"}), ("/v1/infill", {"text": "a{{1-3}}"})):
+        gaps = {"text": "a{{1-3}}"}
+        for path, body in (("/v1/score", {"text": "ab"}), ("/v1/infill", gaps), ("/v1/marginals", gaps)):
             answer = server.post(path, body)
             assert answer.status == 429 and answer.error["code"] == "queue_full"
         assert server.post("/v1/infill", {"text": "a{{2}}"}).status == 200  # which needs no network to be laid out
@@ -376,6 +377,7 @@ LONG_WORK = [  # more than a hundred network calls each
     ("/v1/score", {"text": "ab" * 24, "method": "bound", "draws": 256}),
     ("/v1/score", {"text": "ab" * 24, "method": "orders", "orders": 256}),
     ("/v1/score", {"text": "ab" * 2400, "method": "pll"}),
+    ("/v1/marginals", {"text": "a{{1-12}}b{{1-12}}"}),
 ]
 
 
@@ -383,7 +385,9 @@ def at_work() -> bool:
     return any(thread.name == WORKER for thread in threading.enumerate())
 
 
-@pytest.mark.parametrize(("path", "body"), LONG_WORK, ids=["gaps", "padded", "strata", "bound", "orders", "pll"])
+@pytest.mark.parametrize(
+    ("path", "body"), LONG_WORK, ids=["gaps", "padded", "strata", "bound", "orders", "pll", "marginals"]
+)
 def test_work_beside_the_engine_ends_with_its_client(path, body):
     network = HeldNetwork()
     with running({"tiny": network.lm}) as server:

@@ -202,7 +202,7 @@ def test_five_hundred_requests_with_faults():
 
 SMALL = {
     "/v1/infill": {"prompt": "a", "length": 6}, "/v1/diffusion": {"length": 6}, "/v1/score": {"text": "ab"},
-    "/v1/completions": {"prompt": "a", "max_tokens": 4},
+    "/v1/marginals": {"text": "a{{1}}"}, "/v1/completions": {"prompt": "a", "max_tokens": 4},
 }  # fmt: skip
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import re
 import socket
 import time
 
@@ -71,7 +72,7 @@ BAD_FIELDS = [
 
 @pytest.mark.parametrize("what", BAD_BODIES)
 def test_a_body_that_is_no_request_is_a_sentence(server: Running, what):
-    for path in ("/v1/diffusion", "/v1/infill", "/v1/completions", "/v1/score"):
+    for path in ("/v1/diffusion", "/v1/infill", "/v1/completions", "/v1/score", "/v1/marginals"):
         answer = server.post(path, BAD_BODIES[what])
         assert answer.status == 400 and answer.error["type"] == "invalid_request_error"
 
@@ -131,6 +132,35 @@ def test_a_completion_that_is_wrong_is_a_sentence(server: Running, fields):
 def test_a_score_that_is_wrong_is_a_sentence(server: Running, fields):
     answer = server.post("/v1/score", fields)
     assert answer.status == 400 and answer.error
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({}, "either text or texts"),
+        ({"text": "a{{1}}", "texts": ["b{{1}}"]}, "either text or texts"),
+        ({"text": ""}, "no gap"),
+        ({"text": "no gap"}, "no gap"),
+        ({"texts": []}, "texts"),
+        ({"texts": ["a{{1}}", "b"]}, "no gap"),
+        ({"texts": ["a{{1}}"] * 65}, "65 texts are more than 64"),
+        ({"texts": ["a{{40}}"] * 10}, "410 tokens are more than the 400"),
+        ({"text": "{{101}}"}, "longer than the 100"),
+        ({"text": "{{49}}"}, "longer than the 48 tokens"),
+        ({"text": "{{999999999}}"}, "longer than the 100"),
+        ({"text": "a{{1-9}}{{1-9}}{{1-9}}"}, "more than 256"),
+        ({"text": "{{1-3}}"}, "needs given text"),
+        ({"text": "a{{1}}", "top": 0}, "top"),
+        ({"text": "a{{1}}", "top": 2.5}, "top"),
+        ({"texts": ["{{40}}"] * 9, "top": 10**6}, "360 open positions with top=258 are 92880 tokens, more than"),
+        ({"text": "a{{1}}", "label": "x"}, "label"),
+        ({"text": "a{{1}}", "temperature": 1}, "unknown field"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_marginals_that_are_wrong_are_a_sentence(server: Running, fields, words):
+    answer = server.post("/v1/marginals", fields)
+    assert answer.status == 400 and re.search(words, answer.error["message"]), answer.body
 
 
 def test_the_good_one_is_good(server: Running):

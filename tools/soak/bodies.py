@@ -25,7 +25,7 @@ def good(rng: random.Random) -> tuple[str, dict[str, Any]]:
     """A path and a body that is right, with a seed: the same answer every time."""
     how = rng.choice(SAMPLERS)
     seed = rng.randrange(1000)
-    kind = rng.choice(["infill", "gaps", "completions", "stream", "diffusion", "score", "tokenize"])
+    kind = rng.choice(["infill", "gaps", "completions", "stream", "diffusion", "score", "marginals", "tokenize"])
     length = rng.choice([12, 16, 24, 32])
     if kind == "infill":
         return "/v1/infill", {"prompt": rng.choice(PROMPTS), "length": length, "seed": seed, **how}
@@ -38,6 +38,8 @@ def good(rng: random.Random) -> tuple[str, dict[str, Any]]:
         return "/v1/diffusion", {"prompt": rng.choice(PROMPTS), "length": length, "seed": seed, "tops": 2, **how}
     if kind == "score":
         return "/v1/score", {"text": f"The cat sat on mat {seed}.", "draws": 2, "seed": seed}
+    if kind == "marginals":
+        return "/v1/marginals", {"texts": rng.sample(GAPS, 2), "top": rng.choice([1, 5])}
     return "/v1/tokenize", {"text": rng.choice(GAPS) + str(seed)}
 
 
@@ -93,7 +95,7 @@ WRONG: list[bytes] = [
     b'{"prompt": "a", "top_p": 0}', b'{"prompt": "a", "guidance": 1e308}', b'{"prompt": "a", "label": "no"}',
     b'{"prompt": "a", "steps": true}', b'{"prompt": "a", "tokens": 1, "tops": 11, "tops": -1}',
 ]  # fmt: skip
-ENDPOINTS = ["/v1/infill", "/v1/diffusion", "/v1/completions", "/v1/score", "/v1/tokenize"]
+ENDPOINTS = ["/v1/infill", "/v1/diffusion", "/v1/completions", "/v1/score", "/v1/marginals", "/v1/tokenize"]
 
 
 def post(path: str, body: bytes, close: bool = True) -> bytes:

@@ -240,7 +240,7 @@ async def _right(client: Client, kind: str, rng: random.Random, whole: bytes, as
             status, answer = await client.talk(whole)
         if status in (429, 503):
             _explained(answer)
-            if path == "/v1/score":
+            if path in ("/v1/score", "/v1/marginals"):
                 return status
             await asyncio.sleep(rng.uniform(0.5, 2))
             continue

@@ -23,6 +23,7 @@ from . import (
     fill,
     finetune,
     lm_eval,
+    marginals,
     reproduce,
     sample,
     score,
@@ -95,6 +96,7 @@ app.command(cls=HelpfulCommand)(train.train)
 app.command(cls=HelpfulCommand)(finetune.finetune)
 for name, (command, _) in SETTINGS.items():
     app.command(name, cls=HelpfulCommand)(with_settings(command, None))
+app.command(cls=HelpfulCommand)(marginals.marginals)
 app.command(cls=HelpfulCommand)(serve.serve)
 app.command(cls=HelpfulCommand)(variants.variants)
 app.command(cls=HelpfulCommand)(embed.embed)

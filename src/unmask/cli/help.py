@@ -42,6 +42,10 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "unmask score tiny-en 'The little dog was happy.'",
         "unmask score runs/mine --file texts.txt --json",
     ),
+    "marginals": (
+        "unmask marginals tiny-en 'The {{1}} dog ran to the {{2}}.'",
+        "unmask marginals runs/mine 'One {{1}}.' --top 20 --json",
+    ),
     "serve": (
         "unmask serve tiny-en",
         "unmask serve tiny-en runs/mine --port 8080 --batch-size 16",

@@ -190,7 +190,7 @@ class PromptBuilder:
             elif len(ids) + size > self.spec.length:  # before a huge gap is made
                 raise UserError(
                     f"the text with its gaps is longer than the {self.spec.length} tokens the model was trained on; "
-                    "shorten it, or give a stride to write in windows"
+                    "shorten it, or write it in windows, with a stride"
                 )
             last = shown[-1] if shown else ""
             if isinstance(last, slice):
@@ -201,7 +201,7 @@ class PromptBuilder:
         if not windowed and len(ids) > self.spec.length:
             raise UserError(
                 f"the text with its gaps has {len(ids)} tokens, more than the {self.spec.length} the model was trained "
-                "on; shorten it, or give a stride to write in windows"
+                "on; shorten it, or write it in windows, with a stride"
             )
         complete = parts[-1] != "" and not windowed and len(ids) < self.spec.length  # it ends in given text
         closing = self.closing if complete else []

@@ -4,6 +4,7 @@
 most 1 for a bound, exactly 1 for an exact law, and anything for a pseudo-likelihood.
 """
 
+from .distributions import Marginals, OpenPosition, marginals, need_masks
 from .estimators import ESTIMATORS, STRATA, TIMES, count_weights, default_estimator, strata_nats, times_nats
 from .exact import MOST_TOKENS, exact_nats, pseudo_nats
 from .scoring import METHODS, default_method, score
@@ -17,13 +18,17 @@ __all__ = [
     "MOST_TOKENS",
     "STRATA",
     "TIMES",
+    "Marginals",
+    "OpenPosition",
     "Span",
     "count_weights",
     "default_estimator",
     "default_method",
     "exact_nats",
     "iw_bound",
+    "marginals",
     "marked",
+    "need_masks",
     "plan_nats",
     "pseudo_nats",
     "read_texts",

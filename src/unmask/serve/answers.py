@@ -1,4 +1,4 @@
-"""What the engine returns, as JSON: events of a diffusion, samples, OpenAI's completions, scores."""
+"""What the engine returns, as JSON: events of a diffusion, samples, OpenAI's completions, scores, marginals."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
+from ..evaluation import Marginals
 from ..jsonable import to_json
 from ..lm import LM, TextStream
 from ..sampling import Request
@@ -331,4 +332,15 @@ def score_answer(name: str, likelihood: Likelihood) -> dict[str, Any]:
         "texts": texts,
         "total": total,
         "protocol": likelihood.protocol,
+    }
+
+
+def marginals_answer(name: str, texts: list[Marginals]) -> dict[str, Any]:
+    """The document of /v1/marginals."""
+    return {
+        "id": new_id("marginals"),
+        "object": "marginals",
+        "created": int(time.time()),
+        "model": name,
+        "texts": [text.as_dict() for text in texts],
     }

@@ -18,16 +18,17 @@ from starlette.types import Receive
 
 from ..data.canvas import Canvas
 from ..errors import nearest
+from ..evaluation import Marginals
 from ..lm import LM, Job
 from ..sampling import Request as WritingRequest
 from ..sampling.params import SAMPLERS, SamplingParams, default_words, settings_on
 from ..types import Likelihood, UserError
-from .answers import Completion, all_done, diffusion_events, samples_answer, score_answer
+from .answers import Completion, all_done, diffusion_events, marginals_answer, samples_answer, score_answer
 from .engine import Engine
 from .handles import RequestHandle
 from .http import EventStream, answer, read_body, while_connected
 from .limits import Limits, Refusal
-from .preparation import prepare, prepare_completion, ranged, tokens
+from .preparation import prepare, prepare_completion, ranged, readable_gaps, tokens
 from .schema import (
     NAMES,
     Body,
@@ -35,6 +36,7 @@ from .schema import (
     DiffusionBody,
     Gapped,
     InfillBody,
+    MarginalsBody,
     ScoreBody,
     TokenizeBody,
     Writing,
@@ -46,7 +48,7 @@ B = TypeVar("B", bound=Body)
 T = TypeVar("T")
 Endpoint = Callable[[Request], Awaitable[Response]]
 log = logging.getLogger("unmask.serve")
-QUEUED = 16  # scores, and texts with gaps of variable length, that wait for the thread that reads
+QUEUED = 16  # scores, marginals, and texts with gaps of variable length, that wait for the thread that reads
 
 
 class Service:
@@ -196,15 +198,18 @@ class Service:
         """POST /v1/score: the likelihood of texts."""
         asked = await self._asked(ScoreBody, request)
         name, lm = self._lm(asked.model)
-        if (asked.text is None) == (asked.texts is None):
-            raise Refusal(400, "give either text or texts", param="text")
-        texts = [asked.text] if asked.text is not None else asked.texts or []
-        if len(texts) > self.limits.texts:
-            raise Refusal(400, f"{len(texts)} texts are more than {self.limits.texts} at a time", param="texts")
+        texts = _texts(asked, self.limits)
         if asked.spans is not None and len(texts) != 1:
             raise Refusal(400, "spans are for one text", param="spans")
         likelihood = await self._long(request.receive, _score, lm, asked, texts, self.limits)
         return answer(score_answer(name, likelihood))
+
+    async def marginals(self, request: Request) -> Response:
+        """POST /v1/marginals: the distribution at every open position of texts with gaps."""
+        asked = await self._asked(MarginalsBody, request)
+        name, lm = self._lm(asked.model)
+        each = await self._long(request.receive, _marginals, lm, asked, _texts(asked, self.limits), self.limits)
+        return await self._off(self._prepare, lambda: answer(marginals_answer(name, each)))
 
     async def tokenize(self, request: Request) -> Response:
         """POST /v1/tokenize: the tokens of a text, null where it has gaps."""
@@ -239,6 +244,15 @@ def _late() -> Refusal:
     return Refusal(408, "the request took longer than the server allows; ask for less", "timeout_error")
 
 
+def _texts(asked: ScoreBody | MarginalsBody, limits: Limits) -> list[str]:
+    if (asked.text is None) == (asked.texts is None):
+        raise Refusal(400, "give either text or texts", param="text")
+    texts = [asked.text] if asked.text is not None else asked.texts or []
+    if len(texts) > limits.texts:
+        raise Refusal(400, f"{len(texts)} texts are more than {limits.texts} at a time", param="texts")
+    return texts
+
+
 def _score(lm: LM, asked: ScoreBody, texts: list[str], limits: Limits) -> Likelihood:
     tokens = sum(len(lm.encode(text)) for text in texts)
     if tokens > limits.length * 4:
@@ -251,9 +265,27 @@ def _score(lm: LM, asked: ScoreBody, texts: list[str], limits: Limits) -> Likeli
         method=asked.method,
         span=span,
         seed=asked.seed,
-        batch_size=max(1, min(32, 2048 // lm.length)),
+        batch_size=_rows(lm),
         **numbers,
     )
+
+
+def _marginals(lm: LM, asked: MarginalsBody, texts: list[str], limits: Limits) -> list[Marginals]:
+    positions = readable_gaps(lm, texts, limits)
+    top, most = min(asked.top, lm.tokenizer.vocab.size - 1), limits.alternatives // QUEUED
+    if positions * top > most:
+        raise Refusal(
+            400,
+            f"{positions} open positions with top={top} are {positions * top} tokens, more than the {most} that this "
+            "server sends",
+            param="top",
+        )
+    return lm.marginals(texts, top=top, label=asked.label, batch_size=_rows(lm))
+
+
+def _rows(lm: LM) -> int:
+    """How many rows of the model's length go through the network together."""
+    return max(1, min(32, 2048 // lm.length))
 
 
 def _card(name: str, lm: LM, limits: Limits, created: int) -> dict[str, Any]:

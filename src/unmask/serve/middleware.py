@@ -16,6 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from .engine import Engine
 from .http import refused
 from .limits import Limits, Refusal
+from .openapi import POSTS
 
 log = logging.getLogger("unmask.serve")
 POLICY = (
@@ -150,8 +151,7 @@ def _known(scope: Scope) -> str:
         return "/page"
     if path.startswith("/v1/models"):
         return "/v1/models"
-    known = (*OPEN, "/metrics", "/v1/diffusion", "/v1/infill", "/v1/completions", "/v1/score", "/v1/tokenize")
-    return path if path in known else "other"
+    return path if path in (*OPEN, "/metrics", *POSTS) else "other"
 
 
 def _method(scope: Scope) -> str:

@@ -10,7 +10,7 @@ from pydantic.json_schema import models_json_schema
 
 from ..version import __version__
 from .limits import Limits
-from .schema import CompletionBody, DiffusionBody, InfillBody, ScoreBody, TokenizeBody
+from .schema import CompletionBody, DiffusionBody, InfillBody, MarginalsBody, ScoreBody, TokenizeBody
 
 ERRORS = {
     400: "Something in the request is wrong; the message says what.",
@@ -34,6 +34,10 @@ POSTS: dict[str, tuple[type[BaseModel], str, str, str]] = {
         "A completion; with stream, events of chunks that are never taken back.",
     ),
     "/v1/score": (ScoreBody, "How likely texts are, token by token.", "application/json", "Likelihoods."),
+    "/v1/marginals": (
+        MarginalsBody, "The model's distribution at every open position of a text; nothing is written.",
+        "application/json", "The most likely tokens of each position, their probabilities, and its entropy.",
+    ),
     "/v1/tokenize": (TokenizeBody, "The tokens of a text.", "application/json", "Ids and pieces."),
 }  # fmt: skip
 GETS = {

@@ -68,6 +68,20 @@ def prepare_completion(lm: LM, asked: CompletionBody, limits: Limits) -> list[Re
     return _works(lm, canvases, options, limits, asked.logprobs or 0, "logprobs")
 
 
+def readable_gaps(lm: LM, texts: list[str], limits: Limits) -> int:
+    """The number of open positions of texts with gaps, if all are short enough; a range counts as its longest."""
+    positions = given = 0
+    for text in texts:
+        parts = _parts(text, limits)
+        positions += min(lm.length, sum(part.high for part in parts if isinstance(part, Gap)))
+        given += sum(len(lm.encode(part)) for part in parts if isinstance(part, str))
+    if positions + given > limits.length * 4:
+        raise Refusal(
+            400, f"{positions + given} tokens are more than the {limits.length * 4} that are read at once", param="text"
+        )
+    return positions
+
+
 def tokens(lm: LM, asked: TokenizeBody, limits: Limits) -> list[int]:
     """The ids of a text as a model reads them; a gap of variable length gets its minimal length."""
     _readable([asked.text], limits)

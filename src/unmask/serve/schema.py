@@ -201,6 +201,17 @@ class ScoreBody(Body):
     )
 
 
+class MarginalsBody(Body):
+    """POST /v1/marginals."""
+
+    text: Text | None = Field(None, description="Text with gaps: {{3}} is a gap of 3 tokens, {{2-6}} one of 2 to 6.")
+    texts: Annotated[list[Text], Field(min_length=1, max_length=1000)] | None = Field(
+        None, description="Several such texts."
+    )
+    top: Count = Field(5, description="Tokens to send for every open position, the likeliest first.")
+    label: Label | None = None
+
+
 class TokenizeBody(Body):
     """POST /v1/tokenize."""
 
@@ -238,9 +249,10 @@ ELSEWHERE = {
     "input": ("prompt", "text"),
     "inputs": ("prompt", "text"),
     "messages": ("prompt", "text"),
-    "top_logprobs": ("logprobs", "tops"),
-    "logprobs": ("tops",),
-    "tops": ("logprobs",),
+    "top_logprobs": ("logprobs", "tops", "top"),
+    "logprobs": ("tops", "top"),
+    "tops": ("logprobs", "top"),
+    "top_k": ("top",),
     "text": ("prompt",),
     "stop_at_eos": ("ignore_eos",),
     "ignore_eos": ("stop_at_eos",),
