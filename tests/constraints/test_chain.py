@@ -92,6 +92,27 @@ def test_given_tokens_and_unlikely_texts():
     assert classes[1] == AUTOMATON.classes[4]
 
 
+@pytest.mark.parametrize("spread", [1, 100, 700, 5000])
+def test_sums_of_any_size(spread):
+    """Also where what fits is e^-5000 times as likely as what does not."""
+    rng = np.random.default_rng(spread)
+    log_p = rng.normal(size=(2, N, V)) * spread
+    log_p[..., MASK] = -math.inf
+    log_p[1, 2, rng.integers(2, V)] = -math.inf
+    weights = weights_of(log_p)
+    after = chain.backward(AUTOMATON, weights)
+    for row in range(2):
+        every = [
+            sum(log_p[row, i, token] for i, token in enumerate(x))
+            for x in itertools.product([0, 2, 3, 4], repeat=N)
+            if AUTOMATON.reads(x)
+        ]
+        assert after[row, 0, 0] == pytest.approx(np.logaddexp.reduce(every), rel=1e-9)
+        assert np.logaddexp.reduce(chain.forward(AUTOMATON, weights)[row, N][AUTOMATON.accepting]) == pytest.approx(
+            after[row, 0, 0], rel=1e-9
+        )
+
+
 def test_the_best_text():
     log_p = rows(3)
     weights = np.stack([AUTOMATON.best(torch.from_numpy(row)) for row in log_p])

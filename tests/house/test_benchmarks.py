@@ -27,7 +27,10 @@ FOLDER = Path(__file__).parents[2] / "benchmarks"
 def bench():
     """The benchmark and its parts, as one namespace each."""
     sys.path.insert(0, str(FOLDER))
-    yield {name: importlib.import_module(name) for name in ("sampling", "sampling_table", "scan", "corpus_sizes")}
+    yield {
+        name: importlib.import_module(name)
+        for name in ("sampling", "sampling_table", "scan", "corpus_sizes", "constraints")
+    }
     sys.path.remove(str(FOLDER))
 
 
@@ -202,6 +205,19 @@ def test_mistakes_are_said_in_a_sentence(sampling, given, said, capsys):
     assert stop.value.code == 2
     captured = capsys.readouterr()
     assert said in captured.err.splitlines()[-1] and not captured.out
+
+
+# -- constraints -----------------------------------------------------------------------------------------------------
+
+
+def test_what_constraints_cost_is_measured(bench, capsys, monkeypatch):
+    constraints = bench["constraints"]
+    monkeypatch.setattr(constraints, "FORMS", {"date": constraints.FORMS["date"]})
+    constraints.main(["--sizes=600", "--lengths=9", "--turns=1", "--json"])
+    (record,) = json.loads(capsys.readouterr().out)
+    assert (record["vocabulary"], record["states"]) == (600, 11) and record["kept_bytes"] < record["peak_bytes"]
+    constraints.main(["--sizes=600", "--lengths=9", "--turns=1"])
+    assert "date" in capsys.readouterr().out
 
 
 # -- the selective scan ----------------------------------------------------------------------------------------------

@@ -10,42 +10,25 @@ from __future__ import annotations
 
 import numpy as np
 
-from .token_automaton import TokenAutomaton
+from .token_automaton import TokenAutomaton, log_sums
 
 NEVER = -np.inf
 
 
-def _sums(values: np.ndarray, begin: np.ndarray, largest: bool) -> np.ndarray:
-    """Log-sum-exp (or the largest) of parts of rows (B, E) that begin at these columns."""
-    top = np.maximum.reduceat(values, begin, axis=1)
-    if largest:
-        return top
-    base = np.where(np.isneginf(top), 0.0, top)
-    spread = np.repeat(base, np.diff(np.append(begin, values.shape[1])), axis=1)
-    with np.errstate(divide="ignore"):
-        return np.asarray(np.log(np.add.reduceat(np.exp(values - spread), begin, axis=1)) + base)
-
-
-def backward(
-    automaton: TokenAutomaton,
-    weights: np.ndarray,
-    largest: np.ndarray | bool = False,
-    last: np.ndarray | None = None,
-) -> np.ndarray:
+def backward(automaton: TokenAutomaton, weights: np.ndarray, largest: np.ndarray | bool = False) -> np.ndarray:
     """(B, n + 1, Q): the log chance that what follows position i leads from state q to an accepting state.
 
-    `last` (B, Q) replaces the accepting states after the last position. Where `largest` (n,) is true, the best token
-    counts in place of the sum over all.
+    Where `largest` (n,) is true, the best token counts in place of the sum over all.
     """
     batch, n, _ = weights.shape
     best = np.broadcast_to(largest, n)
     result = np.full((batch, n + 1, automaton.states), NEVER)
-    result[:, n] = np.where(automaton.accepting, 0.0, NEVER) if last is None else last
+    result[:, n, automaton.accepting] = 0.0
     going = np.flatnonzero(np.diff(automaton.first))  # states with a transition
-    begin = automaton.first[going]
+    begin, label, target = automaton.first[going], automaton.label, automaton.target
     for i in range(n - 1, -1, -1) if len(going) else ():
-        values = weights[:, i][:, automaton.label] + result[:, i + 1][:, automaton.target]
-        result[:, i, going] = _sums(values, begin, bool(best[i]))
+        values = weights[:, i][:, label] + result[:, i + 1][:, target]
+        result[:, i, going] = np.maximum.reduceat(values, begin, axis=1) if best[i] else log_sums(values, begin)
     return result
 
 
@@ -59,8 +42,7 @@ def forward(automaton: TokenAutomaton, weights: np.ndarray) -> np.ndarray:
     reached = np.unique(target)
     begin = np.searchsorted(target, reached)
     for i in range(n) if len(reached) else ():
-        values = weights[:, i][:, label] + result[:, i][:, source]
-        result[:, i + 1, reached] = _sums(values, begin, False)
+        result[:, i + 1, reached] = log_sums(weights[:, i][:, label] + result[:, i][:, source], begin)
     return result
 
 
@@ -101,9 +83,7 @@ def conditional(automaton: TokenAutomaton, weights: np.ndarray) -> np.ndarray:
     order = np.argsort(automaton.label, kind="stable")
     label, source, target = automaton.label[order], automaton.source[order], automaton.target[order]
     begin = np.searchsorted(label, np.arange(automaton.n_classes))
-    values = [
-        _sums(before[:, i][:, source] + after[:, i + 1][:, target], begin, False) for i in range(weights.shape[1])
-    ]
+    values = [log_sums(before[:, i][:, source] + after[:, i + 1][:, target], begin) for i in range(weights.shape[1])]
     return np.stack(values, axis=1) - log_chance(after)[:, None, None]
 
 

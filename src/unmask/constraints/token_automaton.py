@@ -75,7 +75,7 @@ class TokenAutomaton:
             careful = np.flatnonzero((mass < TINY).any(1))
             result = np.log(mass) + top.double().cpu().numpy()
             if len(careful):
-                result[careful] = _log_sums(
+                result[careful] = log_sums(
                     rows[torch.from_numpy(careful).to(rows.device)].double().cpu().numpy(), begin
                 )
         return result
@@ -108,12 +108,13 @@ class TokenAutomaton:
         return count
 
 
-def _log_sums(rows: np.ndarray, begin: np.ndarray) -> np.ndarray:
+def log_sums(rows: np.ndarray, begin: np.ndarray) -> np.ndarray:
     """Log-sum-exp of parts of rows (n, m) that begin at these columns."""
     top = np.maximum.reduceat(rows, begin, axis=1)
     top = np.where(np.isneginf(top), 0.0, top)
-    sizes = np.diff(np.append(begin, rows.shape[1]))
-    return np.log(np.add.reduceat(np.exp(rows - np.repeat(top, sizes, axis=1)), begin, axis=1)) + top
+    spread = np.repeat(top, np.diff(np.append(begin, rows.shape[1])), axis=1)
+    with np.errstate(divide="ignore"):
+        return np.asarray(np.log(np.add.reduceat(np.exp(rows - spread), begin, axis=1)) + top)
 
 
 def over_tokens(language: Language, spelling: Spelling, mask: int, ends: Sequence[int] = ()) -> TokenAutomaton:
@@ -225,7 +226,7 @@ class _Trie:
 
     def transitions(self, kind: np.ndarray, used: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """(source, label, target) of the kinds that are used, which are counted from 0."""
-        edges: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
+        parts: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
         dead = len(self.delta) - 1
         some = np.full(len(kind) + 1, -1)
         some[kind[::-1]] = np.arange(len(kind) - 1, -1, -1)  # a node of each kind
@@ -236,10 +237,10 @@ class _Trie:
                 rows = np.flatnonzero(chosen[offset : offset + len(reached)] >= 0)
                 row, column = np.nonzero(reached[rows] != dead)
                 where = rows[row]
-                edges.append((states[column], chosen[offset + where], reached[where, column]))
-        if not edges:
+                parts.append((states[column], chosen[offset + where], reached[where, column]))
+        if not parts:
             return (np.zeros(0, dtype=np.int64),) * 3
-        source, label, target = (np.concatenate(part) for part in zip(*edges, strict=True))
+        source, label, target = (np.concatenate(part) for part in zip(*parts, strict=True))
         return source, label, target
 
 

@@ -73,12 +73,17 @@ def _check_span(span: FormedSpan, request: Request, vocab: Vocab, name: Callable
     automaton, start, stop = span
     if not 0 <= start < stop <= len(request.canvas):
         raise UserError(f"the constraint names positions {start} to {stop}, but the canvas has {len(request.canvas)}")
-    free, n = request.writable(vocab)[start:stop].tolist(), stop - start
+    free, n, rules = request.writable(vocab)[start:stop].tolist(), stop - start, request.rules
     allowed = np.zeros((n, automaton.n_classes), dtype=bool)
     for i, (token, writable) in enumerate(zip(request.canvas[start:stop].tolist(), free, strict=True)):
-        tokens = _allowed(request.rules, start + i, vocab) if writable else np.array([token])
-        classes = automaton.classes if tokens is None else automaton.classes[tokens]
-        allowed[i, classes[classes >= 0]] = True
+        if writable and rules is None:
+            allowed[i] = True
+        elif i and writable and free[i - 1] and rules is not None and rules.alike(start + i - 1, start + i):
+            allowed[i] = allowed[i - 1]
+        else:
+            tokens = _allowed(rules, start + i, vocab) if writable and rules is not None else np.array([token])
+            classes = automaton.classes[tokens]
+            allowed[i, classes[classes >= 0]] = True
     reached = chain.possible(automaton, allowed)
     if (reached[n] & automaton.accepting).any():
         return
@@ -96,10 +101,8 @@ def _check_span(span: FormedSpan, request: Request, vocab: Vocab, name: Callable
     raise UserError(what + (cure if near else f"; it takes at least {automaton.shortest} tokens"))
 
 
-def _allowed(rules: Rules | None, position: int, vocab: Vocab) -> np.ndarray | None:
-    """The tokens that rules allow at a position; None: all."""
-    if rules is None:
-        return None
+def _allowed(rules: Rules, position: int, vocab: Vocab) -> np.ndarray:
+    """The tokens that rules allow at a position."""
     tokens = np.ones(vocab.size, dtype=bool)
     if position in rules.allowed:
         tokens[:] = False

@@ -357,6 +357,11 @@ class SamplingParams:
             return _language(self.where)
         return [None if form is None else _language(form) for form in self.where or ()]
 
+    @property
+    def _ends_in_form(self) -> bool:
+        forms = self._forms()
+        return forms is not None and (isinstance(forms, Language) or forms[-1:] != [None])
+
     def constraint(self, canvas: Canvas, builder: PromptBuilder) -> Constraint | None:
         """The form of the gaps of a canvas; where the text ends in a gap, an end of text may follow it."""
         forms = self._forms()
@@ -539,9 +544,7 @@ class Stop:
         """The stop condition of a request; None if nothing stops it."""
         at_eos = options.stop_at_eos
         if at_eos is None:  # a text under a constraint ends where it is complete
-            at_eos = canvas.open_end and (
-                builder.spec.has_ends or (options._forms() is not None and bool(builder.ends))
-            )
+            at_eos = canvas.open_end and (builder.spec.has_ends or (options._ends_in_form and bool(builder.ends)))
         if "stop_at_eos" in options.recommended:
             at_eos = at_eos and canvas.open_end  # a recommendation is not for texts with a given end
         if not options.stop and not at_eos:

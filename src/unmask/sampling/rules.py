@@ -76,6 +76,11 @@ class Rules:
         """The tokens that the lists of rules forbid at a position that may hold all others."""
         return self.banned | (self._early(vocab) if position < self.eos_from else frozenset())
 
+    def alike(self, first: int, second: int) -> bool:
+        """Whether the lists of rules allow the same at two positions."""
+        listed = first in self.allowed or second in self.allowed
+        return not listed and (first < self.eos_from) == (second < self.eos_from)
+
     @cached_property
     def _banned(self) -> Tensor:
         return torch.tensor(sorted(self.banned), dtype=torch.int64)
