@@ -1,7 +1,10 @@
 """From the training run to the model in the package: 16-bit weights, and a card with figures that are measured here.
 
     python tools/tiny_en.py data/text runs/tiny-en/data
-    unmask train tools/tiny_en.yaml --out runs/tiny-en/run
+    unmask train tools/tiny_en.yaml --out runs/tiny-en/whole
+    unmask finetune runs/tiny-en/whole block --data runs/tiny-en/data --out runs/tiny-en/run block.size=4 \\
+      block.mixture='{1: 0.3, 4: 0.2, 16: 0.15, full: 0.35}' train.steps=1600 train.batch_size=16 train.optimizer=muon \\
+      train.muon_lr=0.02 train.lr=0.002 train.betas=[0.9,0.98] train.warmup=30 train.decay=wsd train.decay_share=0.4 train.ema=0
     python tools/publish_tiny_en.py runs/tiny-en/run runs/tiny-en/data
 
 The figures are those of the 16-bit weights, as a user loads them.
@@ -21,12 +24,14 @@ from unmask.evaluation.likelihood import evaluate
 from unmask.hub import model_card
 from unmask.hub.resolve import PRETRAINED, checkpoint, load
 from unmask.lm import LM
+from unmask.models.block_diffusion import BlockDiffusion
 from unmask.sampling.recommended import Recommended
 from unmask.types import Likelihood
 
 NAME = "tiny-en"
 SOURCE = "tinystories"
 DRAWS = 4
+FIRST = 2666  # steps of the training that it began with
 PROMPTS = (
     "Once upon a time, there was a little",
     "One day, a boy named Tim",
@@ -54,16 +59,21 @@ RECOMMENDED = Recommended(  # measured by benchmarks/recommend.py; docs/tiny-en.
 )
 
 
-def held_out(lm: LM, folder: str) -> Likelihood:
-    """The bound on all stories of TinyStories' validation file."""
+LAWS = {"in blocks of 1": 1, "in blocks of 4": 4, "in blocks of 16": 16, "as one block": None}
+
+
+def held_out(lm: LM, folder: str, size: int | None) -> Likelihood:
+    """The bound on all stories of TinyStories' validation file, in blocks of this size."""
+    assert isinstance(lm.model, BlockDiffusion)
+    model = lm.model.in_blocks(size)
     data = DataConfig.model_validate({**lm.config.data.model_dump(), "source": folder})
     rows = prepare(data, lm.tokenizer, splits=("valid",)).split("valid", rest=True)
     return evaluate(
-        lm.model,
+        model,
         rows,
         draws=DRAWS,
         batch_size=64,
-        estimator=default_estimator(lm.model),
+        estimator=default_estimator(model),
         protocol={"source": "the 785 whole stories of TinyStories' validation file"},
     )
 
@@ -82,7 +92,8 @@ def samples(lm: LM) -> str:
 
 ABOUT = """
 A small model to try things with: it comes inside the package `unmask` and needs no network. It tells stories for small
-children and fills gaps in them. It has seen {tokens:.1f} million tokens (half of them masked) on one CPU core.
+children and fills gaps in them: one network that writes from left to right, in blocks of any size, and anywhere in a
+text. It has seen {tokens:.1f} million tokens on one CPU core.
 
 ## Data
 
@@ -93,7 +104,8 @@ the settings of the training, `tools/publish_tiny_en.py` made this card.
 
 ## Training
 
-{steps:,} steps of 16 rows of 256 tokens: embeddings from counts, Muon for the matrices of the blocks and AdamW for
+First as an MDLM, {first:,} steps of 16 rows of 256 tokens, then {steps:,} steps in blocks of 1, 4 and 16 tokens and of
+whole rows (shares 0.3, 0.2, 0.15 and 0.35): embeddings from counts, Muon for the matrices of the blocks and AdamW for
 the rest, plain cross-entropy of the masked tokens, a constant learning rate with a linear decay at the end; one seed.
 The weights are stored in float16, and that is how they were evaluated.
 
@@ -121,15 +133,15 @@ def main() -> None:
     trained = load(run)
     steps = int(checkpoint.resolve(run).name.removeprefix("step-"))  # a training may have been meant to go on
     data = trained.config.data.model_copy(update={"source": SOURCE, "cache": None})
-    train = trained.config.train.model_copy(update={"steps": steps})
+    train = trained.config.train.model_copy(update={"steps": steps, "start": None})
     config = trained.config.model_copy(update={"data": data, "train": train})
     out = PRETRAINED / NAME
     shutil.rmtree(out, ignore_errors=True)
     replace(trained, config=config, recommended=RECOMMENDED).save_pretrained(out, dtype="float16")
     lm = load(out)
-    tokens = steps * config.train.batch_size * config.data.length / 1e6
-    figures = {"TinyStories, validation stories": held_out(lm, folder)}
-    notes = ABOUT.format(tokens=tokens, steps=steps, samples=samples(lm))
+    tokens = (FIRST + steps) * config.train.batch_size * config.data.length / 1e6
+    figures = {f"TinyStories, validation stories, {law}": held_out(lm, folder, size) for law, size in LAWS.items()}
+    notes = ABOUT.format(tokens=tokens, first=FIRST, steps=steps, samples=samples(lm))
     card = model_card(
         config,
         NAME,
