@@ -2,12 +2,12 @@
 
     python tools/tiny_en.py data/text runs/tiny-en/data
     unmask train tools/tiny_en.yaml --out runs/tiny-en/whole
-    unmask finetune runs/tiny-en/whole block --data runs/tiny-en/data --out runs/tiny-en/run block.size=4 \\
-      block.mixture='{1: 0.3, 4: 0.2, 16: 0.15, full: 0.35}' train.steps=1600 train.batch_size=16 train.optimizer=muon \\
-      train.muon_lr=0.02 train.lr=0.002 train.betas=[0.9,0.98] train.warmup=30 train.decay=wsd train.decay_share=0.4 train.ema=0
+    unmask finetune runs/tiny-en/whole block --data runs/tiny-en/data --out runs/tiny-en/run BLOCKS
     python tools/publish_tiny_en.py runs/tiny-en/run runs/tiny-en/data
 
-The figures are those of the 16-bit weights, as a user loads them.
+BLOCKS are block.size=4 block.mixture='{1: 0.3, 4: 0.2, 16: 0.15, full: 0.35}' train.steps=1600 train.batch_size=16
+train.optimizer=muon train.muon_lr=0.02 train.lr=0.002 train.betas=[0.9,0.98] train.warmup=30 train.decay=wsd
+train.decay_share=0.4 train.ema=0. The figures are those of the 16-bit weights, as a user loads them.
 """
 
 from __future__ import annotations

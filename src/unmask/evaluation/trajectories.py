@@ -61,7 +61,7 @@ def plan_nats(
         net.denoiser(),
         [c for c in canvases for _ in range(many)],
         [t for t in targets for _ in range(many)],
-        plan if size is None else BlockByBlock(plan, size, ahead=False),
+        plan if size is None or plan.sets_blocks else BlockByBlock(plan, size, ahead=False),
         names,
         batch_size,
         labels=None if batch.label is None else [int(label) for label in batch.label for _ in range(many)],
