@@ -46,8 +46,8 @@ def text_models(setup: Setup) -> dict[str, ModelSpec]:
     models, place = {}, _place(setup)
     for name in METHODS:
         short, long = (_config(setup, name, longer) for longer in (name == JUDGE, True))
-        models[name] = ModelSpec(changed(short, place), command=_command(setup, short))
-        models[name + LONGER] = ModelSpec(changed(long, place), continues=name, command=_command(setup, long))
+        models[name] = ModelSpec(changed(short, place), command=train_words(setup, short))
+        models[name + LONGER] = ModelSpec(changed(long, place), continues=name, command=train_words(setup, long))
     return models
 
 
@@ -103,7 +103,7 @@ def _recipe(setup: Setup) -> str:
     return setup.source if setup.source in PAPER_TEXTS else "lm1b"
 
 
-def _command(setup: Setup, config: Config) -> tuple[str, ...]:
+def train_words(setup: Setup, config: Config) -> tuple[str, ...]:
     """The recipe and how the config differs from it; training steps always, the seed last."""
     if setup.scale.trains:
         return ()

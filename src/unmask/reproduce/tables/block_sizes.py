@@ -20,7 +20,7 @@ from ..claims import Claim, fewer_nats_of_seeds
 from ..figures import Figure
 from ..report import Report, Row, Table
 from ..specs import Changes, ModelSpec, PaperTable, Setup, changed
-from ..text_models import TEXT, text_models
+from ..text_models import TEXT, text_models, train_words
 from ..timed_samples import (
     CALLS,
     ENTROPY,
@@ -63,7 +63,7 @@ def block_models(setup: Setup) -> dict[str, ModelSpec]:
     for model, changes in MODELS.items():
         for seed in SEEDS:
             config = changed(shared, changes, {"seed": setup.seed + seed})
-            models[_name(model, seed)] = ModelSpec(config)
+            models[_name(model, seed)] = ModelSpec(config, command=train_words(setup, config))
     return models
 
 
