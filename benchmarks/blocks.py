@@ -8,9 +8,9 @@ places. A call of MDLM reads the whole text wherever it is, so one call is timed
     ar            one token a call, keys and values cached
     block B       blocks of B, one token a call
     block B / c   blocks of B in c calls (the reveal plan with c steps)
-    speculative n a round: n tokens drafted in one call, and verified in another by the law of blocks of one token.
-                  Random weights say nothing about how many are accepted: that is measured on a trained model
-                  (--trained), and a round is timed here.
+    speculative   a round: some tokens drafted in one call, and checked in another by the law of blocks of one token.
+                  Random weights say nothing about how many are accepted: calls a token and the length of a draft are
+                  those of a trained model (--trained), and a round with drafts of that length is timed here.
     mdlm          the reveal plan, one token a call, whole canvas
 
     python benchmarks/blocks.py                                  OWT size, batch 1, L = 1024
@@ -31,11 +31,10 @@ import unmask
 from measure import sgemm_peak
 from sampling import NETWORKS
 from unmask.config import Config, ModelConfig
-from unmask.data.canvas import Canvas
 from unmask.models import registry
 from unmask.models.language_model import LanguageModel
 from unmask.process.keys import Keys
-from unmask.sampling import Batcher, BlockByBlock, FirstHitting, LeftToRight, Request, RevealPlan, Sampler
+from unmask.sampling import Batcher, BlockByBlock, FirstHitting, LeftToRight, Request, RevealPlan, Sampler, Slot
 from unmask.sampling.params import SamplingParams
 from unmask.training.memory import keep_pages
 from unmask.types import Vocab
@@ -83,14 +82,36 @@ def places(length: int) -> list[int]:
     return [int((i + 0.5) * length / PLACES) // WRITTEN * WRITTEN for i in range(PLACES)]
 
 
-def accepted(name: str, length: int, drafts: list[int]) -> dict[int, float]:
-    """Tokens a round of a trained model, by the number of tokens that are drafted."""
-    lm, out = unmask.load(name), {}
-    for n in drafts:
-        canvas = Canvas(torch.full((min(length, lm.length),), lm.tokenizer.vocab.mask), [slice(0, lm.length)])
-        samples = lm.write([canvas] * 8, SamplingParams(sampler="speculative", draft=n))
-        out[n] = sum(len(s.ids) for s in samples) / sum(s.network_calls / 2 for s in samples)
-    return out
+class Round:
+    """The two calls of a speculative round for a batch of texts, from one place on."""
+
+    def __init__(self, model: LanguageModel, place: int, batch: int, n: int) -> None:
+        self.model, self.place, self.n, self.denoiser = model, place, n, model.denoiser()
+        length = place + n + 1
+        self.z = torch.randint(0, model.vocab.mask, (batch, length), generator=torch.Generator().manual_seed(place))
+        self()  # which also reads the prompts
+
+    def __call__(self) -> float:
+        """Seconds of a round."""
+        start = time.perf_counter()
+        for count, block in ((self.n, None), (self.n + 1, 1)):
+            z = self.z[:, : self.place + count].clone()
+            if block is None:
+                z[:, self.place :] = self.model.vocab.mask
+            slots = [Slot(row, self.place, None, 0, self.place, block) for row in range(len(z))]
+            queries = torch.arange(self.place, self.place + count).expand(len(z), -1)
+            hidden = self.denoiser.hidden(z, torch.ones(len(z), dtype=torch.float64), None, None, queries, slots)
+            self.denoiser.log_x(hidden.flatten(0, 1)).exp()
+        return time.perf_counter() - start
+
+
+def drafts_of(name: str) -> tuple[float, int]:
+    """Calls a token and tokens of a draft of a trained model that writes speculatively, at temperature 1."""
+    lm = unmask.load(name)
+    samples = lm.write([lm.prompt_canvas("")] * 8, SamplingParams(sampler="speculative"))
+    calls = sum(sample.network_calls for sample in samples)
+    tokens = sum(len(sample.ids) for sample in samples)
+    return calls / tokens, max(1, round(2 * sum(sample.drafted for sample in samples) / calls))
 
 
 def main() -> None:
@@ -112,13 +133,20 @@ def main() -> None:
         "block 16": (block, BlockByBlock(FirstHitting(), 16)),
         "block 16 / 4": (block, BlockByBlock(RevealPlan(4), 16)),
     }
-    seconds: dict[str, list[float]] = {name: [] for name in (*ways, "mdlm")}
+    calls = dict.fromkeys((*ways, "mdlm"), 1.0) | {"block 16 / 4": 0.25}
+    draft = 0
+    if args.trained is not None:
+        calls["speculative"], draft = drafts_of(args.trained)
+    seconds: dict[str, list[float]] = {name: [] for name in calls}
     with torch.no_grad():
         for round_ in range(args.rounds):
             costs: dict[str, list[float]] = {name: [] for name in ways}
             for place in places(args.length):
                 for name, (model, sampler) in ways.items():
                     costs[name].append(Writing(model, sampler, place, args.batch)())
+                if draft:
+                    spent = Round(block, place, args.batch, draft)() * calls["speculative"] / 2
+                    costs.setdefault("speculative", []).append(spent)
             for name, values in costs.items():
                 seconds[name].append(statistics.mean(values))
             canvas = torch.full((args.length,), mdlm.vocab.mask)
@@ -129,12 +157,13 @@ def main() -> None:
             whole.step()
             seconds["mdlm"].append(time.perf_counter() - start)
             print(f"round {round_ + 1} of {args.rounds}", file=sys.stderr)
-    report(args, seconds)
+    report(args, seconds, calls)
+    if draft:
+        print(f"speculative: drafts of {draft} tokens, as {args.trained} makes them")
 
 
-def report(args: argparse.Namespace, seconds: dict[str, list[float]]) -> None:
+def report(args: argparse.Namespace, seconds: dict[str, list[float]], calls: dict[str, float]) -> None:
     """The table: seconds of a text, and in units of AR's."""
-    calls = {"ar": 1.0, "block 4": 1.0, "block 16": 1.0, "block 16 / 4": 0.25, "mdlm": 1.0}
     text = {name: statistics.median(values) * args.length for name, values in seconds.items()}
     print(
         f"{args.network} ({args.kind}), batch {args.batch}, L = {args.length}, {torch.get_num_threads()} threads, "
