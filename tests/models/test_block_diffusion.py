@@ -431,6 +431,12 @@ def test_it_says_what_it_is():
     assert model.describe()["block"] == 2 and model.describe()["clean_stream"] == "causal by blocks"
     assert model.in_blocks(None).describe()["block"] == "the whole row"
     exact = model.in_blocks(1).describe()
-    assert exact == {"bound": "exact", "order": "left to right", "block": 1, "clean_stream": "causal by blocks"}
+    assert exact == {
+        "bound": "exact",
+        "order": "left to right",
+        "block": 1,
+        "clean_stream": "causal by blocks",
+        "trained_blocks": "2",
+    }
     other = model.under(law=ContinuousTime(0.3))
     assert (other.block_size, other.clean, other.mixture) == (2, "blocks", {2: 1.0}) and other.law.cutoff == 0.3

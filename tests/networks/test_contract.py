@@ -215,6 +215,7 @@ GIVEN = {
     "positions": torch.arange(LENGTH),
     "queries": torch.zeros(3, 1, dtype=torch.int64),
     "cache": [],
+    "grow": True,
 }
 
 
