@@ -179,15 +179,18 @@ def is_family(tree: Mapping[str, Any]) -> bool:
     return any(known.model_type == tree.get("model_type") for known in FAMILIES)
 
 
-def method_of(family: ModelFamily, tree: Mapping[str, Any], where: str | Path) -> str:
+def method_of(family: ModelFamily) -> str:
     """The method of a family's models."""
-    if family.topology == "block_causal":
-        size = value(tree, family.block, int, where, family.block_size)
-        raise UserError(
-            f"{where} describes a {family.model_type} that writes in blocks of {size} tokens, each of which sees only "
-            "the blocks before it; unmask does not run block diffusion yet"
-        )
-    return "ar" if family.topology == "causal" else "mdlm"
+    return {"causal": "ar", "bidirectional": "mdlm", "block_causal": "block"}[family.topology]
+
+
+def block_size(family: ModelFamily, tree: Mapping[str, Any], where: str | Path) -> int:
+    """The tokens of a block of a block-causal family."""
+    said = tree.get(family.block)
+    size = int(value({family.block: family.block_size if said is None else said}, family.block, int, where))
+    if size < 1:
+        raise UserError(f"{where} has {family.block} {size}, but a block has at least one token")
+    return size
 
 
 def refuse_experts(tree: Mapping[str, Any], where: str | Path) -> None:
