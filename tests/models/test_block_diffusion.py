@@ -422,7 +422,7 @@ def test_what_cannot_be_is_a_sentence_with_its_fix(what):
 
 @pytest.mark.parametrize("network", ["caduceus", "mosaicbert", "mamba", "hyena"])
 def test_a_network_that_cannot_says_which_can(network):
-    with pytest.raises(UserError, match=r"set model.network=dit or model.network=modern"):
+    with pytest.raises(UserError, match=r"set model.network=dit, modern or llama"):
         registry.model(Config(model={"network": network, "method": "block"}), VOCAB)
 
 

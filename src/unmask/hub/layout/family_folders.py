@@ -1,8 +1,9 @@
 """Folders of models on the transformer of Llama, Qwen2 and Qwen3: causal ones, and the diffusion models made from them.
 
 What sees both ways becomes a model of method mdlm with the log-linear schedule, as its training was; what sees its
-block and those before one of method block; what looks to the left one of method ar, whose first token is given. Rows begin with BOS where the tokenizer says so. How config.json
-and tensors of each family are read is in `networks/foreign/families`.
+block and those before one of method block; what looks to the left one of method ar, whose first token is given. Rows
+begin with BOS where the tokenizer says so. How config.json and tensors of each family are read is in
+`networks/foreign/families`.
 """
 
 from __future__ import annotations

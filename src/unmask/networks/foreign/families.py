@@ -145,7 +145,7 @@ class ModelFamily:
     topology: Literal["causal", "bidirectional", "block_causal"]
     prediction: Literal["same", "shifted"] = "same"
     mask: int | None = None  # the id of [MASK] where config.json does not say
-    block: str = "block_size"  # block_causal: the field with the size of a block ...
+    block: str = "block_size"  # the field with the size of a block of a block_causal model ...
     block_size: int | None = None  # ... and its default
     name: str = ""  # a word in the name of the model, where config.json does not tell two families apart
 
@@ -156,6 +156,7 @@ FAMILIES = (
     ModelFamily("qwen3", QWEN3, "causal"),
     ModelFamily("llada", OLMO, "bidirectional", mask=126336),  # LLaDA 8B, 1.5 and iLLaDA
     ModelFamily("Dream", QWEN2, "bidirectional", "shifted", mask=151666),  # Dream, Dream-Coder, DiffuCoder
+    ModelFamily("sdar", QWEN3, "causal", block_size=4, name="uno-qwen3"),  # an SDAR by its config.json only
     ModelFamily("sdar", QWEN3, "block_causal", mask=151669, block_size=4),
     ModelFamily("Fast_dLLM_Qwen", QWEN2, "block_causal", "shifted", mask=151665, block="bd_size", block_size=32),
     ModelFamily("a2d-llama", LLAMA, "block_causal", block_size=32, name="bd3lm"),  # dllm's Tiny-A2D
