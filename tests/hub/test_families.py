@@ -86,15 +86,6 @@ def test_by_name_from_the_hub_and_on_the_command_line(there: FakeHub, tmp_path):
     assert ran.code == 0 and json.loads(ran.out)
 
 
-@pytest.mark.parametrize(
-    ("family", "name", "size"),
-    [("sdar", "m", 4), ("Fast_dLLM_Qwen", "m", 32), ("a2d-qwen3", "Qwen3-diffusion-bd3lm", 32)],
-)
-def test_block_causal_families_are_known_and_refused(family, name, size, tmp_path):
-    with pytest.raises(UserError, match=rf"writes in blocks of {size} tokens.*does not run block diffusion yet$"):
-        unmask.load(write(tmp_path / name, family))
-
-
 def test_the_record_of_a_family_says_three_things():
     """Where a token is predicted, which columns see which, and the id of [MASK]."""
     facts = {(f.model_type, f.name): (f.topology, f.prediction, f.mask) for f in families.FAMILIES}

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from oracles.blocks import Rereader, read_block
 from oracles.enumeration import CLEAN, MASK
-from support.block_models import block_model, each_network, each_stream
+from support.block_models import block_model, each_network, each_stream, every_network
 from unmask.models.block_diffusion import BlockDiffusion, CachedBlocks
 from unmask.process.keys import Keys
 from unmask.sampling import (
@@ -106,7 +106,7 @@ def every_kind() -> list[Request]:
     ]
 
 
-@each_network
+@every_network
 @each_stream
 def test_a_cache_changes_nothing(network, clean):
     """Lengths, block sizes, steps, prompts and samplers of all kinds side by side, in batches of 4 and all."""
@@ -351,7 +351,7 @@ def by_hand(model: BlockDiffusion, canvas: list[int], slot: Slot) -> Tensor:
     return torch.cat(parts)
 
 
-@each_network
+@every_network
 @each_stream
 @pytest.mark.parametrize("seed", [0, 1])
 def test_whatever_is_asked_is_what_the_blocks_say(network, clean, seed):

@@ -15,7 +15,7 @@ from torch import Tensor
 from oracles.blocks import Reader, block_bound, block_law, chain_rule, hidden_sets, read_block
 from oracles.enumeration import CLEAN, MASK, VOCAB, State, continuous_nodes, stretches
 from oracles.laws import random_order_law
-from support.block_models import block_model, each_network, each_stream
+from support.block_models import block_model, each_network, each_stream, every_network
 from support.drawing import finish, keys_of
 from support.helpers import tiny_config
 from unmask.config import Config, load_yaml, parse
@@ -71,7 +71,7 @@ def trained_on(model: BlockDiffusion, size: int | None) -> BlockDiffusion:
 # -- the likelihood --------------------------------------------------------------------------------------------------
 
 
-@each_network
+@every_network
 @each_stream
 def test_blocks_of_one_token_are_the_chain_rule(network, clean):
     """One call for each position, clean tokens and a single [MASK]; and the chances of all texts sum to 1."""
@@ -86,7 +86,7 @@ def test_blocks_of_one_token_are_the_chain_rule(network, clean):
     assert not block_model(network, clean, size=2).exact
 
 
-@each_network
+@every_network
 @each_stream
 @each_size
 def test_two_streams_are_block_by_block(network, clean, size):
@@ -422,7 +422,7 @@ def test_what_cannot_be_is_a_sentence_with_its_fix(what):
 
 @pytest.mark.parametrize("network", ["caduceus", "mosaicbert", "mamba", "hyena"])
 def test_a_network_that_cannot_says_which_can(network):
-    with pytest.raises(UserError, match=r"set model.network=dit or model.network=modern"):
+    with pytest.raises(UserError, match=r"set model.network=dit, modern or llama"):
         registry.model(Config(model={"network": network, "method": "block"}), VOCAB)
 
 

@@ -10,7 +10,15 @@ from unmask.models.block_diffusion import BlockDiffusion
 from unmask.recipes import with_overrides
 from unmask.types import Vocab
 
+LLAMA = ["model.network=llama", "model.n_kv_heads=1", "model.mlp_dim=24", "model.qk_norm=true"]
+KINDS = {  # the settings of each network
+    "dit": ["model.network=dit", "model.cond_dim=8"],
+    "modern": ["model.network=modern", "model.skips=both"],
+    "llama": LLAMA,
+    "shifted llama": [*LLAMA, "model.prediction=shifted"],
+}
 each_network = pytest.mark.parametrize("network", ["dit", "modern"])
+every_network = pytest.mark.parametrize("network", KINDS)
 each_stream = pytest.mark.parametrize("clean", ["tokens", "blocks"])
 
 
@@ -26,11 +34,7 @@ def block_model(
     """Two layers, so that what is clean reaches a block directly and by way of other clean tokens."""
     own = [f"block.size={size}", f"block.clean={clean}", f"data.length={length}", "model.n_blocks=2"]
     width = ["model.hidden_dim=16", "model.n_heads=2"]
-    kind = (
-        ["model.network=modern", "model.skips=both"]
-        if network == "modern"
-        else ["model.network=dit", "model.cond_dim=8"]
-    )
+    kind = KINDS[network]
     config = with_overrides("tiny", ["data.tokenizer=bytes", "model.method=block", *kind, *width, *own, *settings])
     model: BlockDiffusion = random_model(config, vocab, 1.5, n_labels)
     return model

@@ -59,7 +59,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "sdar": ("Qwen3", QWEN | {"head_dim": 8}, {"model_type": "sdar", "block_size": 4, "mask_token_id": MASK}),
     "Fast_dLLM_Qwen": ("Qwen2", QWEN, {"model_type": "Fast_dLLM_Qwen", "bd_size": 32}),
 }
-SHIFTED = ("Dream",)
+SHIFTED = ("Dream", "Fast_dLLM_Qwen")
 CAUSAL = ("llama", "qwen2", "qwen3")
 
 

@@ -158,7 +158,7 @@ def block_diffusion(config: Config, vocab: Vocab, n_labels: int) -> LanguageMode
     if not reads_blocks(config.model):
         raise UserError(
             f"block diffusion reads rows twice at once, which the {config.model.network} network does not; "
-            "set model.network=dit or model.network=modern"
+            "set model.network=dit, modern or llama"
         )
     if config.objective.loss == "mlm":
         raise UserError("masked language modeling has no blocks; set model.method=mdlm, or leave out objective.loss")

@@ -22,7 +22,7 @@ from typing_extensions import override
 
 from ..errors import UserError
 from ..types import Vocab
-from .dit import BlockCall, KeyValue, block_calls, no_keys, pick
+from .dit import BlockCall, KeyValue, append, block_calls, no_keys, pick
 from .interface import Network, NetworkInput, TokenWeights
 from .kernels.attention import Attention, Causal, Full
 from .kernels.positions import rotate
@@ -100,7 +100,7 @@ class LlamaBlock(nn.Module):
 class Llama(Network):
     """Tokens to hidden states; `head` for the rows whose logits are wanted."""
 
-    takes = frozenset({"tokens", "attention", "valid", "positions", "queries", "cache"})
+    takes = frozenset({"tokens", "attention", "valid", "positions", "queries", "cache", "grow"})
     directions = frozenset({"both", "left"})
 
     def __init__(
@@ -197,12 +197,11 @@ class Llama(Network):
             if inputs.queries is not None:
                 return self._states(replace(inputs, queries=before))
             return pick(self._states(inputs)[0], before), None
-        *keys, (states, nothing) = inputs.cache
+        *keys, states = inputs.cache
         new, kept = self._states(replace(inputs, queries=None, cache=keys))
         assert kept is not None
-        states = torch.cat((states.to(new.dtype), new[:, None]), dim=2)
-        nothing = nothing.new_empty(rows, 1, states.shape[2], 0)
-        return pick(states[:, 0], before), [*kept, (states, nothing)]
+        states = append(states, (new[:, None], new.new_empty(rows, 1, length, 0)), bool(inputs.grow))
+        return pick(states[0][:, 0], before), [*kept, states]
 
     @override
     def token_weights(self) -> TokenWeights:

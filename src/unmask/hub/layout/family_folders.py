@@ -1,8 +1,9 @@
 """Folders of models on the transformer of Llama, Qwen2 and Qwen3: causal ones, and the diffusion models made from them.
 
-What sees both ways becomes a model of method mdlm with the log-linear schedule, as its training was; what looks to the
-left a model of method ar, whose first token is given. Rows begin with BOS where the tokenizer says so. How config.json
-and tensors of each family are read is in `networks/foreign/families`.
+What sees both ways becomes a model of method mdlm with the log-linear schedule, as its training was; what sees its
+block and those before one of method block; what looks to the left one of method ar, whose first token is given. Rows
+begin with BOS where the tokenizer says so. How config.json and tensors of each family are read is in
+`networks/foreign/families`.
 """
 
 from __future__ import annotations
@@ -29,17 +30,29 @@ def read_family(tree: Mapping[str, Any], where: str | Path, name: str | None = N
     family = families.family_of(tree, name or str(where))
     assert family is not None
     network = families.settings(tree, where, family)
-    method = families.method_of(family, tree, where)
+    method = families.method_of(family)
     longest = value(tree, family.trunk.positions, int, where, LENGTH)
-    data = DataConfig(length=max(2, min(LENGTH, longest)), tokenizer=name or str(where))
+    length, parts = max(2, min(LENGTH, longest)), {"model": {"method": method, "network": "llama", **network}}
+    if method == "block":
+        size = families.block_size(family, tree, where)
+        length = _whole_blocks(size, longest, where)
+        parts["block"] = {"size": size, "clean": "blocks"}
+    data = DataConfig(length=length, tokenizer=name or str(where))
     base = Config(data=data, train=TrainConfig(ema=0), objective=ObjectiveConfig(start_token=method != "ar"))
-    model = {"model": {"method": method, "network": "llama", **network}}
-    config = inside(where, lambda: parse(base.model_dump(mode="json") | model))
+    config = inside(where, lambda: parse(base.model_dump(mode="json") | parts))
     rows = network["embedding_rows"]
     ids = SpecialIds(**{role: _id(tree, role, rows, where) for role in ROLES}, unnamed_mask=family.mask)
     if method == "ar":
         ids = replace(ids, mask=None)
     return Described(config, None, (), rows, ids=ids, longest=longest)
+
+
+def _whole_blocks(size: int, longest: int, where: str | Path) -> int:
+    """The longest row of whole blocks, at least one."""
+    length = min(max(LENGTH, size), longest) // size * size
+    if length < 2:
+        raise UserError(f"{where} has blocks of {size} tokens, but positions for {longest} only")
+    return length
 
 
 def _id(tree: Mapping[str, Any], role: str, rows: int, where: str | Path) -> int | None:

@@ -145,7 +145,7 @@ class ModelFamily:
     topology: Literal["causal", "bidirectional", "block_causal"]
     prediction: Literal["same", "shifted"] = "same"
     mask: int | None = None  # the id of [MASK] where config.json does not say
-    block: str = "block_size"  # block_causal: the field with the size of a block ...
+    block: str = "block_size"  # the field with the size of a block of a block_causal model ...
     block_size: int | None = None  # ... and its default
     name: str = ""  # a word in the name of the model, where config.json does not tell two families apart
 
@@ -156,6 +156,7 @@ FAMILIES = (
     ModelFamily("qwen3", QWEN3, "causal"),
     ModelFamily("llada", OLMO, "bidirectional", mask=126336),  # LLaDA 8B, 1.5 and iLLaDA
     ModelFamily("Dream", QWEN2, "bidirectional", "shifted", mask=151666),  # Dream, Dream-Coder, DiffuCoder
+    ModelFamily("sdar", QWEN3, "causal", block_size=4, name="uno-qwen3"),  # an SDAR by its config.json only
     ModelFamily("sdar", QWEN3, "block_causal", mask=151669, block_size=4),
     ModelFamily("Fast_dLLM_Qwen", QWEN2, "block_causal", "shifted", mask=151665, block="bd_size", block_size=32),
     ModelFamily("a2d-llama", LLAMA, "block_causal", block_size=32, name="bd3lm"),  # dllm's Tiny-A2D
@@ -179,15 +180,18 @@ def is_family(tree: Mapping[str, Any]) -> bool:
     return any(known.model_type == tree.get("model_type") for known in FAMILIES)
 
 
-def method_of(family: ModelFamily, tree: Mapping[str, Any], where: str | Path) -> str:
+def method_of(family: ModelFamily) -> str:
     """The method of a family's models."""
-    if family.topology == "block_causal":
-        size = value(tree, family.block, int, where, family.block_size)
-        raise UserError(
-            f"{where} describes a {family.model_type} that writes in blocks of {size} tokens, each of which sees only "
-            "the blocks before it; unmask does not run block diffusion yet"
-        )
-    return "ar" if family.topology == "causal" else "mdlm"
+    return {"causal": "ar", "bidirectional": "mdlm", "block_causal": "block"}[family.topology]
+
+
+def block_size(family: ModelFamily, tree: Mapping[str, Any], where: str | Path) -> int:
+    """The tokens of a block of a block-causal family."""
+    said = tree.get(family.block)
+    size = int(value({family.block: family.block_size if said is None else said}, family.block, int, where))
+    if size < 1:
+        raise UserError(f"{where} has {family.block} {size}, but a block has at least one token")
+    return size
 
 
 def refuse_experts(tree: Mapping[str, Any], where: str | Path) -> None:

@@ -211,13 +211,21 @@ class Streams(Attention):
         if name not in self.masks:
             allowed = self.allowed(q.shape[-2], k.shape[-2], valid, queries, q.device)[:, None]
             self.masks[name] = None if q.device.type == "cpu" and allowed.all() else allowed
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=self.masks[name])
+        return sdpa(q, k, v, self.masks[name])
 
     @override
     def mask(self, query: Tensor, key: Tensor) -> Tensor:
         row = torch.arange(len(self.place), device=query.device)[:, None, None]
         sees, together = self.sees[row, query], self.noisy[row, query] & (self.sees[row, query] == self.sees[row, key])
         return torch.where(self.noisy[row, key], together, self.place[row, key] < sees)
+
+    @override
+    def before(self, column: Tensor) -> Tensor:
+        """The column at the position before that it sees: in its block if that is noisy, else a clean one."""
+        key = torch.arange(self.place.shape[1], device=column.device)[None, None]
+        place = self.place.gather(1, column)
+        seen = self.mask(column[..., None], key) & (self.place[:, None] == place[..., None] - 1)
+        return torch.where(seen.any(-1), seen.int().argmax(-1), column)
 
 
 def _groups(begin: int, end: int, size: int) -> list[tuple[int, int]]:
