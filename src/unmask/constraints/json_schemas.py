@@ -206,7 +206,7 @@ class _Reader:
             for name, part in properties.items()
         ]
         needed = [name in required for name in properties]
-        self._count(len(needed) if any(needed) else len(needed) ** 2)
+        self._count(sum(map(len, properties)) + (len(needed) if any(needed) else len(needed) ** 2))
         comma = literal(", ")
 
         def after(first: int) -> Node:

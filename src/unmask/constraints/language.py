@@ -19,7 +19,7 @@ from .recent import recent
 MOST_STATES = 20_000  # of a deterministic automaton
 MOST_PARTS = 200_000  # states of the automaton that it is made from
 MOST_ARCS = 1_000_000  # between these, and expressions that were added
-MOST_MEMBERS = 6_000_000  # of the sets of states that are made on the way
+MOST_MEMBERS = 4_000_000  # of the sets of states that are made on the way
 MOST_COMPARED = 400_000_000  # transitions that are compared to merge equal states
 LAST = 0x10FFFF
 SURROGATES = (0xD800, 0xDFFF)  # which UTF-8 does not have
@@ -289,9 +289,9 @@ class _Parts:
     def determined(self, first: int, last: int, source: str) -> Language:
         """The deterministic automaton, by sets of states."""
         cuts = sorted({0, 256, *(cut for arcs in self.bytes for low, high, _ in arcs for cut in (low, high + 1))})
-        segment = np.repeat(np.arange(len(cuts) - 1), np.diff(cuts))  # (256,): bytes that no arc tells apart
+        segment = np.repeat(np.arange(len(cuts) - 1), np.diff(cuts)).tolist()  # (256,): bytes that no arc tells apart
         arcs = [
-            [(int(segment[low]), int(segment[high]) + 1, target) for low, high, target in arcs] for arcs in self.bytes
+            [(segment[low], segment[high] + 1, target) for low, high, target in arcs] for arcs in self.bytes
         ]
         begin = self._closure(frozenset([first]), start=True)
         numbers: dict[tuple[frozenset[int], bool], int] = {(begin, True): 0}

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 Word = str | int  # a token by its text or by its id
 AT_ONCE = ("simplex", "gaussian")  # samplers that draw all their tokens together
-NOT_YET = dict.fromkeys(("http", "page", "harness"), "not offered there yet")
+NOT_YET = dict.fromkeys(("page", "harness"), "not offered there yet")
 UNKNOWN = ("[UNK]", "<unk>", "\ufffd")  # what tokenizers write for a word that they do not know
 
 
@@ -203,7 +203,7 @@ class SamplingParams:
         absent=dict.fromkeys(("cli", "http", "page", "loop", "harness"), "a function exists in Python only"),
     )
     regex: str | None = setting(
-        None, "A regular expression that every gap must match as a whole", kind="text", absent=dict(NOT_YET)
+        None, "A regular expression that every gap must match as a whole", kind="text", most=4096, absent=dict(NOT_YET)
     )
     schema: Mapping[str, Any] | str | None = setting(
         None, "A JSON schema that every gap must be valid under, or its file", kind="schema", absent=dict(NOT_YET)
