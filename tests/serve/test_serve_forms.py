@@ -43,8 +43,11 @@ GUIDED = [
     ({"guided_json": json.dumps(OBJECT)}, FORMS[1]),
     ({"guided_choice": ["yes please", "no"]}, FORMS[2]),
     ({"response_format": {"type": "json_schema", "json_schema": {"schema": OBJECT}}}, FORMS[1]),
-    ({"response_format": {"type": "json_schema", "json_schema": {"name": "a", "strict": True, "schema": OBJECT}}}, FORMS[1]),
-]  # fmt: skip
+    (
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "strict": True, "schema": OBJECT}}},
+        FORMS[1],
+    ),
+]
 
 
 def name_of(value: object) -> str:
@@ -56,13 +59,14 @@ def name_of(value: object) -> str:
 def test_texts_have_the_form_and_are_those_of_the_library(server: Running, model, form, fits):
     lm = {"tiny": diffusion_lm, "ar": ar_lm, "block": block_lm}[model]()
     how = {**form, "seed": 3} | ({} if model == "ar" else {"steps": 6})
-    expected = lm.write([lm.prompt_canvas("a: ", 40)] * 2, **how | ({"choices": ["perhaps"]} if form == {"choices": "perhaps"} else {}))  # fmt: skip
+    listed = {"choices": ["perhaps"]} if form == {"choices": "perhaps"} else {}
+    expected = lm.write([lm.prompt_canvas("a: ", 40)] * 2, **how | listed)
     body = {"model": model, "prompt": "a: ", "length": 40, "n": 2, **how}
     samples = server.post("/v1/infill", body).json["samples"]
     assert [sample["text"] for sample in samples] == [sample.text for sample in expected]
     assert all(fits(sample["text"].removeprefix("a: ")) for sample in samples)
-    events = server.post("/v1/diffusion", body).events
-    assert [data["text"] for name, data in sorted(((n, d) for n, d in events if n == "done"), key=lambda one: one[1]["index"])] == [sample.text for sample in expected]  # fmt: skip
+    done = {data["index"]: data["text"] for name, data in server.post("/v1/diffusion", body).events if name == "done"}
+    assert done == {i: sample.text for i, sample in enumerate(expected)}
     completion = {"model": model, "prompt": "a: ", "max_tokens": 37, "n": 2, **how}
     texts = [choice["text"] for choice in server.post("/v1/completions", completion).json["choices"]]
     assert all(map(fits, texts))
@@ -85,11 +89,12 @@ def test_other_names_of_a_form_mean_the_same(server: Running, form, same, stream
 
 
 def test_a_json_object_is_one(server: Running):
-    body = {"max_tokens": 40, "seed": 1, "n": 4, "steps": 8, "response_format": {"type": "json_object"}}
+    how = {"suffix": " z", "max_tokens": 40, "seed": 1, "n": 4, "steps": 8}
+    body = {**how, "response_format": {"type": "json_object"}}
     texts = [choice["text"] for choice in server.post("/v1/completions", body).json["choices"]]
     assert len(set(texts)) > 1 and all(type(json.loads(text)) is dict for text in texts)
-    free = server.post("/v1/completions", body | {"response_format": {"type": "text"}}).json["choices"]
-    assert free == server.post("/v1/completions", body | {"response_format": None}).json["choices"]
+    free = server.post("/v1/completions", how | {"response_format": {"type": "text"}}).json["choices"]
+    assert free == server.post("/v1/completions", how).json["choices"]
 
 
 @pytest.mark.parametrize(
@@ -128,6 +133,7 @@ WRONG = [
     ({"choices": ["no", 3]}, "string"),
     ({"schema": "{}"}, "dictionary"),
     ({"schema": {}}, "no type"),
+    ({"regex": ""}, "cannot be a text"),
     ({"schema": {"type": "integer", "minimum": 3}}, "minimum"),
     ({"schema": {"type": [{}]}}, "type"),
     ({"schema": {"type": "object", "properties": {}, "required": [[]]}}, "requires"),

@@ -290,9 +290,7 @@ class _Parts:
         """The deterministic automaton, by sets of states."""
         cuts = sorted({0, 256, *(cut for arcs in self.bytes for low, high, _ in arcs for cut in (low, high + 1))})
         segment = np.repeat(np.arange(len(cuts) - 1), np.diff(cuts)).tolist()  # (256,): bytes that no arc tells apart
-        arcs = [
-            [(segment[low], segment[high] + 1, target) for low, high, target in arcs] for arcs in self.bytes
-        ]
+        arcs = [[(segment[low], segment[high] + 1, target) for low, high, target in arcs] for arcs in self.bytes]
         begin = self._closure(frozenset([first]), start=True)
         numbers: dict[tuple[frozenset[int], bool], int] = {(begin, True): 0}
         order, rows, accepting = [(begin, True)], [], []

@@ -47,7 +47,7 @@ REFUSED: dict[Any, str] = {
 @recent
 def regex(pattern: str) -> Language:
     """The texts that a regular expression matches as a whole."""
-    return compiled(parse(pattern), pattern)
+    return compiled(parse(pattern), pattern or "the empty text")
 
 
 def parse(pattern: str) -> Node:

@@ -282,7 +282,7 @@ def _trimmed(
     lives[label] = True
     first, kind = np.unique(hashes, return_index=True, return_inverse=True)[1:]
     kind = kind.reshape(-1)
-    used, classes = _renumbered(np.where((classes >= 0) & lives[classes], kind[classes], NO_STATE))
+    used, classes = _renumbered(np.append(np.where(lives, kind, NO_STATE), NO_STATE)[classes])
     same = np.zeros(len(hashes), dtype=bool)
     same[first] = True  # one of each kind keeps its transitions
     kept = same[label]
