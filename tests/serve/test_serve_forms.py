@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from concurrent.futures import ThreadPoolExecutor
@@ -134,6 +135,8 @@ WRONG = [
     ({"schema": "{}"}, "dictionary"),
     ({"schema": {}}, "no type"),
     ({"regex": ""}, "cannot be a text"),
+    ({"schema": {"enum": ["\ud800"]}}, "surrogate"),
+    ({"schema": functools.reduce(lambda inner, _: {"type": "array", "items": inner}, range(200), {})}, "64 deep"),
     ({"schema": {"type": "integer", "minimum": 3}}, "minimum"),
     ({"schema": {"type": [{}]}}, "type"),
     ({"schema": {"type": "object", "properties": {}, "required": [[]]}}, "requires"),

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
@@ -21,6 +22,7 @@ from pydantic import (
     ValidationError,
     create_model,
 )
+from pydantic_core import PydanticCustomError
 
 from ..constraints import json_object
 from ..errors import nearest
@@ -29,6 +31,26 @@ from ..sampling.params import SAMPLERS, default_words, settings_on
 from ..sampling.settings import Setting
 from .limits import Refusal
 
+DEEPEST = 64  # nesting of a JSON object in a body
+
+
+def _shallow(value: Any, most: int) -> bool:
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return most > 0 and all(_shallow(part, most - 1) for part in inner)
+
+
+def _writable(value: dict[str, Any]) -> dict[str, Any]:
+    """A JSON object that an answer can contain."""
+    if not _shallow(value, DEEPEST):
+        raise PydanticCustomError("too_deep", f"must not be nested more than {DEEPEST} deep")
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise PydanticCustomError("no_text", "must not have half a surrogate pair in its texts") from None
+    return value
+
+
+JsonObject = Annotated[dict[str, Any], AfterValidator(_writable)]
 Text = Annotated[StrictStr, Field(max_length=1_000_000)]
 Whole = Annotated[StrictInt, Field(ge=-(2**63), lt=2**63)]
 Count = Annotated[StrictInt, Field(ge=1, lt=2**31)]
@@ -77,7 +99,7 @@ def setting_type(spec: Setting) -> Any:
         ],
         "tokens": Annotated[list[Word], most],
         "text": Annotated[StrictStr, most],
-        "schema": dict[str, Any],
+        "schema": JsonObject,
         "texts": Phrase | Annotated[list[Phrase], most],
         "rules": Annotated[dict[Annotated[str, Field(pattern="^[0-9]{1,9}$")], Annotated[list[Word], most]], most],
     }[spec.kind]
@@ -186,10 +208,10 @@ class NamedSchema(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    content: dict[str, Any] = Field(alias="schema")
-    name: StrictStr | None = Field(None, description="Ignored.")
-    description: StrictStr | None = Field(None, description="Ignored.")
-    strict: StrictBool | None = Field(None, description="Ignored: a text is always valid.")
+    content: JsonObject = Field(alias="schema")
+    name: StrictStr | None = None  # ignored, as are the others: a text is always valid
+    description: StrictStr | None = None
+    strict: StrictBool | None = None
 
 
 class ResponseFormat(BaseModel):
@@ -221,9 +243,11 @@ class CompletionBody(Writing):
     frequency_penalty: Number | None = Field(None, description="Only 0.")
     logit_bias: dict[str, Number] | None = Field(None, description="Must be empty; see ban.")
     user: Annotated[StrictStr, Field(max_length=1000)] | None = Field(None, description="Ignored.")
-    response_format: ResponseFormat | None = Field(None, description="What the text must be: anything, or JSON.")
+    response_format: ResponseFormat | None = Field(
+        None, description="What the text must be: anything, or JSON; only the schema of a json_schema matters."
+    )
     guided_regex: REGEX | None = Field(None, description="vLLM's name of regex.")  # type: ignore[valid-type]
-    guided_json: dict[str, Any] | Text | None = Field(None, description="vLLM's name of schema; or its text.")
+    guided_json: JsonObject | Text | None = Field(None, description="vLLM's name of schema; or its text.")
     guided_choice: CHOICES | None = Field(None, description="vLLM's name of choices.")  # type: ignore[valid-type]
 
     def explicit(self) -> dict[str, Any]:
