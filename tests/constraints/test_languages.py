@@ -118,6 +118,28 @@ def test_patterns_that_are_too_large_are_refused(monkeypatch):
         regex("((a{99}){99}){99}")
 
 
+@pytest.mark.parametrize(
+    ("pattern", "said"),
+    [
+        ("(?:(?:(?:){60000}){60000}){60000}", "repeats too much"),  # of nothing
+        ("[acegikmoqsuwy]{99999}", "repeats too much"),  # few states, many arcs
+        ("(?:a?){5000}a{5000}", "too many ways"),
+        ("(" * 2000 + "a" + ")" * 2000, "nested too deeply"),
+    ],
+)
+def test_patterns_that_would_take_long_are_refused_on_the_way(pattern, said):
+    with pytest.raises(UserError, match=said):
+        regex(pattern)
+
+
+def test_states_that_differ_far_ahead_are_compared_for_a_while_only(monkeypatch):
+    pattern = "(?:a{99}[ab])*a{0,99}"
+    assert len(regex(pattern).delta) == 100
+    monkeypatch.setattr("unmask.constraints.language.MOST_COMPARED", 99_000)
+    with pytest.raises(UserError, match="differ only far ahead"):
+        regex("(?:a{98}[ab])*a{0,98}")
+
+
 def test_choices_are_these_texts_alone():
     language = choices(["yes", "no", "naïve", "yes"])
     assert all(text in language for text in ("yes", "no", "naïve"))

@@ -246,3 +246,17 @@ def test_motifs_in_an_open_frame():
 def test_the_shortest_text():
     assert over_tokens(regex("(ab){3}"), SPELLING, MASK).shortest == 3
     assert over_tokens(choices(["abba", "aaaaa"]), SPELLING, MASK).shortest == 2
+
+
+def test_a_form_of_the_empty_text_alone_takes_no_token():
+    automaton = over_tokens(regex(""), SPELLING, MASK)
+    assert automaton.reads([]) and not automaton.reads([0]) and automaton.shortest == 0
+
+
+def test_an_automaton_with_too_many_transitions_or_states_is_refused(monkeypatch):
+    for name, most in (("MOST_TRANSITIONS", 20), ("MOST_RUNS", 20)):
+        with monkeypatch.context() as patch:
+            patch.setattr(f"unmask.constraints.token_automaton.{name}", most)
+            with pytest.raises(UserError, match="too many for the vocabulary"):
+                over_tokens(regex("[ab]{0,50}"), SPELLING, MASK)
+    assert over_tokens(regex("[ab]{0,50}"), SPELLING, MASK).states == 51

@@ -1,6 +1,6 @@
 """Text that must have a form: patterns as automata over bytes, then over tokens, and the law of tokens given them."""
 
-from .json_schemas import json_schema
+from .json_schemas import json_object, json_schema
 from .language import Language, choices
 from .motifs import motif, open_frame
 from .regexes import regex
@@ -11,6 +11,7 @@ __all__ = [
     "TokenAutomaton",
     "choices",
     "for_tokenizer",
+    "json_object",
     "json_schema",
     "motif",
     "open_frame",

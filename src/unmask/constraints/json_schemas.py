@@ -15,9 +15,11 @@ from typing import Any
 
 from ..errors import UserError
 from .language import At, Chars, Either, Language, Node, Ranges, Then, Times, compiled, literal, merged, outside
+from .recent import recent
 from .regexes import parse
 
 DEEPEST = 16  # nesting of a schema
+LARGEST = 200_000  # values and characters that a schema describes, those of references wherever they are used
 INTEGER = "-?(?:0|[1-9][0-9]{0,14})"
 NUMBER = INTEGER + r"(?:\.[0-9]{1,6})?"
 DATE = r"[0-9]{4}-(?:0[1-9]|1[0-2])-(?:0[1-9]|1[0-9]|2[0-8])"  # days that every month has
@@ -50,22 +52,42 @@ def json_schema(schema: Mapping[str, Any] | str) -> Language:
     if isinstance(schema, str):
         try:
             schema = json.loads(schema)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise UserError(f"the schema is not JSON: {error}") from None
     if not isinstance(schema, Mapping):
         raise UserError(f"a JSON schema is an object, such as {{'type': 'integer'}}, not {json.dumps(schema)[:60]}")
     try:
-        return _compiled(json.dumps(schema))
-    except TypeError as error:
+        text = json.dumps(schema)
+    except (TypeError, ValueError, RecursionError) as error:
         raise UserError(f"the schema is not JSON: {error}") from None
+    return _compiled(text)
 
 
-@functools.lru_cache(maxsize=64)
+@recent
 def _compiled(text: str) -> Language:
     schema = json.loads(text)
-    return compiled(
-        _Reader(schema).value(schema, "#", ()), f"JSON schema {text if len(text) <= 80 else text[:77] + '...'}"
-    )
+    try:
+        node = _Reader(schema).value(schema, "#", ())
+    except RecursionError:
+        raise UserError("the JSON schema is nested too deeply; flatten it") from None
+    return compiled(node, f"JSON schema {text if len(text) <= 80 else text[:77] + '...'}")
+
+
+@functools.cache
+def json_object() -> Language:
+    """Any JSON object, with objects and arrays in it that hold neither."""
+    text = _escaped(Times(Chars(outside(())), 0, None))
+    string = Then((literal('"'), text, literal('"')))
+    plain: Node = Either((string, parse(NUMBER), *map(literal, ("true", "false", "null"))))
+
+    def filled(opening: str, part: Node, closing: str) -> Node:
+        return Then((literal(opening), Times(part, 0, None, between=literal(", ")), literal(closing)))
+
+    def member(value: Node) -> Node:
+        return Then((string, literal(": "), value))
+
+    inner = Either((plain, filled("[", plain, "]"), filled("{", member(plain), "}")))
+    return compiled(filled("{", member(inner), "}"), "a JSON object")
 
 
 class _Reader:
@@ -73,14 +95,21 @@ class _Reader:
 
     def __init__(self, schema: Mapping[str, Any]) -> None:
         self.schema = schema
+        self.size = 0
+
+    def _count(self, size: int) -> None:
+        self.size += size
+        if self.size > LARGEST:
+            raise UserError("the JSON schema describes too many values; make it smaller, or refer to fewer parts")
 
     def value(self, schema: Any, place: str, inside: tuple[str, ...]) -> Node:
         """All values that a schema allows."""
+        self._count(1)
         if not isinstance(schema, Mapping):
             raise UserError(
                 f"{place} of the JSON schema must be an object with a type; {json.dumps(schema)} is not one"
             )
-        if place.count("/") > 2 * DEEPEST:
+        if place.count("/") > 2 * DEEPEST or len(inside) > DEEPEST:
             raise UserError(f"the JSON schema is nested more than {DEEPEST} deep at {place[:60]}...; flatten it")
         for name, read in (
             ("$ref", self._reference),
@@ -96,7 +125,7 @@ class _Reader:
             raise UserError(f"{place} of the JSON schema has no type; give one of {', '.join(KEYWORDS)}")
         kinds = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
         for kind in kinds:
-            if kind not in KEYWORDS:
+            if not isinstance(kind, str) or kind not in KEYWORDS:
                 raise UserError(f"{place} of the JSON schema has the type {kind!r}; choose from {', '.join(KEYWORDS)}")
         self._only(schema, place, "type", *(keyword for kind in kinds for keyword in KEYWORDS[kind]))
         return Either(tuple(self._typed(kind, schema, place, inside) for kind in kinds))
@@ -144,7 +173,9 @@ class _Reader:
         return self.value(target, name, (*inside, name))
 
     def _constant(self, value: Any, place: str, inside: tuple[str, ...]) -> Node:
-        return literal(json.dumps(value, ensure_ascii=False))
+        text = json.dumps(value, ensure_ascii=False)
+        self._count(len(text))
+        return literal(text)
 
     def _enum(self, values: Any, place: str, inside: tuple[str, ...]) -> Node:
         if not isinstance(values, list) or not values:
@@ -163,7 +194,7 @@ class _Reader:
                 f"{place} of the JSON schema has properties that are no object, or required that is no list"
             )
         for name in required:
-            if name not in properties:
+            if not isinstance(name, str) or name not in properties:
                 raise UserError(f"{place} of the JSON schema requires {name!r}, which its properties do not describe")
         members = [
             Then(
@@ -175,6 +206,7 @@ class _Reader:
             for name, part in properties.items()
         ]
         needed = [name in required for name in properties]
+        self._count(sum(map(len, properties)) + (len(needed) if any(needed) else len(needed) ** 2))
         comma = literal(", ")
 
         def after(first: int) -> Node:
@@ -210,9 +242,10 @@ class _Reader:
         if "pattern" in schema:
             if not isinstance(schema["pattern"], str):
                 raise UserError(f"the pattern at {place} of the JSON schema must be a text")
+            self._count(len(schema["pattern"]))
             content = _searched(parse(schema["pattern"]))
         elif "format" in schema:
-            if schema["format"] not in FORMATS:
+            if not isinstance(schema["format"], str) or schema["format"] not in FORMATS:
                 names = ", ".join(FORMATS)
                 raise UserError(
                     f"the format {schema['format']!r} at {place} of the JSON schema is not known; use {names}"

@@ -7,16 +7,20 @@ Characters become UTF-8. A state is dead if no text of the language can be reach
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
 from ..errors import UserError
+from .recent import recent
 
 MOST_STATES = 20_000  # of a deterministic automaton
 MOST_PARTS = 200_000  # states of the automaton that it is made from
+MOST_ARCS = 1_000_000  # between these, and expressions that were added
+MOST_MEMBERS = 4_000_000  # of the sets of states that are made on the way
+MOST_COMPARED = 400_000_000  # transitions that are compared to merge equal states
 LAST = 0x10FFFF
 SURROGATES = (0xD800, 0xDFFF)  # which UTF-8 does not have
 NO_STATE = -1
@@ -124,21 +128,34 @@ class Language:
         accepting = self.accepting[pairs // width] & other.accepting[pairs % width]
         return smallest(table[np.stack(rows)], accepting, f"{self.source} & {other.source}")
 
-    @functools.cached_property
+    @property
+    def nbytes(self) -> int:
+        """The memory that it takes."""
+        return self.delta.nbytes + self.accepting.nbytes
+
+    @property
     def after_space(self) -> Language:
         """The texts whose rest, after one space if they begin with one, is a text of this language."""
-        first = self.delta[0] + 1
-        first = np.where(first > 0, first, NO_STATE)
-        first[ord(" ")] = 1
-        delta = np.concatenate([first[None], np.where(self.delta >= 0, self.delta + 1, NO_STATE)])
-        return smallest(delta, np.concatenate([self.accepting[:1], self.accepting]), self.source)
+        return _after_space(self)
+
+
+@recent
+def _after_space(language: Language) -> Language:
+    old = language.delta
+    first = np.where(old[0] >= 0, old[0] + 1, NO_STATE)
+    first[ord(" ")] = 1
+    delta = np.concatenate([first[None], np.where(old >= 0, old + 1, NO_STATE)])
+    return smallest(delta, np.concatenate([language.accepting[:1], language.accepting]), language.source)
 
 
 def compiled(node: Node, source: str) -> Language:
-    """The language of an expression."""
+    """The language of an expression; one that would take long or much memory is refused on the way."""
     parts = _Parts()
     first = parts.new()
-    last = parts.add(node, first)
+    try:
+        last = parts.add(node, first)
+    except RecursionError:
+        raise UserError("the constraint is nested too deeply; flatten it") from None
     return parts.determined(first, last, source)
 
 
@@ -149,7 +166,7 @@ def choices(texts: Sequence[str]) -> Language:
     return _chosen(tuple(dict.fromkeys(texts)))
 
 
-@functools.lru_cache(maxsize=64)
+@recent
 def _chosen(texts: tuple[str, ...]) -> Language:
     shown = ", ".join(map(repr, texts[:5])) + (f" and {len(texts) - 5} more" if len(texts) > 5 else "")
     return compiled(Either(tuple(map(literal, texts))), f"one of {shown}")
@@ -163,6 +180,14 @@ def _check_states(number: int) -> None:
         )
 
 
+def _check_members(number: int) -> None:
+    if number > MOST_MEMBERS:
+        raise UserError(
+            "the constraint can be read in too many ways at once; use smaller numbers of repetitions, and fewer "
+            "repetitions inside each other"
+        )
+
+
 class _Parts:
     """A nondeterministic automaton: bytes lead from state to state, and so does nothing, anywhere or at an end."""
 
@@ -171,16 +196,19 @@ class _Parts:
         self.jumps: list[list[int]] = []
         self.at_start: dict[int, list[int]] = {}
         self.at_end: dict[int, list[int]] = {}
+        self.arcs = self.members = 0  # how much was made
 
     def new(self) -> int:
+        self._count(1)
         if len(self.bytes) >= MOST_PARTS:
-            raise UserError("the constraint repeats too much; use smaller numbers of repetitions, or * in their place")
+            self._count(MOST_ARCS)
         self.bytes.append([])
         self.jumps.append([])
         return len(self.bytes) - 1
 
     def add(self, node: Node, first: int) -> int:
         """Add an expression behind a state; returns the state after it."""
+        self._count(1)
         match node:
             case Chars():
                 return self._chars(node.ranges, first)
@@ -201,6 +229,11 @@ class _Parts:
                 last = self.new()
                 (self.at_end if node.end else self.at_start).setdefault(first, []).append(last)
                 return last
+
+    def _count(self, arcs: int) -> None:
+        self.arcs += arcs
+        if self.arcs > MOST_ARCS:
+            raise UserError("the constraint repeats too much; use smaller numbers of repetitions, or * in their place")
 
     def _times(self, node: Times, first: int) -> int:
         part, least, most, between = node
@@ -227,10 +260,12 @@ class _Parts:
     def _chars(self, ranges: Ranges, first: int) -> int:
         last = self.new()
         states: dict[Ranges, int] = {(): last}
-        for rest, following in _endings(ranges)[1]:
+        leads, rests = _endings(ranges)
+        self._count(len(leads) + len(rests))
+        for rest, following in rests:
             states[rest] = self.new()
             self.bytes[states[rest]].append((*rest[0], states[following]))
-        self.bytes[first] += [(*lead, states[rest]) for lead, rest in _endings(ranges)[0]]
+        self.bytes[first] += [(*lead, states[rest]) for lead, rest in leads]
         return last
 
     def _closure(self, states: frozenset[int], start: bool = False, end: bool = False) -> frozenset[int]:
@@ -247,15 +282,15 @@ class _Parts:
                 if other not in reached:
                     reached.add(other)
                     left.append(other)
+            self.members += 1 + len(following)
+            _check_members(self.members)
         return frozenset(reached)
 
     def determined(self, first: int, last: int, source: str) -> Language:
         """The deterministic automaton, by sets of states."""
         cuts = sorted({0, 256, *(cut for arcs in self.bytes for low, high, _ in arcs for cut in (low, high + 1))})
-        segment = np.repeat(np.arange(len(cuts) - 1), np.diff(cuts))  # (256,): bytes that no arc tells apart
-        arcs = [
-            [(int(segment[low]), int(segment[high]) + 1, target) for low, high, target in arcs] for arcs in self.bytes
-        ]
+        segment = np.repeat(np.arange(len(cuts) - 1), np.diff(cuts)).tolist()  # (256,): bytes that no arc tells apart
+        arcs = [[(segment[low], segment[high] + 1, target) for low, high, target in arcs] for arcs in self.bytes]
         begin = self._closure(frozenset([first]), start=True)
         numbers: dict[tuple[frozenset[int], bool], int] = {(begin, True): 0}
         order, rows, accepting = [(begin, True)], [], []
@@ -267,6 +302,8 @@ class _Parts:
                 for low, high, target in arcs[state]:
                     for column in range(low, high):
                         targets[column].add(target)
+                    self.members += high - low
+            _check_members(self.members)
             row = []
             for reached in map(frozenset, targets):
                 if not reached:
@@ -331,19 +368,24 @@ def smallest(delta: np.ndarray, accepting: np.ndarray, source: str) -> Language:
     table = np.where(table < 0, n, table)  # the dead state, for now
     table = np.concatenate([table, np.full((1, table.shape[1]), n)])
     # How many bytes are left at least: equal states agree in it, and the dead ones are those without a number.
-    distance = np.where(np.append(accepting, False), 0, n + 1)
-    while True:
-        closer = np.minimum(distance, distance[table].min(1) + 1)
-        closer[closer > n] = n + 1
-        if (closer == distance).all():
-            break
-        distance = closer
-    if distance[0] > n:
+    following = [set(row) for row in table.tolist()]
+    before: list[list[int]] = [[] for _ in following]
+    for state, targets in enumerate(following[:-1]):
+        for target in targets:
+            before[target].append(state)
+    distance = _distances(before, np.flatnonzero(accepting).tolist())
+    if distance[0] == NO_STATE:
         raise UserError(f"no text fits the constraint {source}")
     weight = np.random.default_rng(0).integers(1, 2**63, table.shape[1] + 1, dtype=np.uint64) | np.uint64(1)
-    facts = np.stack([distance, _farthest(table), np.append(accepting, False)])
+    facts = np.stack([distance, _farthest(following, before), np.append(accepting, False)])
     label = np.unique(facts, axis=1, return_inverse=True)[1].reshape(-1)
+    compared = 0
     while True:  # split states until equal ones have equal successors; rows are compared by a 64-bit hash
+        compared += table.size + 32 * len(table)  # and they are sorted
+        if compared > MOST_COMPARED:
+            raise UserError(
+                "the constraint has too many states that differ only far ahead; use smaller numbers of repetitions"
+            )
         with np.errstate(over="ignore"):
             row = (label[table].astype(np.uint64) * weight[1:]).sum(1) + label.astype(np.uint64) * weight[0]
         split = np.unique(row, return_inverse=True)[1].reshape(-1)
@@ -366,16 +408,24 @@ def smallest(delta: np.ndarray, accepting: np.ndarray, source: str) -> Language:
     return Language(number[small[left]][:, column], np.append(accepting, False)[first[left]], source)
 
 
-def _farthest(table: np.ndarray) -> np.ndarray:
+def _distances(following: Sequence[Iterable[int]], start: Sequence[int]) -> np.ndarray:
+    """(states,): how many transitions lead at least from the states of the start to each; -1: none do."""
+    result, left = [NO_STATE] * len(following), list(start)
+    for state in left:
+        result[state] = 0
+    for state in left:  # which grows
+        for other in following[state]:
+            if result[other] == NO_STATE:
+                result[other] = result[state] + 1
+                left.append(other)
+    return np.array(result)
+
+
+def _farthest(following: Sequence[set[int]], before: Sequence[list[int]]) -> np.ndarray:
     """(states,): how many bytes may follow at most, -1 without a limit; the last state is the dead one.
 
     Equal states agree in it, and with it long chains need not be split one state at a time.
     """
-    following = [set(row) for row in table.tolist()]
-    before: list[list[int]] = [[] for _ in following]
-    for state, targets in enumerate(following[:-1]):
-        for target in targets:
-            before[target].append(state)
     result, waits, ready = [-1] * len(following), [len(targets) for targets in following], [len(following) - 1]
     result[-1] = 0
     for state in ready:  # which grows

@@ -7,7 +7,6 @@ refused.
 
 from __future__ import annotations
 
-import functools
 import re
 from collections.abc import Callable, Sequence
 from re import _constants as codes  # type: ignore[attr-defined]
@@ -16,6 +15,7 @@ from typing import Any
 
 from ..errors import UserError
 from .language import LAST, At, Chars, Either, Language, Node, Ranges, Then, Times, compiled, merged, outside
+from .recent import recent
 
 DIGITS: Ranges = ((48, 57),)
 WORD: Ranges = ((48, 57), (65, 90), (95, 95), (97, 122))
@@ -44,17 +44,19 @@ REFUSED: dict[Any, str] = {
 }
 
 
-@functools.lru_cache(maxsize=256)
+@recent
 def regex(pattern: str) -> Language:
     """The texts that a regular expression matches as a whole."""
-    return compiled(parse(pattern), pattern)
+    return compiled(parse(pattern), pattern or "the empty text")
 
 
 def parse(pattern: str) -> Node:
     """The expression of a pattern."""
     try:
         tree = parser.parse(pattern, re.ASCII)
-    except (re.error, RecursionError, OverflowError, ValueError) as error:
+    except RecursionError:
+        raise UserError(f"the regular expression {_short(pattern)} is nested too deeply; flatten it") from None
+    except (re.error, OverflowError, ValueError) as error:
         raise UserError(f"the regular expression {_short(pattern)} is not valid: {error}") from None
 
     def refuse(what: str) -> UserError:
@@ -65,7 +67,10 @@ def parse(pattern: str) -> Node:
     flags = tree.state.flags
     if flags & re.MULTILINE:
         raise refuse("the flag m")
-    return _sequence(tree, flags, refuse)
+    try:
+        return _sequence(tree, flags, refuse)
+    except RecursionError:
+        raise UserError(f"the regular expression {_short(pattern)} is nested too deeply; flatten it") from None
 
 
 def _short(pattern: str) -> str:

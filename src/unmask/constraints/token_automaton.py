@@ -18,10 +18,13 @@ from torch import Tensor
 
 from ..errors import UserError
 from .language import NO_STATE, Language
+from .recent import recent
 
 if TYPE_CHECKING:
     from ..data.tokenizer import Tokenizer
 
+MOST_RUNS = 1 << 29  # pairs of a state and a part of a token in all
+MOST_TRANSITIONS = 2_000_000
 AT_ONCE = 1 << 22  # pairs of a state and a part of a token that are run together
 TINY = 1e-30  # relative to the likeliest token: below it the float32 sum of a class is computed with more care
 Spelling = Sequence[bytes | None]  # what each token adds to a text; None: it may not stand in it
@@ -46,6 +49,11 @@ class TokenAutomaton:
     def states(self) -> int:
         """The number of states."""
         return len(self.accepting)
+
+    @functools.cached_property
+    def nbytes(self) -> int:
+        """The memory that it takes, with what is made from it on use."""
+        return 3 * self.classes.nbytes + 3 * self.source.nbytes + 9 * self.states
 
     @functools.cached_property
     def n_classes(self) -> int:
@@ -100,12 +108,7 @@ class TokenAutomaton:
     @functools.cached_property
     def shortest(self) -> int:
         """The least number of tokens of a text."""
-        reached, count = np.arange(self.states) == 0, 0
-        while not (reached & self.accepting).any():
-            step = np.zeros_like(reached)
-            step[self.target[reached[self.source]]] = True
-            reached, count = step, count + 1
-        return count
+        return int(_depths(np.arange(self.states) == 0, self.source, self.target)[self.accepting].min())
 
 
 def log_sums(rows: np.ndarray, begin: np.ndarray) -> np.ndarray:
@@ -126,9 +129,13 @@ def over_tokens(language: Language, spelling: Spelling, mask: int, ends: Sequenc
     barred = {mask, *ends}
     texts = [b"" if text is None or token in barred else text for token, text in enumerate(spelling)]
     trie = _Trie.of(texts, language.delta)
+    if len(language.delta) * trie.nodes > MOST_RUNS:
+        raise _too_large(language)
     kind = trie.kinds()  # (nodes,): equal where nodes lead from every state to the same one
     used, classes = _renumbered(np.append(kind, NO_STATE)[trie.token])
     source, label, target = trie.transitions(kind, used)
+    if len(source) > MOST_TRANSITIONS:
+        raise _too_large(language)
     accepting = language.accepting.copy()
     if ends:
         done, n = len(accepting), len(used)
@@ -142,6 +149,13 @@ def over_tokens(language: Language, spelling: Spelling, mask: int, ends: Sequenc
         accepting = np.append(accepting, True)
     assert len(classes) == size
     return _trimmed(classes, source, label, target, accepting, language.source)
+
+
+def _too_large(language: Language) -> UserError:
+    return UserError(
+        f"{language.source} has {len(language.delta):,} states, too many for the vocabulary of this model; use smaller "
+        "numbers of repetitions, or * in place of a large one"
+    )
 
 
 def _renumbered(classes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -227,7 +241,7 @@ class _Trie:
     def transitions(self, kind: np.ndarray, used: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """(source, label, target) of the kinds that are used, which are counted from 0."""
         parts: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
-        dead = len(self.delta) - 1
+        dead, total = len(self.delta) - 1, 0
         some = np.full(len(kind) + 1, -1)
         some[kind[::-1]] = np.arange(len(kind) - 1, -1, -1)  # a node of each kind
         chosen = np.full(self.nodes, -1)
@@ -238,6 +252,9 @@ class _Trie:
                 row, column = np.nonzero(reached[rows] != dead)
                 where = rows[row]
                 parts.append((states[column], chosen[offset + where], reached[where, column]))
+                total += len(row)
+                if total > MOST_TRANSITIONS:  # which the caller refuses
+                    break
         if not parts:
             return (np.zeros(0, dtype=np.int64),) * 3
         source, label, target = (np.concatenate(part) for part in zip(*parts, strict=True))
@@ -248,8 +265,8 @@ def _trimmed(
     classes: np.ndarray, source: np.ndarray, label: np.ndarray, target: np.ndarray, accepting: np.ndarray, name: str
 ) -> TokenAutomaton:
     """Without states that tokens cannot reach or complete; classes that differ only there become one."""
-    forward = _closed(np.arange(len(accepting)) == 0, source, target)
-    useful = forward & _closed(accepting, target, source)
+    n = len(accepting)
+    useful = (_depths(np.arange(n) == 0, source, target) < n) & (_depths(accepting, target, source) < n)
     if not useful[0]:
         raise UserError(f"no tokens of this model's vocabulary spell a text that fits {name}")
     number = np.cumsum(useful) - 1
@@ -265,7 +282,7 @@ def _trimmed(
     lives[label] = True
     first, kind = np.unique(hashes, return_index=True, return_inverse=True)[1:]
     kind = kind.reshape(-1)
-    used, classes = _renumbered(np.where((classes >= 0) & lives[classes], kind[classes], NO_STATE))
+    used, classes = _renumbered(np.append(np.where(lives, kind, NO_STATE), NO_STATE)[classes])
     same = np.zeros(len(hashes), dtype=bool)
     same[first] = True  # one of each kind keeps its transitions
     kept = same[label]
@@ -275,17 +292,22 @@ def _trimmed(
     return TokenAutomaton(classes, source, label, target, accepting[useful], name)
 
 
-def _closed(start: np.ndarray, source: np.ndarray, target: np.ndarray) -> np.ndarray:
-    """(states,) bool: what can be reached from the start along transitions."""
-    reached = start.copy()
-    while True:
-        before = reached.sum()
-        reached[target[reached[source]]] = True
-        if reached.sum() == before:
-            return reached
+def _depths(start: np.ndarray, source: np.ndarray, target: np.ndarray) -> np.ndarray:
+    """(states,): how many transitions lead at least from the start (bool) to each state; as many as states: none do."""
+    order = np.argsort(source, kind="stable")
+    first, target = np.searchsorted(source[order], np.arange(len(start) + 1)), target[order]
+    depths, newest, depth = np.where(start, 0, len(start)), np.flatnonzero(start), 0
+    while len(newest):
+        depth += 1
+        counts = first[newest + 1] - first[newest]
+        begin = np.repeat(first[newest] - np.cumsum(counts) + counts, counts)
+        reached = target[begin + np.arange(len(begin))]
+        newest = np.unique(reached[depths[reached] == len(start)])
+        depths[newest] = depth
+    return depths
 
 
-@functools.lru_cache(maxsize=32)
+@recent
 def for_tokenizer(language: Language, tokenizer: Tokenizer, ends: tuple[int, ...] = ()) -> TokenAutomaton:
     """The automaton of a language over the vocabulary of a tokenizer, compiled once."""
     special = tokenizer.special

@@ -37,7 +37,8 @@ if TYPE_CHECKING:
 
 Word = str | int  # a token by its text or by its id
 AT_ONCE = ("simplex", "gaussian")  # samplers that draw all their tokens together
-NOT_YET = dict.fromkeys(("http", "page", "harness"), "not offered there yet")
+NOT_YET = dict.fromkeys(("page", "harness"), "not offered there yet")
+NO_FORM: tuple[Any, ...] = (None, (), [])
 UNKNOWN = ("[UNK]", "<unk>", "\ufffd")  # what tokenizers write for a word that they do not know
 
 
@@ -203,7 +204,7 @@ class SamplingParams:
         absent=dict.fromkeys(("cli", "http", "page", "loop", "harness"), "a function exists in Python only"),
     )
     regex: str | None = setting(
-        None, "A regular expression that every gap must match as a whole", kind="text", absent=dict(NOT_YET)
+        None, "A regular expression that every gap must match as a whole", kind="text", most=4096, absent=dict(NOT_YET)
     )
     schema: Mapping[str, Any] | str | None = setting(
         None, "A JSON schema that every gap must be valid under, or its file", kind="schema", absent=dict(NOT_YET)
@@ -342,7 +343,7 @@ class SamplingParams:
 
     def _forms(self) -> Language | list[Language | None] | None:
         """What gaps must be: one form for all of them, or one for each; None if that is left open."""
-        given = [name for name in ("regex", "schema", "choices", "where") if _says(getattr(self, name))]
+        given = [name for name in ("regex", "schema", "choices", "where") if getattr(self, name) not in NO_FORM]
         if not given:
             return None
         if len(given) > 1:
@@ -427,10 +428,10 @@ class SamplingParams:
         shown |= {name: value for name, value in decided.items() if value is not None}
         if self.constrain is not None:
             shown["constrain"] = getattr(self.constrain, "__name__", "a function")
-        if isinstance(forms := self._forms(), Language):
-            shown |= {"where": forms.source} if "where" in shown else {}
-        elif forms is not None:
-            shown["where"] = [None if form is None else form.source for form in forms]
+        if "where" in shown:
+            forms = self._forms()
+            each = [None if form is None else form.source for form in (forms if isinstance(forms, list) else [forms])]
+            shown["where"] = each if isinstance(forms, list) else each[0]
         return shown | ({"recommended": list(self.recommended)} if self.recommended else {})
 
     @property

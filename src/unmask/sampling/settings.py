@@ -160,7 +160,7 @@ class Setting:
     nullable: bool = False
     required: bool = False
     least: float | None = None
-    most: float | None = None  # of a list: entries over HTTP
+    most: float | None = None  # over HTTP: of a list entries, of a text characters
     above: float | None = None
     below: float | None = None
     choices: tuple[str, ...] = ()

@@ -59,12 +59,13 @@ class Service:
         created = int(time.time())
         self.models = [_card(name, lm, self.limits, created) for name, lm in engine.lms.items()]
         self._prepare = ThreadPoolExecutor(2, "unmask-prepare", use_cores, (1,))
+        self._compile = ThreadPoolExecutor(1, "unmask-compile", use_cores, (1,))
         self._read = ThreadPoolExecutor(1, "unmask-read")
-        self._reading = self._held = 0  # on the thread that reads; bytes of bodies
+        self._reading = self._compiling = self._held = 0  # on the threads that read and compile; bytes of bodies
 
     def close(self) -> None:
         """Accept no more requests."""
-        for pool in (self._prepare, self._read):
+        for pool in (self._prepare, self._compile, self._read):
             pool.shutdown(wait=False, cancel_futures=True)
 
     # -- what the endpoints share ------------------------------------------------------------------------------------
@@ -126,13 +127,7 @@ class Service:
         if self.engine.draining:
             raise Refusal(503, "the server is shutting down; try another one", "server_error", retry_after=5)
         if self._reading >= QUEUED:
-            raise Refusal(
-                429,
-                "the server is busy and its queue is full; try again later",
-                "rate_limit_error",
-                code="queue_full",
-                retry_after=5,
-            )
+            raise _full()
         stop = threading.Event()
 
         def check() -> None:
@@ -152,13 +147,28 @@ class Service:
             self._reading -= 1
             stop.set()
 
+    async def _compiled(self, receive: Receive, call: Callable[..., T], *args: Any) -> T:
+        """Call a function that may compile a form for seconds: one at a time, and no other request waits for it."""
+        if self._compiling > self.limits.queue:
+            raise _full()
+        self._compiling += 1
+        try:
+            async with asyncio.timeout(self.limits.timeout):
+                return await while_connected(receive, self._off(self._compile, call, *args))
+        except TimeoutError:
+            raise _late() from None
+        finally:
+            self._compiling -= 1
+
     async def _submit(
-        self, receive: Receive, name: str, prepare: Callable[..., list[WritingRequest]], asked: Body, steps: bool
+        self, receive: Receive, name: str, prepare: Callable[..., list[WritingRequest]], asked: Writing, steps: bool
     ) -> RequestHandle:
         lm, clock = self.engine.lms[name], self.engine.clock
         deadline = clock() + self.limits.timeout
         if isinstance(asked, Gapped) and asked.text is not None and ranged(asked.text):
             made = await self._long(receive, prepare, lm, asked, self.limits)
+        elif asked.has_form:
+            made = await self._compiled(receive, prepare, lm, asked, self.limits)
         else:
             made = await while_connected(receive, self._off(self._prepare, prepare, lm, asked, self.limits))
         left = deadline - clock()
@@ -242,6 +252,16 @@ class Service:
 
 def _late() -> Refusal:
     return Refusal(408, "the request took longer than the server allows; ask for less", "timeout_error")
+
+
+def _full() -> Refusal:
+    return Refusal(
+        429,
+        "the server is busy and its queue is full; try again later",
+        "rate_limit_error",
+        code="queue_full",
+        retry_after=5,
+    )
 
 
 def _texts(asked: ScoreBody | MarginalsBody, limits: Limits) -> list[str]:

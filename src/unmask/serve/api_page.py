@@ -113,7 +113,9 @@ def _fields(path: str, schema: dict[str, Any], schemas: dict[str, Any]) -> str:
 def _kind(field: dict[str, Any], schemas: dict[str, Any]) -> str:
     """What a field may hold, in words."""
     if "$ref" in field:
-        return "an object with " + ", ".join(schemas[field["$ref"].rpartition("/")[2]]["properties"])
+        parts = schemas[field["$ref"].rpartition("/")[2]]["properties"]
+        inner = {name: _kind(part, schemas) for name, part in parts.items() if "$ref" in str(part)}
+        return "an object with " + ", ".join(name + (f" ({inner[name]})" if name in inner else "") for name in parts)
     if "anyOf" in field:
         kinds = [_kind(one, schemas) for one in field["anyOf"] if one.get("type") != "null"]
         if kinds[:2] == ["a number", "a whole number"]:

@@ -61,6 +61,7 @@ class Limits:
     body: int = 1_048_576  # bytes
     bodies: int = 67_108_864  # bytes of all bodies that are being read or prepared
     words: int = 8192  # in all rules of one request
+    sums: int = 1 << 24  # in a step, for what the texts of a request must be: positions times transitions
     header: int = 32_768  # bytes of all header lines of a request
     timeout: float = 300.0  # seconds from a request to its last token
     read_timeout: float = 10.0  # seconds for the header lines, and again for the body

@@ -13,7 +13,7 @@ from ..sampling import Request
 from ..sampling.params import SamplingParams
 from ..sampling.settings import STEPS
 from .limits import Limits, Refusal, megabytes
-from .schema import CompletionBody, DiffusionBody, Gapped, InfillBody, TokenizeBody, Writing
+from .schema import FORMS, CompletionBody, DiffusionBody, Gapped, InfillBody, TokenizeBody, Writing
 
 DEFAULT_TOKENS = 16  # what OpenAI's clients get unless they say how many
 
@@ -29,7 +29,7 @@ def prepare(lm: LM, asked: DiffusionBody | InfillBody, limits: Limits) -> list[R
     options = _options(lm, asked)
     if asked.text is not None and (asked.prompt is not None or asked.suffix is not None or asked.length is not None):
         raise Refusal(400, "give either a text with gaps, or a prompt, suffix and length", param="text")
-    canvas = _gaps(lm, asked, limits) if asked.text is not None else _prompt(lm, asked, limits)
+    canvas = _gaps(lm, asked, options, limits) if asked.text is not None else _prompt(lm, asked, limits)
     return _works(lm, [canvas] * asked.n, options, limits, getattr(asked, "tops", 0))
 
 
@@ -123,10 +123,10 @@ def _prompt(lm: LM, asked: Gapped, limits: Limits) -> Canvas:
     return lm.prompt_canvas(asked.prompt or "", length, asked.suffix or "", asked.stride is not None)
 
 
-def _gaps(lm: LM, asked: Gapped, limits: Limits) -> Canvas:
+def _gaps(lm: LM, asked: Gapped, options: SamplingParams, limits: Limits) -> Canvas:
     assert asked.text is not None
     _parts(asked.text, limits)
-    return lm.gap_canvas(asked.text, windowed=asked.stride is not None)
+    return lm.gap_canvas(asked.text, windowed=asked.stride is not None, options=options)
 
 
 def _parts(text: str, limits: Limits) -> list[str | Gap]:
@@ -146,6 +146,12 @@ def _fits(length: int, limits: Limits) -> None:
         raise Refusal(
             400, f"a text of {length} tokens is longer than the {limits.length} that this server allows", param="length"
         )
+
+
+def _sums(request: Request) -> int:
+    """How much the constraint of a sequence adds to each of its steps: positions times transitions."""
+    spans = () if request.constraint is None else request.constraint.spans
+    return sum((span.stop - span.start) * len(span.automaton.source) for span in spans)
 
 
 def _works(
@@ -168,12 +174,21 @@ def _works(
         raise Refusal(400, f"{len(canvases)} samples are more than this server holds at a time", param="n")
     check_seed(options.seed + len(canvases) - 1)
     requests: list[Request] = []
+    sums = 0
     for i, canvas in enumerate(canvases):
         if i and canvas is canvases[i - 1]:
             requests.append(lm.reseeded(requests[-1], options.seed + i, i))
             continue
         _fits(len(canvas.ids), limits)
         requests.append(lm.request(canvas, replace(options, seed=options.seed + i), row=i, tops=tops))
+        sums += _sums(requests[-1]) * sum(other is canvas for other in canvases)
+        if sums > limits.sums:
+            raise Refusal(
+                400,
+                f"what the text must be needs {sums:,} sums in each step, more than the {limits.sums:,} that this "
+                "server allows; ask for shorter or fewer texts, or for smaller numbers of repetitions",
+                param=next((name for name in FORMS if getattr(options, name)), None),
+            )
         lm.check(requests[-1])
         need = lm.cache_bytes(requests[-1])
         if limits.cache is not None and need > limits.cache:

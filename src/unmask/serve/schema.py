@@ -6,10 +6,12 @@ Unknown fields are refused: a setting that was misspelt must not be ignored. The
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
@@ -20,13 +22,35 @@ from pydantic import (
     ValidationError,
     create_model,
 )
+from pydantic_core import PydanticCustomError
 
+from ..constraints import json_object
 from ..errors import nearest
 from ..evaluation import METHODS
 from ..sampling.params import SAMPLERS, default_words, settings_on
 from ..sampling.settings import Setting
 from .limits import Refusal
 
+DEEPEST = 64  # nesting of a JSON object in a body
+
+
+def _shallow(value: Any, most: int) -> bool:
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return most > 0 and all(_shallow(part, most - 1) for part in inner)
+
+
+def _writable(value: dict[str, Any]) -> dict[str, Any]:
+    """A JSON object that an answer can contain."""
+    if not _shallow(value, DEEPEST):
+        raise PydanticCustomError("too_deep", f"must not be nested more than {DEEPEST} deep")
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise PydanticCustomError("no_text", "must not have half a surrogate pair in its texts") from None
+    return value
+
+
+JsonObject = Annotated[dict[str, Any], AfterValidator(_writable)]
 Text = Annotated[StrictStr, Field(max_length=1_000_000)]
 Whole = Annotated[StrictInt, Field(ge=-(2**63), lt=2**63)]
 Count = Annotated[StrictInt, Field(ge=1, lt=2**31)]
@@ -35,6 +59,7 @@ Phrase = Annotated[StrictStr, Field(min_length=1, max_length=1000)]
 Word = Annotated[StrictStr, Field(min_length=1, max_length=200)] | Annotated[StrictInt, Field(ge=0, lt=2**31)]
 Label = Annotated[StrictStr, Field(max_length=200)] | Whole
 Pair = Annotated[list[Annotated[StrictInt, Field(ge=0)]], Field(min_length=2, max_length=2)]
+FORMS = ("regex", "schema", "choices", "where")  # settings that say what gaps must be
 NAMES = tuple(SAMPLERS)
 HOW = tuple(METHODS)
 Model = TypeVar("Model", bound="Body")
@@ -73,9 +98,14 @@ def setting_type(spec: Setting) -> Any:
             list[Annotated[StrictFloat | StrictInt, Field(ge=0, le=1)]], Field(min_length=2, max_length=2)
         ],
         "tokens": Annotated[list[Word], most],
+        "text": Annotated[StrictStr, most],
+        "schema": JsonObject,
         "texts": Phrase | Annotated[list[Phrase], most],
         "rules": Annotated[dict[Annotated[str, Field(pattern="^[0-9]{1,9}$")], Annotated[list[Word], most]], most],
     }[spec.kind]
+
+
+REGEX, CHOICES = (setting_type(settings_on("http")[name]) for name in ("regex", "choices"))
 
 
 def setting_fields(names: Iterable[str]) -> dict[str, Any]:
@@ -102,13 +132,16 @@ if TYPE_CHECKING:
         steps: int | None
         corrections: int | None
         stride: int | None
+        choices: str | list[str] | None
 
     class GappedFields(Body):
         """Settings that have another name in completions."""
 
         stop_at_eos: bool | None
 else:
-    WritingFields = create_model("WritingFields", __base__=Body, **setting_fields(EVERYWHERE))
+    with warnings.catch_warnings():  # a field is called schema, as is an old method of pydantic
+        warnings.filterwarnings("ignore", "Field name .schema. ", UserWarning)
+        WritingFields = create_model("WritingFields", __base__=Body, **setting_fields(EVERYWHERE))
     GappedFields = create_model(
         "GappedFields", __base__=Body, **setting_fields(name for name in settings_on("http") if name not in EVERYWHERE)
     )
@@ -124,11 +157,18 @@ class Writing(WritingFields):
 
     def explicit(self) -> dict[str, Any]:
         """The settings that were given, as the library knows them; what is switched off is at its default."""
+        if self.choices == []:
+            raise Refusal(400, "choices must name at least one text", param="choices")
         return {
             name: spec.default if spec.switches_off(value) else spec.from_json(value)
             for name, spec in settings_on("http").items()
             if (value := getattr(self, name, None)) is not None
         }
+
+    @property
+    def has_form(self) -> bool:
+        """Whether gaps must have a form, which is compiled."""
+        return any(name in FORMS for name in self.explicit())
 
 
 class Gapped(GappedFields, Writing):
@@ -163,6 +203,26 @@ class StreamOptions(BaseModel):
     include_obfuscation: StrictBool | None = None
 
 
+class NamedSchema(BaseModel):
+    """A JSON schema, as OpenAI's clients wrap it."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    content: JsonObject = Field(alias="schema")
+    name: StrictStr | None = None  # ignored, as are the others: a text is always valid
+    description: StrictStr | None = None
+    strict: StrictBool | None = None
+
+
+class ResponseFormat(BaseModel):
+    """The form of a text, as OpenAI's clients ask for it."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: NamedSchema | None = None
+
+
 class CompletionBody(Writing):
     """POST /v1/completions, as OpenAI's clients send it; settings of diffusion go beside it."""
 
@@ -183,6 +243,38 @@ class CompletionBody(Writing):
     frequency_penalty: Number | None = Field(None, description="Only 0.")
     logit_bias: dict[str, Number] | None = Field(None, description="Must be empty; see ban.")
     user: Annotated[StrictStr, Field(max_length=1000)] | None = Field(None, description="Ignored.")
+    response_format: ResponseFormat | None = Field(
+        None, description="What the text must be: anything, or JSON; only the schema of a json_schema matters."
+    )
+    guided_regex: REGEX | None = Field(None, description="vLLM's name of regex.")  # type: ignore[valid-type]
+    guided_json: JsonObject | Text | None = Field(None, description="vLLM's name of schema; or its text.")
+    guided_choice: CHOICES | None = Field(None, description="vLLM's name of choices.")  # type: ignore[valid-type]
+
+    def explicit(self) -> dict[str, Any]:
+        """The settings that were given, the form of the text by whichever of its names."""
+        result = super().explicit()
+        for name, meaning, value in self._forms():
+            if value == []:
+                raise Refusal(400, f"{name} must name at least one text", param=name)
+            if taken := [form for form in FORMS if form in result]:
+                raise Refusal(400, f"{name} and {taken[0]} both say what the text must be; give one", param=name)
+            result[meaning] = [value] if meaning == "choices" and isinstance(value, str) else value
+        return result
+
+    def _forms(self) -> Iterator[tuple[str, str, Any]]:
+        """The form of the text as other interfaces know it: their name, our setting, its value."""
+        for name, meaning in (("guided_regex", "regex"), ("guided_json", "schema"), ("guided_choice", "choices")):
+            if (value := getattr(self, name)) is not None:
+                yield name, meaning, value
+        asked, name = self.response_format, "response_format"
+        if asked is None:
+            return
+        if (asked.json_schema is not None) != (asked.type == "json_schema"):
+            raise Refusal(400, "a response_format of the type json_schema, and no other, has a json_schema", param=name)
+        if asked.json_schema is not None:
+            yield name, "schema", asked.json_schema.content
+        elif asked.type == "json_object":
+            yield name, "where", json_object()
 
 
 class ScoreBody(Body):
