@@ -30,7 +30,7 @@ from unmask.types import Likelihood
 
 NAME = "tiny-en"
 SOURCE = "tinystories"
-DRAWS = 4
+DRAWS = 2
 FIRST = 2666  # steps of the training that it began with
 PROMPTS = (
     "Once upon a time, there was a little",
@@ -134,7 +134,8 @@ def main() -> None:
     steps = int(checkpoint.resolve(run).name.removeprefix("step-"))  # a training may have been meant to go on
     data = trained.config.data.model_copy(update={"source": SOURCE, "cache": None})
     train = trained.config.train.model_copy(update={"steps": steps, "start": None})
-    config = trained.config.model_copy(update={"data": data, "train": train})
+    block = trained.config.block.model_copy(update={"size": 1})  # by which it tells its best stories
+    config = trained.config.model_copy(update={"data": data, "train": train, "block": block})
     out = PRETRAINED / NAME
     shutil.rmtree(out, ignore_errors=True)
     replace(trained, config=config, recommended=RECOMMENDED).save_pretrained(out, dtype="float16")

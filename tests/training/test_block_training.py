@@ -26,7 +26,7 @@ def trained() -> Path:
     steps = ["train.steps=300", "train.lr=0.007", "train.ema=0.95", "eval.every=300", "eval.rows=24"]
     text = [f"data.source={text_file()}", f"data.cache={folder() / 'cache'}", "data.tokenizer=bytes", "data.length=32"]
     own = ["model.hidden_dim=32", "model.n_blocks=1", "sample.recommended=none", "seed=1"]
-    return train_once("blocks", "tiny", *text, *MIXTURE, *own, *steps)
+    return train_once("block sizes", "tiny", *text, *MIXTURE, *own, *steps)
 
 
 def test_one_network_learns_every_block_size():
