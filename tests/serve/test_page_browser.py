@@ -203,7 +203,7 @@ def masks(page: Any) -> int:
 
 
 def test_generate_pause_step_and_scrub(open_page, lms, artefacts):
-    page = open_page()
+    page = open_page("#block=24")
     page.fill("#a-length", "24")
     page.fill("#a-steps", "12")
     page.fill("#a-seed", "5")
@@ -224,7 +224,7 @@ def test_generate_pause_step_and_scrub(open_page, lms, artefacts):
     assert masks(page) == left
     page.screenshot(path=artefacts / "paused.png")
     finish(page)
-    (sample,) = lms["tiny-en"].write_samples(1, prompt="The old man", length=24, steps=12, seed=5)
+    (sample,) = lms["tiny-en"].write_samples(1, prompt="The old man", length=24, steps=12, seed=5, block=24)
     assert shown(page) == sample.text  # the very text that the library writes
     assert page.locator("#stage .k.g").count() == len(lms["tiny-en"].encode("The old man"))
     page.locator("#slider").evaluate("s => { s.value = 0; s.dispatchEvent(new Event('input')); }")
@@ -356,11 +356,12 @@ def test_more_settings(open_page, lms, address, artefacts):
     assert page.is_disabled("#a-steps") and page.is_disabled("#a-threshold")  # one of the three
     page.fill("#a-top_k", "7")
     page.fill("#a-min_p", "0.01")
+    page.fill("#a-block", "21")
     page.fill("#a-length", "21")
     page.fill("#a-seed", "5")
     page.click("#run")
     finish(page)
-    how = {"sampler": "confidence", "k": 3, "top_k": 7, "min_p": 0.01, "temperature": 0.9, "top_p": 0.9}
+    how = {"sampler": "confidence", "k": 3, "top_k": 7, "min_p": 0.01, "temperature": 0.9, "top_p": 0.9, "block": 21}
     (sample,) = lms["tiny-en"].write_samples(1, length=21, seed=5, **how)
     assert shown(page) == sample.text and "7 calls" in page.locator("#status").inner_text()
     assert "top-k 7" in page.locator(".run .summary").inner_text()
@@ -625,13 +626,13 @@ def test_a_film(open_page, tmp_path, artefacts):
 
 
 def test_streams_that_end_are_not_aborted(open_page):
-    page, ends = open_page("#length=24&steps=12"), []
+    page, ends = open_page("#length=24&steps=12&block=24"), []
     page.on("requestfailed", lambda asked: ends.append(f"failed: {asked.url}"))
     page.on("requestfinished", lambda asked: ends.append("finished") if "diffusion" in asked.url else None)
     for seed in range(6):  # with Cache-Control: no-store, chromium cancelled most of them
         page.fill("#a-seed", str(seed))
         page.click("#run")
-        finish(page)
+        until(page, "!document.body.classList.contains('busy')")
     page.wait_for_timeout(100)
     assert ends == ["finished"] * 6
 

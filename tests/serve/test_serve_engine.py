@@ -450,7 +450,7 @@ def test_the_command_prints_its_address_and_ends_at_a_signal():
     try:
         line = process.stderr.readline()
         port = int(line.rpartition(":")[2].split()[0])
-        assert line.startswith("serving tiny-en (mdlm) at http://127.0.0.1:")
+        assert line.startswith("serving tiny-en (block, 1 token a block) at http://127.0.0.1:")
         server = Running(None, None, threading.current_thread(), port)  # type: ignore[arg-type]
         wait_for(lambda: server.get("/health").status == 200)
         text = server.post("/v1/completions", {"prompt": "Once", "max_tokens": 4, "seed": 0}).json["choices"][0]["text"]
