@@ -23,9 +23,9 @@ from ..process.keys import Keys
 from ..process.masking import at_tokens
 from ..process.parameterization import Mean
 from ..process.schedule import Polynomial, Schedule
-from ..sampling import LeftToRight, Request, Slot, Trajectory, Windows, Written, advance_tokens
-from ..types import Batch, TokenNats, UserError, Vocab
-from .cached_rows import CachedRows, Read, cached_columns, held_bytes, only_readers, row_bytes, same_rows
+from ..sampling import LeftToRight, Request, Slot, Trajectory, Windows
+from ..types import Batch, TokenNats, UserError
+from .cached_rows import CachedRows, ModelDenoiser, Read, cached_columns, held_bytes, only_readers, row_bytes, same_rows
 from .language_model import LanguageModel, in_chunks
 
 
@@ -116,7 +116,7 @@ class AutoRegressive(LanguageModel):
 APART = 8  # rows that have this many times more to read than others go through the network separately
 
 
-class CachedDenoiser:
+class CachedDenoiser(ModelDenoiser):
     """An autoregressive model as a denoiser, for one batcher.
 
     Column j of `hidden` predicts token j. The network reads only the part of each slot that it has not read yet; a slot
@@ -124,34 +124,12 @@ class CachedDenoiser:
     that joins later continues from the prompt of another.
     """
 
-    time_conditioned = False
-    normalised = True
-    carry_over = True
     one_way = True
-    cached = True
 
     def __init__(self, model: AutoRegressive) -> None:
         self.model = model
         self.schedule: Schedule = Polynomial()  # part of the interface; left to right does not use it
         self.read: dict[int, Read] = {}  # by slot
-
-    @property
-    def vocab(self) -> Vocab:
-        """The vocabulary."""
-        return self.model.vocab
-
-    @property
-    def device(self) -> torch.device:
-        """Where it computes."""
-        return self.model.device
-
-    def check(self, request: Request) -> None:
-        """Raise if the model cannot follow a request."""
-        self.model.check(request)
-
-    def advance(self, trajectories: Sequence[Trajectory]) -> list[Written | None]:
-        """One network call for all trajectories."""
-        return advance_tokens(self, trajectories)
 
     def unread(self, trajectory: Trajectory) -> int:
         """One token, once the prompt is read."""
@@ -165,10 +143,6 @@ class CachedDenoiser:
     def held_bytes(self) -> int:
         """Bytes of what it keeps now."""
         return held_bytes(self.read.values())
-
-    def log_x(self, rows: Tensor) -> Tensor:
-        """Log-probabilities of the next token, from rows of hidden states."""
-        return self.model.log_x(rows)
 
     def hidden(
         self,

@@ -28,10 +28,11 @@ from ..process.counts import hidden_sets
 from ..process.keys import Keys
 from ..process.parameterization import Mean
 from ..process.schedule import Law, Schedule
-from ..sampling import Request, Slot, Trajectory, Written, advance_tokens
-from ..types import Batch, UserError, Vocab
+from ..sampling import Slot, Trajectory
+from ..types import Batch, UserError
 from .cached_rows import (
     CachedRows,
+    ModelDenoiser,
     Read,
     cached_columns,
     held_bytes,
@@ -206,40 +207,18 @@ def _named(size: int | None) -> int | str:
     return "the whole row" if size is None else size
 
 
-class CachedBlocks:
+class CachedBlocks(ModelDenoiser):
     """A block diffusion model as a denoiser, for one batcher: it keeps what it has read of finished blocks.
 
     A slot says which tokens of its canvas are clean; all others are noisy. The network reads the noisy ones in every
     call, and the clean ones once: those of a finished block in the first call of the next.
     """
 
-    time_conditioned = False
-    normalised = True
-    carry_over = True
-    cached = True
     one_way = False
 
     def __init__(self, model: BlockDiffusion) -> None:
         self.model, self.schedule = model, model.schedule
         self.read: dict[Name, Read] = {}
-
-    @property
-    def vocab(self) -> Vocab:
-        """The vocabulary."""
-        return self.model.vocab
-
-    @property
-    def device(self) -> torch.device:
-        """Where it computes."""
-        return self.model.device
-
-    def check(self, request: Request) -> None:
-        """Raise if the model cannot follow a request."""
-        self.model.check(request)
-
-    def advance(self, trajectories: Sequence[Trajectory]) -> list[Written | None]:
-        """One network call for all trajectories."""
-        return advance_tokens(self, trajectories)
 
     def unread(self, trajectory: Trajectory) -> int:
         """The tokens of a block, which may be the whole text."""
@@ -254,10 +233,6 @@ class CachedBlocks:
     def held_bytes(self) -> int:
         """Bytes of what it keeps now."""
         return held_bytes(self.read.values())
-
-    def log_x(self, rows: Tensor) -> Tensor:
-        """Log x̂ from rows of hidden states."""
-        return self.model.log_x(rows)
 
     def hidden(
         self,

@@ -6,10 +6,48 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from ..networks.dit import KeyValue
+from ..sampling import Request, Trajectory, Written, advance_tokens
+from ..types import Vocab
+
+
+class ModelDenoiser:
+    """A model as a denoiser with a cache: what does not depend on how it reads."""
+
+    time_conditioned = False
+    normalised = True
+    carry_over = True
+    cached = True
+    model: Any
+
+    @property
+    def vocab(self) -> Vocab:
+        """The vocabulary."""
+        vocab: Vocab = self.model.vocab
+        return vocab
+
+    @property
+    def device(self) -> torch.device:
+        """Where it computes."""
+        device: torch.device = self.model.device
+        return device
+
+    def check(self, request: Request) -> None:
+        """Raise if the model cannot follow a request."""
+        self.model.check(request)
+
+    def advance(self, trajectories: Sequence[Trajectory]) -> list[Written | None]:
+        """One network call for all trajectories."""
+        return advance_tokens(self, trajectories)  # type: ignore[arg-type]
+
+    def log_x(self, rows: Tensor) -> Tensor:
+        """Log x̂ from rows of hidden states."""
+        log_x: Tensor = self.model.log_x(rows)
+        return log_x
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,9 @@ from typing import Any
 from torch import Tensor
 
 from ..errors import UserError, at_least
-from .choice import Choice
 from .orders import GivenOrder
 from .request import Request
-from .sampler import Sampler, TokenDenoiser, Trajectory, positions_of
+from .sampler import OuterTrajectory, Sampler, TokenDenoiser, Trajectory, positions_of
 
 
 @dataclass(frozen=True)
@@ -56,7 +55,7 @@ class BlockByBlock(Sampler):
         return _BlockTrajectory(request, model, self)
 
 
-class _BlockTrajectory(Trajectory):
+class _BlockTrajectory(OuterTrajectory):
     """The trajectory of the current block; the network sees the text to the end of that block."""
 
     def __init__(self, request: Request, model: TokenDenoiser, blocks: BlockByBlock) -> None:
@@ -85,31 +84,6 @@ class _BlockTrajectory(Trajectory):
         self.t, self.kept, self.ruled = self.inner.t, self.inner.kept, self.inner.ruled
         if not self.inner.finished:
             self.step = self.steps + self.inner.step
-
-    @property
-    def finished(self) -> bool:
-        return self.inner.finished
-
-    def candidates(self) -> Tensor:
-        return self.inner.candidates()
-
-    def score(self, log_x: Tensor) -> Tensor:
-        return self.inner.score(log_x)
-
-    def choose(self, scores: Tensor) -> None:
-        self.inner.choose(scores)
-
-    def due(self) -> Tensor:
-        return self.inner.due()
-
-    def law(self, log_x: Tensor, positions: Tensor) -> Tensor:
-        return self.inner.law(log_x, positions)
-
-    def uniform(self, positions: Tensor) -> Tensor:
-        return self.inner.uniform(positions)
-
-    def choice(self, asked: Choice) -> Choice:
-        return self.inner.choice(asked)
 
     def write(self, positions: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
         self.inner.kept = self.kept

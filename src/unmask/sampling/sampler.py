@@ -228,6 +228,45 @@ class Trajectory(ABC):
         return Slot(self.slot, self.kept, self.prompt, shared, self.clean, self.block)
 
 
+class OuterTrajectory(Trajectory):
+    """A trajectory that leads another one, `inner`, through the parts of its canvas."""
+
+    inner: Trajectory
+
+    @property
+    def finished(self) -> bool:
+        """Whether the last part is written."""
+        return self.inner.finished
+
+    def candidates(self) -> Tensor:
+        """Those of the part."""
+        return self.inner.candidates()
+
+    def score(self, log_x: Tensor) -> Tensor:
+        """As in the part."""
+        return self.inner.score(log_x)
+
+    def choose(self, scores: Tensor) -> None:
+        """As in the part."""
+        self.inner.choose(scores)
+
+    def due(self) -> Tensor:
+        """Those of the part."""
+        return self.inner.due()
+
+    def law(self, log_x: Tensor, positions: Tensor) -> Tensor:
+        """That of the part."""
+        return self.inner.law(log_x, positions)
+
+    def uniform(self, positions: Tensor) -> Tensor:
+        """Those of the part, which has streams of its own."""
+        return self.inner.uniform(positions)
+
+    def choice(self, asked: Choice) -> Choice:
+        """That of the part."""
+        return self.inner.choice(asked)
+
+
 class Sampler(ABC):
     """A sampling method: a dataclass whose fields are its settings (`settings.setting`)."""
 

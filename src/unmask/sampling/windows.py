@@ -18,10 +18,9 @@ from torch import Tensor
 
 from ..data.rows import capacity
 from ..types import UserError
-from .choice import Choice
 from .orders import GivenOrder
 from .request import Request
-from .sampler import Sampler, TokenDenoiser, Trajectory
+from .sampler import OuterTrajectory, Sampler, TokenDenoiser, Trajectory
 
 
 @dataclass(frozen=True)
@@ -61,7 +60,7 @@ class Windows(Sampler):
         return _WindowTrajectory(request, model, self)
 
 
-class _WindowTrajectory(Trajectory):
+class _WindowTrajectory(OuterTrajectory):
     """The trajectory of the current window; `canvas`, `free` and `kept` are those of the window."""
 
     def __init__(self, request: Request, model: TokenDenoiser, windows: Windows) -> None:
@@ -113,27 +112,8 @@ class _WindowTrajectory(Trajectory):
             self.step = self.steps + self.inner.step
 
     @property
-    def finished(self) -> bool:
-        return self.inner.finished
-
-    @property
     def prompt(self) -> tuple[int, ...] | None:
         return None if self.request.prompt is None else (id(self.request.prompt), self.start)
-
-    def candidates(self) -> Tensor:
-        return self.inner.candidates()
-
-    def score(self, log_x: Tensor) -> Tensor:
-        return self.inner.score(log_x)
-
-    def choose(self, scores: Tensor) -> None:
-        self.inner.choose(scores)
-
-    def due(self) -> Tensor:
-        return self.inner.due()
-
-    def law(self, log_x: Tensor, positions: Tensor) -> Tensor:
-        return self.inner.law(log_x, positions)
 
     def draw(self, chances: Tensor, position: int) -> int:
         return self.inner.draw(chances, position)
@@ -141,12 +121,6 @@ class _WindowTrajectory(Trajectory):
     def stuck(self, error: UserError) -> None:
         self.inner.stuck(error)
         self.error = self.inner.error
-
-    def uniform(self, positions: Tensor) -> Tensor:
-        return self.inner.uniform(positions)
-
-    def choice(self, asked: Choice) -> Choice:
-        return self.inner.choice(asked)
 
     def write(self, positions: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
         self.inner.kept = self.kept
