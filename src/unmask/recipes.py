@@ -342,13 +342,23 @@ def dna_finetuning(start: Config, method: str, loss: str = "bound") -> Config:
 
 
 def _going_on(start: Config, method: str, loss: str, train: TrainConfig, judged: EvalConfig) -> Config:
-    """The config of a model that is trained further with another method or loss, with its network and data settings."""
-    rate = 0.15 if loss == "mlm" else None
-    tree = start.model_dump(mode="json")
+    """The config of a model that is trained further with another method or loss, with its network and data settings.
+
+    What Muon and plain cross-entropy trained goes on with them, at its rates, which fall to zero: those of the paper's
+    fine-tuning would hardly move it.
+    """
+    tree, own = start.model_dump(mode="json"), start.train
     tree["model"]["method"] = method
-    tree["objective"] = ObjectiveConfig(
-        loss=loss, mask_rate=rate, start_token=start.objective.start_token or method != "ar"
-    ).model_dump(mode="json")
+    objective = ObjectiveConfig(
+        loss=loss, mask_rate=0.15 if loss == "mlm" else None, start_token=start.objective.start_token or method != "ar"
+    )
+    if (loss, start.objective.loss) == ("bound", "cross-entropy") and method in ("mdlm", "block"):
+        plain = {"loss": start.objective.loss, "cutoff": start.objective.cutoff}
+        objective = objective.model_copy(update=plain)
+    tree["objective"] = objective.model_dump(mode="json")
+    if own.optimizer == "muon":
+        rates = {"lr": own.lr, "muon_lr": own.muon_lr, "betas": own.betas, "warmup": 0.05, "decay": "linear"}
+        train = train.model_copy(update={"optimizer": "muon", "ema": 0.0, **rates})
     tree["train"] = train.model_dump(mode="json")
     tree["eval"] = judged.model_dump(mode="json")
     tree["sample"] = SampleConfig().model_dump(mode="json")
