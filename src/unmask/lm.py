@@ -123,6 +123,12 @@ class LM:
         canvas = self.gap_canvas(text, windowed=options.stride is not None, options=options)
         return [sample.text for sample in self.write([canvas] * n, **how)]
 
+    def chat(self, messages: Sequence[Message], n: int = 1, *, max_tokens: int | None = None, **how: Any) -> list[str]:
+        """N answers to a conversation, [{"role": "user", "content": "Hi"}]; `how` as in `write`."""
+        _check_count(n)
+        canvas = self.chat_canvas(messages, max_tokens, how.get("stride") is not None)
+        return [sample.text for sample in self.write([canvas] * n, **how)]
+
     def stream(self, prompt: str = "", *, length: int | None = None, exact: bool = False, **how: Any) -> Iterator[str]:
         """One text in pieces, each as soon as it is final; `how` as in `write`."""
         check_keywords(how, ("prompt", "length", "exact"))
@@ -290,6 +296,16 @@ class LM:
     def prompt_canvas(self, prompt: str, length: int | None = None, suffix: str = "", windowed: bool = False) -> Canvas:
         """Prompt, masks and suffix: `length` tokens in all, with BOS if the model was trained with it."""
         return self.prompt_builder.prompt(prompt, suffix, length, windowed)
+
+    def chat_canvas(
+        self, messages: Sequence[Message], max_tokens: int | None = None, windowed: bool = False
+    ) -> Canvas:
+        """A conversation and masks for its answer: at most `max_tokens`, which end where its turn does."""
+        template = self.chat_template
+        if template is None:
+            raise UserError("this model has no chat template; name one with --template plain (or chatml, llama3)")
+        ids = template.ids(messages, add_generation_prompt=True).ids
+        return self.prompt_builder.answer(ids, template.stops(), max_tokens, windowed)
 
     def gap_canvas(
         self, text: str, *, windowed: bool = False, draws: int | None = None, options: SamplingParams | None = None

@@ -11,6 +11,7 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     "/v1/diffusion": {"prompt": "Once upon a time", "length": 32, "tops": 3},
     "/v1/infill": {"text": "The {{2}} sat on the {{3}}.", "n": 2, "seed": 1},
     "/v1/completions": {"prompt": "One day", "max_tokens": 20},
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "Who are you?"}], "max_tokens": 64},
     "/v1/score": {"text": "The cat sat on the mat."},
     "/v1/marginals": {"text": "The {{1}} sat on the {{1}}.", "top": 3},
     "/v1/tokenize": {"text": "The {{2}} sat."},
