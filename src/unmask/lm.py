@@ -16,6 +16,7 @@ from torch import Tensor
 from . import evaluation
 from .config import Config
 from .data.canvas import Canvas, Gap, PromptBuilder, parse_gaps
+from .data.chat import ChatTemplate
 from .data.tokenization import Tokenizer
 from .errors import UserError, at_least, nearest
 from .evaluation.distributions import Marginals
@@ -63,6 +64,7 @@ class LM:
     config: Config
     labels: list[str] = field(default_factory=list)
     recommended: Recommended = field(default_factory=Recommended)  # settings where a user leaves them open; examples
+    chat_template: ChatTemplate | None = None  # how it reads a conversation, if it was made for them
 
     def __repr__(self) -> str:
         net, size = self.config.model, sum(weight.numel() for weight in self.model.parameters())
@@ -89,7 +91,8 @@ class LM:
         """
         from .hub.layout import write_folder
 
-        return write_folder(folder, self.model, self.tokenizer, self.config, self.labels, dtype, card, self.recommended)
+        about = {"recommended": self.recommended, "chat_template": self.chat_template}
+        return write_folder(folder, self.model, self.tokenizer, self.config, self.labels, dtype, card, **about)
 
     def push_to_hub(self, repo_id: str, **about: Any) -> str:
         """Upload the model and its card to the Hugging Face Hub; `about` as in `hub.push_to_hub` (figures, license)."""
