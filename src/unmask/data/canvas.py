@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -53,7 +54,8 @@ class Canvas:
     errors: dict[str, float] = field(default_factory=dict)  # standard errors of its differences from the chosen one
     undecided: list[str] = field(default_factory=list)  # lengths that may be as good as the chosen ones
     closed: int = 0  # tokens at its end that only say that the text ends there
-    ends: frozenset[int] = frozenset()  # tokens that end what is written: the end of a turn, in a conversation
+    ends: frozenset[int] = frozenset()  # tokens that end what is written: in a conversation, the end of a turn
+    stop: tuple[str, ...] = ()  # and texts that do
 
     @property
     def open_end(self) -> bool:
@@ -175,29 +177,28 @@ class PromptBuilder:
         return Canvas(ids, [*parts, suffix] if suffix else parts, [gap], closed=len(closing))
 
     def answer(
-        self, conversation: Sequence[int], ends: Iterable[int], tokens: int | None = None, windowed: bool = False
+        self, conversation: Sequence[int], tokens: int | None = None, windowed: bool = False, **ends: Any
     ) -> Canvas:
-        """A conversation in tokens and masks for its answer, at most `tokens`; its text is the answer alone."""
+        """A conversation and masks for its answer, at most `tokens`, whose text is the answer alone.
+
+        `ends` are the `ends` and the `stop` of the canvas.
+        """
         if tokens is not None:
             at_least("max_tokens", tokens)
-        given = self.conversation(conversation, windowed)
+        bos = [] if self.block_ends is None or windowed else [self.block_ends[0]]
+        given = [*conversation] if [*conversation[:1]] == bos else [*bos, *conversation]
         length = len(given) + (ANSWER if tokens is None else tokens)
         most = LONGEST if windowed or self.any_length else self.spec.length
         if tokens is None:
             length = min(length, most)
-        if length > most or length == len(given):
+        if not len(given) < length <= most:
             wanted = f" and max_tokens={tokens} make {length}" if tokens is not None and len(given) < most else ""
             raise ContextExceeded(
                 f"this model reads and writes {most} tokens, but the conversation has {len(given)}{wanted}; shorten it"
                 f"{' or reduce max_tokens' if wanted else ''}"
             )
         ids = torch.tensor([*given, *[self.vocab.mask] * (length - len(given))], dtype=torch.int64)
-        return Canvas(ids, [slice(len(given), length)], [length - len(given)], ends=frozenset(ends))
-
-    def conversation(self, ids: Sequence[int], windowed: bool = False) -> list[int]:
-        """The tokens of a conversation as a row of the training begins with them."""
-        bos = None if self.block_ends is None or windowed else self.block_ends[0]
-        return [*ids] if bos is None or ids[:1] == [bos] else [bos, *ids]
+        return Canvas(ids, [slice(len(given), length)], [length - len(given)], **ends)
 
     def prompt_tokens(self, prompt: str, suffix: str = "", windowed: bool = False) -> int:
         """How many tokens of such a canvas are given."""

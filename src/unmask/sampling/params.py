@@ -549,13 +549,18 @@ class Stop:
             at_eos = canvas.open_end and (learned or (options._ends_in_form and bool(builder.ends)))
         if "stop_at_eos" in options.recommended:
             at_eos = at_eos and canvas.open_end  # a recommendation is not for texts with a given end
-        if not options.stop and not at_eos:
+        if not options.stop and not canvas.stop and not at_eos:
             return None
         if not canvas.open_end:
             raise UserError("stop and stop_at_eos need a text that ends in a gap; this one ends in given text")
         if at_eos and not builder.ends | canvas.ends:
             raise UserError("stop_at_eos needs a tokenizer with an end-of-text token, which this model's does not have")
         return Stop(canvas, options, builder, at_eos)
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The texts that end it."""
+        return (*self.options.stop, *self.canvas.stop)
 
     def __call__(self, state: State) -> Ending | None:
         """Where the text of a state ends; None while it goes on."""
@@ -565,7 +570,7 @@ class Stop:
             last = next((at for at, token in enumerate(written, gap.start) if token in ends), None)
             if last is not None:
                 return self._cut(state, last, "eos", gap.start)
-        if not self.options.stop or state.fixed <= gap.start:
+        if not self.words or state.fixed <= gap.start:
             return None
         ending = self._cut(state, state.fixed, "", gap.start)
         return ending if ending.reason else None
@@ -574,7 +579,7 @@ class Stop:
         """Cut the text at the first stop string in what was written from `start` on."""
         text = self._reads(state, tokens)
         before = len(self._reads(state, start))
-        places = [(at, at + len(word)) for word in self.options.stop if (at := text.find(word, before)) >= 0]
+        places = [(at, at + len(word)) for word in self.words if (at := text.find(word, before)) >= 0]
         if not places:
             return Ending(text, why, tokens)
         at, end = min(places)

@@ -10,7 +10,16 @@ from pydantic.json_schema import models_json_schema
 
 from ..version import __version__
 from .limits import Limits
-from .schema import ChatBody, ClientBody, CompletionBody, DiffusionBody, InfillBody, MarginalsBody, ScoreBody, TokenizeBody
+from .schema import (
+    ChatBody,
+    ClientBody,
+    CompletionBody,
+    DiffusionBody,
+    InfillBody,
+    MarginalsBody,
+    ScoreBody,
+    TokenizeBody,
+)
 
 ERRORS = {
     400: "Something in the request is wrong; the message says what.",

@@ -124,7 +124,10 @@ def _chat(lm: LM, messages: list[ChatMessage], tokens: int | None, windowed: boo
             param="model",
             code="no_chat_template",
         )
-    _fits(tokens or 1, limits)
+    if (tokens or 0) > limits.length:
+        raise Refusal(
+            400, f"max_tokens={tokens} is more than the {limits.length} that this server allows", param="max_tokens"
+        )
     conversation = [_message(number, message) for number, message in enumerate(messages, 1)]
     _fits(sum(len(message["content"]) for message in conversation) // 64, limits)
     try:
