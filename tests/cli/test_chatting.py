@@ -61,6 +61,39 @@ def test_the_history_is_the_prompt_of_the_next_answer(method):
     assert loop.answer("Hi").text == lm.chat(said("Hi"), max_tokens=10, **how)[0]
 
 
+@pytest.mark.parametrize("method", ["ar", "block"])
+def test_what_was_read_is_not_read_again(method, monkeypatch):
+    lm, read = chat_lm(method), []
+    forward = type(lm.model.backbone).forward
+
+    def counting(self, *args, **more):
+        read.append(args[0].tokens.shape[1])
+        return forward(self, *args, **more)
+
+    monkeypatch.setattr(type(lm.model.backbone), "forward", counting)
+    loop = ChatLoop(lm, {"only": list("abcdefgh"), "seed": 1}, max_tokens=8)
+    answers, new = [], []
+    for text in ("Hi", "And?", "Who"):
+        read.clear()
+        answers.append(loop.answer(text).text)
+        new.append(read[0])  # of the first call
+    given = [len(lm.chat_template.prompt(loop.messages[:n])) for n in (1, 3, 5)]
+    block = 0 if method == "ar" else 16  # the block that is written, and one of which only a part is known
+    assert new[0] >= given[0] and all(n <= b - a + block for a, b, n in zip(given, given[1:], new[1:], strict=True))
+    loop.line("/reset", print)
+    read.clear()
+    answers.append(loop.answer("Hi, you").text)
+    monkeypatch.undo()
+    for k, messages in enumerate([*(before(answers, n) for n in range(3)), said("Hi, you")]):
+        assert answers[k] == lm.chat(messages, max_tokens=8, seed=1 + k, only=list("abcdefgh"))[0]
+
+
+def before(answers: list[str], n: int) -> list[dict[str, str]]:
+    """The conversation before answer n."""
+    texts = ("Hi", "And?", "Who")
+    return said(*(part for k in range(n) for part in (texts[k], answers[k])), texts[n])
+
+
 def test_lines_from_a_pipe(piped, tmp_path):
     file = tmp_path / "chat.jsonl"
     lines = f"Hi\n\n/system Be good.\n/reset\nWho?\n/save {file}\n/quit\nnever\n"

@@ -100,11 +100,11 @@ def test_a_text_can_end_a_turn_too(client):
     lm = chat_lm("ar")
     template = ChatTemplate(lm.tokenizer, f"{{% for m in messages %}}{turn}{{% endfor %}}{begin}")
     assert template.end is None and template.end_text == "[/assistant]"
-    canvas = lm.prompt_builder.answer([1, 2], 60, stop=("e",))
-    samples = lm.write([canvas] * 4, seed=1)
     free = lm.write([lm.prompt_builder.answer([1, 2], 60)] * 4, seed=1, stop_at_eos=False)
-    assert [sample.text for sample in samples] == [sample.text.partition("e")[0] for sample in free]
-    assert any(sample.stopped == "stop" for sample in samples)
+    letter = free[0].text[30]
+    samples = lm.write([lm.prompt_builder.answer([1, 2], 60, stop=(letter,))] * 4, seed=1)
+    assert [sample.text for sample in samples] == [sample.text.partition(letter)[0] for sample in free]
+    assert samples[0].stopped == "stop"
 
 
 def test_stop_words_cut_the_answer(client):
@@ -161,7 +161,7 @@ def test_log_probabilities(client):
     tokens = found.logprobs.content
     for token in tokens:
         best = [top.logprob for top in token.top_logprobs]
-        assert len(best) == 3 and best == sorted(best, reverse=True) and token.logprob <= best[0] + 1e-6
+        assert len(best) == 3 and best == sorted(best, reverse=True) and token.logprob <= best[0] + 1e-3
         assert bytes(token.bytes).decode() == token.token
     assert client.chat.completions.create(**how).choices[0].logprobs is None
     (sample,) = chat_lm("ar").write([chat_lm("ar").chat_canvas(HELLO, 12)], seed=2)

@@ -1,4 +1,7 @@
-"""The conversation of the terminal: the history is the prompt of the next answer."""
+"""The conversation of the terminal: the history is the prompt of the next answer.
+
+A model with a cache reads only what is new of it.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import torch
 from rich.console import Console
 
 from ..config import nearest
@@ -15,6 +19,8 @@ from ..evaluation.likelihood import evaluating
 from ..files import write_text
 from ..jsonable import to_json
 from ..lm import LM, Job
+from ..models.autoregressive import CachedDenoiser
+from ..models.block_diffusion import CachedBlocks
 from ..sampling.params import SamplingParams
 from ..types import Sample, UserError
 from .terminal import Watcher
@@ -43,6 +49,10 @@ class ChatLoop:
 
     def __post_init__(self) -> None:
         self.batcher = self.lm.model.batcher(1)
+        self.denoiser = self.batcher.model if isinstance(self.batcher.model, CachedDenoiser | CachedBlocks) else None
+        if self.denoiser is not None:
+            self.denoiser.keep_last = True
+        self.seen = torch.empty(0, dtype=torch.int64)  # the last canvas
 
     @property
     def options(self) -> SamplingParams:
@@ -82,8 +92,12 @@ class ChatLoop:
             watch = None
             if self.console is not None:
                 watch = stack.enter_context(Watcher(lm.tokenizer, [canvas.ids], self.console, begin, passing=True))
+            if self.denoiser is not None and options.stride is None:
+                self.denoiser.begin_with_last(self.seen, request)
+            self.seen = request.canvas
             self.batcher.add(request)
             for state in self.batcher.run():
+                self.seen = state.canvas
                 if watch is not None:
                     watch(state)
                 sample = lm.finished(request, state)

@@ -44,7 +44,7 @@ Language Models</a>.</p>
 <ul>
 <li><b>Fill gaps</b>: select words and press Ctrl M, or write {{{{3}}}} for a gap of three tokens and {{{{2-6}}}} for
 one whose length the model chooses. <b>Write</b> continues a text; <b>Score</b> shows how much each token surprises the
-model.</li>
+model. Models with a chat template have <b>Chat</b>, too.</li>
 <li><b>Recommended</b> settings suit the model, and <b>Exact law</b> draws from the distribution by which it
 is scored. <b>Compare</b> runs two settings side by side.</li>
 <li>Point at a token for its probability and the alternatives; select tokens to rewrite them. A link, a film (GIF), a
@@ -53,6 +53,7 @@ replay (HTML) and the trace (JSON) of a text can be saved.</li>
 <h2>On the command line</h2>
 <pre>unmask sample MODEL --prompt 'Once upon a time'
 unmask fill MODEL
+unmask chat MODEL --template plain
 unmask train tiny data.source=my.txt --out runs/mine
 unmask --help</pre>
 </section>

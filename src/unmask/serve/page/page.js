@@ -393,7 +393,11 @@ $("halt").onclick = () => stopper?.abort();
 $("ask").addEventListener("submit", (event) => { event.preventDefault(); run(); });
 $("hush").onclick = () => conversation.stop();
 $("renew").onclick = () => { conversation.clear(); fail(null); $("message").focus(); say("a new conversation"); };
-$("message").addEventListener("keydown", (event) => { if (event.key === "Escape") conversation.stop(); });
+$("message").addEventListener("keydown", (event) => {
+  if (event.key !== "Escape" || !conversation.busy) return;
+  event.stopPropagation(); // the focus stays
+  conversation.stop();
+});
 $("dice").onclick = () => { const seed = anySeed(); for (const { inputs } of sides) inputs.seed.value = seed; run(); };
 document.querySelector(".skip").onclick = (event) => { event.preventDefault(); $({ score: "scores", chat: "message" }[chosen("mode")] ?? "stage").focus(); }; // the address already holds the settings
 $("makeGap").onmousedown = (event) => event.preventDefault(); // the selection stays
