@@ -91,7 +91,7 @@ class LM:
         """
         from .hub.layout import write_folder
 
-        about = {"recommended": self.recommended, "chat_template": self.chat_template}
+        about: dict[str, Any] = {"recommended": self.recommended, "chat_template": self.chat_template}
         return write_folder(folder, self.model, self.tokenizer, self.config, self.labels, dtype, card, **about)
 
     def push_to_hub(self, repo_id: str, **about: Any) -> str:

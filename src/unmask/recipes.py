@@ -185,6 +185,20 @@ def mdlm_finetuning(start: Config, loss: str = "bound", method: str = "mdlm") ->
     return _going_on(start, method, loss, settings, EvalConfig(every=500, rows=512))
 
 
+def chat_finetuning(start: Config) -> Config:
+    """A language model learns to answer, with the method that it has: the rate, decay and warm-up of LLaDA's SFT.
+
+    Models that look to the left learn all answers of a conversation at once.
+    """
+    settings = TrainConfig(
+        steps=3000, batch_size=64, lr=2.5e-5, warmup=50, weight_decay=0.1, ema=0.0, checkpoint_every=500
+    )
+    config = _going_on(start, start.model.method, "bound", settings, EvalConfig(every=500, rows=512))
+    rows = "conversation" if start.model.method == "ar" else "answer"
+    chat = {"layout": "chat", "learn_end": None, "label": None, "chat_template": None, "chat_pad": "eos"}
+    return config.changed(data=chat | {"chat_rows": rows})
+
+
 def glue_finetuning(start: Config) -> Config:
     """A classifier on top of a model: the settings of transformers' run_glue with batches of 16, as in the paper."""
     tree = start.model_dump(mode="json")

@@ -251,7 +251,7 @@ def _compiled(source: str) -> Any:
     sandbox = optional("jinja2.sandbox", "this chat template", "chat")
     extension = optional("jinja2.ext", "this chat template", "chat")
 
-    class Generation(extension.Extension):  # type: ignore[misc, name-defined]
+    class Generation(extension.Extension):  # type: ignore[name-defined]
         """{% generation %} ... {% endgeneration %} marks answers for transformers; here it is what is inside."""
 
         tags = {"generation"}  # noqa: RUF012 (as jinja2 wants it)
