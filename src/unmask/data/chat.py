@@ -116,10 +116,12 @@ class ChatTemplate:
             place += len(part) + len(cut)
         return ChatIds(ids, written)
 
-    def prompt(self, messages: Sequence[Message], length: int) -> list[int]:
+    def prompt(self, messages: Sequence[Message], length: int | None = None) -> list[int]:
         """The tokens after which an answer begins; `length` is how many fit, and one is the least for the answer."""
-        ids = self.ids(messages, add_generation_prompt=True).ids
-        if len(ids) >= length:
+        messages, cut = self._apart(checked(messages))
+        parts = self.text(messages, add_generation_prompt=True).split(cut)
+        ids = [token for part in parts for token in self.tokenizer.with_special(part)[0]]
+        if length is not None and len(ids) >= length:
             raise UserError(
                 f"the conversation has {len(ids):,} tokens, and the model reads {length:,} with the answer; leave out "
                 "the oldest messages or shorten them"
@@ -137,6 +139,17 @@ class ChatTemplate:
         """The tokens that end an answer: that of the template, and the end of a text."""
         ends = (self.end, self.tokenizer.vocab.eos)
         return tuple(dict.fromkeys(token for token in ends if token is not None))
+
+    @functools.cached_property
+    def end_text(self) -> str:
+        """The text that ends an answer where no special token does: the first line between it and the next question."""
+        turns = [{"role": role, "content": role} for role in ("user", "assistant", "user")]
+        before, text = self._text(turns[:1], True) + "assistant", self._text(turns, False)
+        if self.end is not None or not text.startswith(before):
+            return ""
+        between = text[len(before) :].partition("user")[0]
+        breaks = len(between) - len(between.lstrip("\n"))
+        return between[:breaks] + between[breaks:].partition("\n")[0] if between.strip() else ""
 
     def _text(self, messages: Sequence[Message], add_generation_prompt: bool) -> str:
         vocab = self.tokenizer.vocab
