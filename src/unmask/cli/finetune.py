@@ -39,6 +39,14 @@ def finetune(
         typer.Option(help="Where the data set or the task is on disk (default: UNMASK_DATA, else the Hub)."),
     ] = None,
     minutes: Minutes = None,
+    anneal: Annotated[
+        str | None,
+        typer.Option(
+            metavar="STEPS",
+            help="Causal models: the steps, or the share of them, in which what is to the right comes into sight "
+            "(train.anneal).",
+        ),
+    ] = None,
     out: RunFolder = None,
     seeds: Annotated[str | None, typer.Option(help="Tasks: one run per seed, for example 0,1,2.")] = None,
     sweep: Annotated[
@@ -58,6 +66,8 @@ def finetune(
     from ..training.fit import fit_machine
 
     language, changes = adapt.is_language(task), with_minutes(overrides, minutes)
+    if anneal is not None:
+        changes.append(f"train.anneal={anneal}")
     if language and seeds is not None:
         raise UserError("--seeds is for tasks; set seed=1 for another seed")
     if sweep:
@@ -70,6 +80,7 @@ def finetune(
     lm = lm or adapt.load_start(model, weights, which, tokenizer)
     if language:
         config = adapt.language_config(lm, model, task, data, local, changes)
+        lm = adapt.turned(lm, config)
         config = fit_machine(lm, config, place, changes, quiet=quiet or print_config or not is_main())
     else:
         config = adapt.task_config(lm, model, task, local, changes)
