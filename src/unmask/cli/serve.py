@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..errors import UserError
-from .shared import Device, TokenizerOf, Weights, Which, err_console, load_lm
+from .shared import Device, Quantize, TokenizerOf, Weights, Which, err_console, load_lm
 
 if TYPE_CHECKING:
     from ..lm import LM
@@ -60,6 +60,7 @@ def serve(
         bool, typer.Option("--log-prompts", help="Also log the requests themselves, with their text.")
     ] = False,
     tokenizer: TokenizerOf = None,
+    quantize: Quantize = None,
     which: Which = "last",
     weights: Weights = "ema",
     device: Device = "auto",
@@ -99,7 +100,8 @@ def serve(
     sock = bind(host, port)  # before minutes of loading
     with contextlib.closing(sock):
         named = _names(models)
-        lms = {name: run_in_thread(load_lm, path, which, weights, device, tokenizer) for name, path in named.items()}
+        how = (which, weights, device, tokenizer, quantize)
+        lms = {name: run_in_thread(load_lm, path, *how) for name, path in named.items()}
         logging.basicConfig(
             level=logging.INFO if log_requests or log_prompts else logging.WARNING, format="%(asctime)s %(message)s"
         )

@@ -23,6 +23,7 @@ from ...data.tokenization import (
     size_of,
 )
 from ...files import MANIFEST, read_json, replacing_folder, seal, verify, writing
+from ...networks.kernels.int8 import is_quantized
 from ...sampling.recommended import FILE as SETTINGS
 from ...sampling.recommended import Recommended
 from ...types import UserError
@@ -92,6 +93,8 @@ def write_folder(
     recommended: Recommended | None = None,
 ) -> Path:
     """Write a model as a portable folder, atomically; nothing is overwritten."""
+    if is_quantized(model):
+        raise UserError("this model is int8, for inference only; to save it, load it again without quantize")
     described = describe(config, tokenizer, labels, dtype)
     return write_files(folder, described, tensors_of(model, config, dtype), tokenizer, card, recommended)
 
