@@ -493,6 +493,8 @@ class TrainConfig(Section):
     checkpoint_every: Annotated[Steps, Field(gt=0)] = 500
     keep_last: PositiveInt = 2
     patience: PositiveInt | None = None  # stop after this many evaluations in a row without improvement
+    anneal: Steps = 0  # of a causal model: the first steps, in which columns to the right come into sight; 0 = at once
+    last_blocks: PositiveInt | None = None  # train only so many blocks of the network, and what follows them
     start: str | None = Field(None, min_length=1)  # a model with the initial weights: a run, a folder or a Hub id
     embeddings: Literal["random", "counts"] = "random"  # of a new model: or from the pairs of tokens in its text
     sinks: list[Literal["tensorboard", "trackio", "wandb"]] = []
@@ -590,6 +592,7 @@ class Config(Section):
             train={
                 "warmup": steps_of(self.train.warmup, total),
                 "checkpoint_every": steps_of(self.train.checkpoint_every, total),
+                "anneal": steps_of(self.train.anneal, total),
             },
             eval={"every": steps_of(self.eval.every, total)},
             objective={"clip_until": None if until is None else steps_of(until, total)},

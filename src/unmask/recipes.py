@@ -252,6 +252,15 @@ def block_finetuning(start: Config, loss: str = "bound") -> Config:
     return _going_on(start, "block", loss, settings, EvalConfig(every=5000, rows=512))
 
 
+def llama_finetuning(start: Config, method: str) -> Config:
+    """A Llama or Qwen is trained further as a diffusion model, or becomes one; the rate is that of dllm's Tiny-A2D."""
+    settings = TrainConfig(steps=20_000, batch_size=128, lr=1e-4, warmup=0.02, ema=0.0, checkpoint_every=500)
+    if start.train.start is None:  # short rows, not all positions
+        rows = start.data.model_copy(update={"length": min(128, start.data.length)})
+        start = start.model_copy(update={"data": rows})
+    return _going_on(start, method, "bound", settings, EvalConfig(every=500, rows=512))
+
+
 def mixed_blocks(length: int, size: int | str | None = None) -> BlockConfig:
     """One model for all block sizes that divide the rows; `size` is the one that takes the place of 16."""
     if size is None:

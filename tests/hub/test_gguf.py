@@ -263,3 +263,14 @@ def test_smollm2_knows_english_and_writes_what_transformers_writes():
         written = theirs.generate(ids, do_sample=False, max_length=ids.shape[1] + 24)[0]
         text = tokenizer.decode(written, skip_special_tokens=True)
         assert lm.sample(1, prompt=prompt, length=ids.shape[1] + 24, temperature=0.0, stop_at_eos=True) == [text]
+
+
+def test_a_file_becomes_a_diffusion_model(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "m.gguf")
+    (tmp_path / "t.txt").write_text("seven eight nine ten.\n" * 60)
+    short = ["train.steps=2", "train.batch_size=2", "data.length=16", "eval.rows=4", "eval.draws=1", "eval.every=0"]
+    words = [*short, "--data", str(tmp_path / "t.txt"), "--out", str(tmp_path / "run"), "--quiet", "--json"]
+    done = run("finetune", str(path), "mdlm", *words).json()
+    assert done["after"]["nats_per_token"] < done["before"]["nats_per_token"]
+    lm = unmask.load(tmp_path / "run")
+    assert lm.model.fills_masks and not lm.model.backbone.causal and len(lm.sample(1, length=8, seed=0)) == 1

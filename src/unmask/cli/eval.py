@@ -14,6 +14,7 @@ from .shared import (
     Device,
     Json,
     Model,
+    Quantize,
     TokenizerOf,
     Weights,
     Which,
@@ -62,6 +63,7 @@ def _suite(ctx: typer.Context, model: str, name: str, sets: str | None) -> None:
         "device",
         "estimator",
         "tokenizer",
+        "quantize",
         "block",
     )
     chosen = None if sets is None else _words(sets)
@@ -107,6 +109,7 @@ def evaluate(
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the times and masks, or of the samples.")] = 0,
     tokenizer: TokenizerOf = None,
+    quantize: Quantize = None,
     which: Which = "last",
     weights: Weights = "ema",
     device: Device = "auto",
@@ -175,6 +178,7 @@ def evaluate(
             weights=weights,
             device=device,
             tokenizer=tokenizer,
+            quantize=quantize,
             batch_size=batch_size,
             **read_settings(ctx, more),
         )
@@ -201,6 +205,7 @@ def evaluate(
         weights=weights,
         device=device,
         tokenizer=tokenizer,
+        quantize=quantize,
         estimator=estimator,
         label_column=label_column,
         local=local,
@@ -248,6 +253,7 @@ def evaluate_model(
     label_column: str | None = None,
     local: str | None = None,
     tokenizer: str | None = None,
+    quantize: str | None = None,
     field: str | None = None,
 ) -> list[Likelihood]:
     """The bound of a saved model on a data set, by each of the block sizes (None: its own, or it has none).
@@ -265,7 +271,7 @@ def evaluate_model(
 
     chosen = _estimator(estimator)
     with join_world(device) as world:
-        lm = load(path, which=which, weights=weights, device=str(world.device), tokenizer=tokenizer)
+        lm = load(path, which=which, weights=weights, device=str(world.device), tokenizer=tokenizer, quantize=quantize)
         config = _with_law(lm.config, bound, steps, schedule)
         split = split or _foreign(config.data, data, field) or "valid"
         spec, part = _data(config.data, data, split, label_column, local, field)
@@ -315,6 +321,7 @@ def evaluate_members(
     device: str,
     estimator: str | None = None,
     tokenizer: str | None = None,
+    quantize: str | None = None,
     block: str | None = None,
     **how: Any,
 ) -> list[SuiteResult]:
@@ -327,7 +334,7 @@ def evaluate_members(
 
     chosen, members = _estimator(estimator), suite(name, sets)
     with join_world(device) as world:
-        lm = load(path, which=which, weights=weights, device=str(world.device), tokenizer=tokenizer)
+        lm = load(path, which=which, weights=weights, device=str(world.device), tokenizer=tokenizer, quantize=quantize)
         lm = replace(lm, model=in_blocks(lm.model, block, lm.length))
         return evaluate_suite(
             lm,

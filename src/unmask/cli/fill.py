@@ -12,6 +12,7 @@ from .shared import (
     Device,
     Exact,
     Model,
+    Quantize,
     TokenizerOf,
     Weights,
     Which,
@@ -34,6 +35,7 @@ def fill(
     more: With = None,
     as_lines: Annotated[bool, typer.Option("--jsonl", help="Print one JSON line per sample.")] = False,
     tokenizer: TokenizerOf = None,
+    quantize: Quantize = None,
     which: Which = "last",
     weights: Weights = "ema",
     device: Device = "auto",
@@ -43,7 +45,7 @@ def fill(
     from .fill_loop import FillLoop
 
     how = read_settings(ctx, more)
-    lm = load_lm(model, which, weights, device, tokenizer)
+    lm = load_lm(model, which, weights, device, tokenizer, quantize=quantize)
     live = err_console if err_console.is_terminal else None
     loop = FillLoop(lm, model, how, n, live, exact=exact)
     loop.check()

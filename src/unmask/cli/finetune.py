@@ -46,6 +46,14 @@ def finetune(
         str | None, typer.Option(help="sft: eos (rows end with EOS that is learned, the default) or cut.")
     ] = None,
     minutes: Minutes = None,
+    anneal: Annotated[
+        str | None,
+        typer.Option(
+            metavar="STEPS",
+            help="Causal models: the steps, or the share of them, in which what is to the right comes into sight "
+            "(train.anneal).",
+        ),
+    ] = None,
     out: RunFolder = None,
     seeds: Annotated[str | None, typer.Option(help="Tasks: one run per seed, for example 0,1,2.")] = None,
     sweep: Annotated[
@@ -69,6 +77,8 @@ def finetune(
         if value is not None and task != "sft":
             raise UserError(f"--{name} is for conversations: unmask finetune MODEL sft; leave it out")
         changes += [] if value is None else [f"data.{key}={value}"]
+    if anneal is not None:
+        changes.append(f"train.anneal={anneal}")
     if language and seeds is not None:
         raise UserError("--seeds is for tasks; set seed=1 for another seed")
     if sweep:
@@ -81,6 +91,7 @@ def finetune(
     lm = lm or adapt.load_start(model, weights, which, tokenizer)
     if language:
         config = adapt.language_config(lm, model, task, data, local, changes)
+        lm = adapt.turned(lm, config)
         config = fit_machine(lm, config, place, changes, quiet=quiet or print_config or not is_main())
     else:
         config = adapt.task_config(lm, model, task, local, changes)

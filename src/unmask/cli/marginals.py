@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .shared import Device, Json, Model, TokenizerOf, Weights, Which, load_lm, print_json, print_lines
+from .shared import Device, Json, Model, Quantize, TokenizerOf, Weights, Which, load_lm, print_json, print_lines
 
 if TYPE_CHECKING:
     from ..evaluation import Marginals
@@ -19,13 +19,14 @@ def marginals(
     label: Annotated[str | None, typer.Option(help="Label of a model that was trained with labels.")] = None,
     batch_size: Annotated[int, typer.Option(help="Texts per network call; does not change the result.")] = 16,
     tokenizer: TokenizerOf = None,
+    quantize: Quantize = None,
     which: Which = "last",
     weights: Weights = "ema",
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
     """Show the model's distribution at every open position of texts, from one network call; nothing is written."""
-    lm = load_lm(model, which, weights, device, tokenizer)
+    lm = load_lm(model, which, weights, device, tokenizer, quantize=quantize)
     each = lm.marginals(texts, top=top, label=label, batch_size=batch_size)
     if as_json:
         print_json(

@@ -17,6 +17,7 @@ from .shared import (
     Exact,
     Json,
     Model,
+    Quantize,
     TokenizerOf,
     Weights,
     Which,
@@ -72,6 +73,7 @@ def sample(
     html: Annotated[str | None, typer.Option(help="Write a replay to this HTML file.")] = None,
     fasta: Annotated[str | None, typer.Option(help="DNA and proteins: write the samples to this FASTA file.")] = None,
     tokenizer: TokenizerOf = None,
+    quantize: Quantize = None,
     which: Which = "last",
     weights: Weights = "ema",
     device: Device = "auto",
@@ -97,7 +99,7 @@ def sample(
 
     explicit = read_settings(ctx, more)
     SamplingParams(**explicit)  # raises before a large model is loaded
-    lm = load_lm(model, which, weights, device, tokenizer)
+    lm = load_lm(model, which, weights, device, tokenizer, quantize=quantize)
     if fasta is not None or both_strands:
         lm = _dna(lm, fasta, both_strands)
     options = lm.sampling_params(explicit, exact or particles is not None).settle(lm.model)

@@ -13,6 +13,7 @@ from .shared import (
     Device,
     Json,
     Model,
+    Quantize,
     TokenizerOf,
     Weights,
     Which,
@@ -67,6 +68,7 @@ def score(
     seed: Annotated[int, typer.Option(help="Seed of masks and orders.")] = 0,
     batch_size: Annotated[int, typer.Option(help="Rows per network call; does not change the result.")] = 32,
     tokenizer: TokenizerOf = None,
+    quantize: Quantize = None,
     which: Which = "last",
     weights: Weights = "ema",
     device: Device = "auto",
@@ -78,7 +80,7 @@ def score(
 
     of_plan = {name: value for name, value in read_settings(ctx).items() if name in settings}
     scored, likelihood = score_texts(
-        load_lm(model, which, weights, device, tokenizer),
+        load_lm(model, which, weights, device, tokenizer, quantize=quantize),
         ScoreInput(texts or [], file, span, marks),
         method=method,
         plan=plan,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..errors import UserError
-from .shared import Device, Template, TokenizerOf, Weights, Which, err_console, load_lm, with_template
+from .shared import Device, Quantize, Template, TokenizerOf, Weights, Which, err_console, load_lm, with_template
 
 if TYPE_CHECKING:
     from ..lm import LM
@@ -61,6 +61,7 @@ def serve(
     ] = False,
     template: Template = None,
     tokenizer: TokenizerOf = None,
+    quantize: Quantize = None,
     which: Which = "last",
     weights: Weights = "ema",
     device: Device = "auto",
@@ -100,10 +101,8 @@ def serve(
     sock = bind(host, port)  # before minutes of loading
     with contextlib.closing(sock):
         named = _names(models)
-        lms = {
-            name: with_template(run_in_thread(load_lm, path, which, weights, device, tokenizer), template)
-            for name, path in named.items()
-        }
+        how = (which, weights, device, tokenizer, quantize)
+        lms = {name: with_template(run_in_thread(load_lm, path, *how), template) for name, path in named.items()}
         logging.basicConfig(
             level=logging.INFO if log_requests or log_prompts else logging.WARNING, format="%(asctime)s %(message)s"
         )

@@ -87,6 +87,7 @@ def judge_model(
     weights: str = "ema",
     device: str = "cpu",
     tokenizer: str | None = None,
+    quantize: str | None = None,
     batch_size: int = 32,
     **how: Any,
 ) -> GenerativeReport:
@@ -97,7 +98,7 @@ def judge_model(
     _check(n, rows, reference, scorer, with_mauve, batch_size)
     from .. import load
 
-    lm = load(path, which=which, weights=weights, device=device, tokenizer=tokenizer)
+    lm = load(path, which=which, weights=weights, device=device, tokenizer=tokenizer, quantize=quantize)
     options = SamplingParams(**how).settle(lm.model)
     steps = getattr(options.plan_alone(), "steps", None)  # as asked for, or the default of the sampler
     length = len(lm.prompt_canvas("", length, windowed=options.stride is not None).ids)

@@ -25,6 +25,7 @@ from ..distributed import World
 from ..errors import UserError, at_least
 from ..models.block_diffusion import as_blocks
 from ..models.language_model import LanguageModel
+from ..networks.kernels.int8 import is_quantized
 from ..process.keys import Keys, check_seed
 from ..types import Batch, Likelihood, Progress, TokenNats
 from .uncertainty import rate_variance, standard_errors
@@ -204,7 +205,7 @@ def compute_dtype(model: LanguageModel) -> str:
     """The type in which the network computes now: that of its weights, or of the surrounding autocast."""
     kind = model.device.type
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else next(model.parameters()).dtype
-    return str(dtype).removeprefix("torch.")
+    return str(dtype).removeprefix("torch.") + (", matrices int8" if is_quantized(model) else "")
 
 
 def pick_rows(available: int, limit: int | None) -> np.ndarray:

@@ -37,6 +37,7 @@ from ..evaluation.classification import TaskModel
 from ..lm import LM
 from ..models import registry
 from ..networks.encoder import Encoder
+from ..networks.kernels import int8
 from ..sampling.recommended import FILE as SAMPLING_FILE
 from ..sampling.recommended import Recommended
 from ..types import UserError
@@ -53,6 +54,7 @@ WITH_FOLDERS = re.compile(r"(jdeschena/blockgen)/([A-Za-z0-9][\w.-]*(?:/[A-Za-z0
 WANTED = [*layout.FILES, layout.INDEX, "special_tokens_map.json", VOCAB_FILE, "vocab.json", "merges.txt"]
 GIVE = "--tokenizer PATH (in Python: tokenizer=PATH)"
 M = TypeVar("M", bound=nn.Module)
+QUANTIZED = ("int8",)
 PICKLES = (".ckpt", ".bin", ".pt", ".pth")
 
 
@@ -67,6 +69,7 @@ def load(
     revision: str | None = None,
     new_head: bool = False,
     length: int | None = None,
+    quantize: str | None = None,
 ) -> LM:
     """An `LM` from the folder of a run or checkpoint, a portable folder, the name of a built-in model, or a Hub id.
 
@@ -77,11 +80,29 @@ def load(
     `which` is "last" or "best" (for a run), `weights` "ema" (the average, if the run has one) or "raw". `tokenizer` (a
     folder, a tokenizer.json, a vocab.txt or a Hub name) is for models that come without one, `revision` for the Hub.
     `new_head` adds a new, untrained masked-LM head to an encoder that has none. `length` is for a masked language
-    model of others: tokens per row, by default as many as it has positions, at most 1024.
+    model of others: tokens per row, by default as many as it has positions, at most 1024. `quantize="int8"` makes the
+    matrices of the blocks int8, for inference on the CPU.
     """
     if which not in ("last", "best") or weights not in ("ema", "raw"):
         raise UserError("which must be 'last' or 'best', and weights 'ema' or 'raw'")
-    folder = find(path, revision)
+    if quantize not in (None, *QUANTIZED):
+        raise UserError(f"quantize={quantize!r} is not known; int8 is{nearest(str(quantize), QUANTIZED)}")
+    lm = _load(find(path, revision), path, which, weights, device, tokenizer, new_head, length)
+    if quantize is not None:
+        int8.quantize(lm.model.backbone)
+    return lm
+
+
+def _load(
+    folder: Path,
+    path: str | Path,
+    which: str,
+    weights: str,
+    device: str,
+    tokenizer: str | Path | Tokenizer | None,
+    new_head: bool,
+    length: int | None,
+) -> LM:
     if is_gguf(folder):
         if which != "last" or weights != "ema" or new_head:
             raise UserError(f"{path} holds only one set of weights, with a head; leave which, weights and new_head out")

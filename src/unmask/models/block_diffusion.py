@@ -22,7 +22,7 @@ from torch import Tensor
 
 from ..networks.dit import KeyValue, pick
 from ..networks.interface import Network
-from ..networks.kernels.attention import Streams, TwoStreams
+from ..networks.kernels.attention import Attention, PartlyCausal, Streams, TwoStreams
 from ..process.blocks import block_batch, block_times, join_blocks
 from ..process.counts import hidden_sets
 from ..process.keys import Keys
@@ -141,10 +141,11 @@ class BlockDiffusion(MaskedDiffusion):
             return super().hidden(z, t, present, label, queries)
         valid = None if present is None else torch.cat([present, present], 1).to(z.device)
         columns = torch.arange(length, device=z.device)
+        attention: Attention = TwoStreams(length, self.block_size, self.clean)
         hidden = self.backbone(
             torch.cat([z, clean.to(z.device)], 1),
             condition=self.condition(z, t, label),
-            attention=TwoStreams(length, self.block_size, self.clean),
+            attention=attention if self.sight is None else PartlyCausal(attention, self.sight),
             valid=valid,
             positions=columns.repeat(2),
             queries=columns.expand(z.shape),

@@ -9,6 +9,7 @@ carry-over there is one more term, the reconstruction of all positions from the 
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor
 
 from ..networks.interface import Network
+from ..networks.kernels.attention import Full, PartlyCausal
 from ..process import bounds
 from ..process.counts import hidden_sets
 from ..process.keys import Keys
@@ -44,6 +46,7 @@ class Objective:
     counts: bool = False  # draw how many positions are hidden, not a time
     pairs: bool = False  # with counts: every row twice, what is hidden in one view is seen in the other
     law_until: int | None = None  # the steps with that law; then the model's; None = all
+    anneal: int = 0  # the steps in which a network that was causal comes to see what is to the right
 
     def describe(self) -> dict[str, object]:
         """How training differs from the paper's, for protocols; nothing where it does not."""
@@ -55,6 +58,8 @@ class Objective:
             words.append(str(self.law.describe()["bound"]).removeprefix("none: ") + until)
         if self.cross_entropy:
             words.append("cross-entropy without the weights of the bound")
+        if self.anneal:
+            words.append(f"from causal attention to full attention in {self.anneal} steps")
         return {"training": "; ".join(words)} if words else {}
 
 
@@ -62,6 +67,7 @@ class MaskedDiffusion(LanguageModel):
     """A network, a schedule, the meaning of its logits, and the law of its bound."""
 
     fills_masks = True
+    sight: Tensor | None = None  # (L, L) bool: the columns to the right that each column sees; None = all
 
     def __init__(
         self,
@@ -127,9 +133,10 @@ class MaskedDiffusion(LanguageModel):
         """
         cond = self.condition(z, t, label)
         valid = None if present is None else present.to(z.device)
+        attention = None if self.sight is None else PartlyCausal(Full(), self.sight)
         if queries is None or ("queries" in self.backbone.takes and 2 * queries.shape[1] <= z.shape[1]):
-            return self.backbone(z, condition=cond, valid=valid, queries=queries)[0]
-        hidden = self.backbone(z, condition=cond, valid=valid)[0]
+            return self.backbone(z, condition=cond, valid=valid, queries=queries, attention=attention)[0]
+        hidden = self.backbone(z, condition=cond, valid=valid, attention=attention)[0]
         return hidden[torch.arange(len(z), device=z.device)[:, None], queries]
 
     def condition(self, z: Tensor, t: Tensor, label: Tensor | None) -> Tensor | None:
@@ -151,6 +158,9 @@ class MaskedDiffusion(LanguageModel):
 
     def loss(self, batch: Batch, keys: Keys) -> tuple[Tensor, Tensor]:
         """(sum to minimise, weight it is a sum over)."""
+        if self.sight is None and keys.step < self.objective.anneal:
+            share = keys.step / self.objective.anneal
+            return MaskedDiffusion.loss(self.partly_causal(share, batch, keys), batch, keys)
         if self.objective.mask_rate is not None:
             return self._mlm(batch, keys, self.objective.mask_rate)
         until = self.objective.law_until
@@ -162,6 +172,12 @@ class MaskedDiffusion(LanguageModel):
         prediction = self._predict(batch, law.draw(self._times(batch, keys, law), self.schedule), keys)
         nll = prediction.nll + bounds.log_mass(prediction.mass)  # of x̃ scaled to 1, where it is not
         return nll.float().sum(), torch.tensor(float(len(nll)), device=nll.device)
+
+    def partly_causal(self, share: float, batch: Batch, keys: Keys) -> MaskedDiffusion:
+        """The same network and weights, where a column sees this share of the columns to its right, drawn for each."""
+        other, length = copy.copy(self), batch.tokens.shape[1]
+        other.sight = (keys.uniform("sight", [0], length, length)[0] < share).to(batch.tokens.device)
+        return other
 
     def _by_counts(self, batch: Batch, keys: Keys, law: Law) -> tuple[Tensor, Tensor]:
         """How many positions of a row are hidden is drawn, not a time: the same bound, or plain cross-entropy."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from importlib import import_module
 
-from ..config import METHODS, Config, ModelConfig, ObjectiveConfig, ScheduleConfig, steps_of
+from ..config import METHODS, Config, ModelConfig, ObjectiveConfig, ScheduleConfig, TrainConfig, steps_of
 from ..data.tasks import Task
 from ..networks.interface import Network
 from ..process.parameterization import Mean, Parameterization, Score
@@ -62,8 +62,8 @@ def law(spec: ObjectiveConfig, times: ScheduleConfig | None = None) -> Law:
     return DiscreteTime(spec.steps)
 
 
-def objective(spec: ObjectiveConfig, steps: int) -> Objective:
-    """What the training of a masked diffusion model minimises, in so many steps."""
+def objective(spec: ObjectiveConfig, train: TrainConfig) -> Objective:
+    """What the training of a masked diffusion model minimises, and in which steps."""
     clipped = None if spec.clip is None else ClippedTime(*spec.clip)
     rate = (spec.mask_rate or BERT_RATE) if spec.loss == "mlm" else None
     return Objective(
@@ -73,7 +73,8 @@ def objective(spec: ObjectiveConfig, steps: int) -> Objective:
         mask_rate=rate,
         counts=spec.times == "counts",
         pairs=spec.pairs,
-        law_until=None if spec.clip_until is None else steps_of(spec.clip_until, steps),
+        law_until=None if spec.clip_until is None else steps_of(spec.clip_until, train.steps),
+        anneal=steps_of(train.anneal, train.steps),
     )
 
 
@@ -108,6 +109,7 @@ def masked(parameterization: Parameterization) -> Method:
             )
         if config.train.strategy == "fsdp" and not network_class(config.model).shardable:
             raise UserError(f"fsdp does not shard networks of {config.model.network}; set train.strategy=ddp")
+        _check_anneal(config)
         if parameterization.is_measure and spec.loss == "mlm":
             raise UserError(
                 "masked language modeling needs probabilities, but SEDD learns ratios; set model.method=mdlm"
@@ -117,15 +119,25 @@ def masked(parameterization: Parameterization) -> Method:
             schedule(config.schedule),
             law(config.objective, config.schedule),
             parameterization,
-            objective(config.objective, config.train.steps),
+            objective(config.objective, config.train),
         )
 
     return make
 
 
+def _check_anneal(config: Config) -> None:
+    """Raise if the columns of a network cannot be hidden from each other one by one."""
+    if config.train.anneal and "attention" not in network_class(config.model).takes:
+        raise UserError(
+            f"train.anneal hides columns from each other, and the {config.model.network} network sees all; leave it out"
+        )
+
+
 def _without_bound(config: Config) -> None:
     """Raise for settings of a diffusion bound if the model has none: they would have no effect."""
     default = ObjectiveConfig()
+    if config.train.anneal:
+        raise UserError(f"method {config.model.method} does not use train.anneal; leave it out")
     for name in ("bound", "proposal", "loss", "clip", "times", "pairs"):
         value = getattr(config.objective, name)
         if config.model.method == "ar" and value == "cross-entropy":
@@ -160,6 +172,7 @@ def block_diffusion(config: Config, vocab: Vocab, n_labels: int) -> LanguageMode
             f"block diffusion reads rows twice at once, which the {config.model.network} network does not; "
             "set model.network=dit, modern or llama"
         )
+    _check_anneal(config)
     if config.objective.loss == "mlm":
         raise UserError("masked language modeling has no blocks; set model.method=mdlm, or leave out objective.loss")
     for size in (spec.size, *(spec.mixture or ())):
@@ -172,7 +185,7 @@ def block_diffusion(config: Config, vocab: Vocab, n_labels: int) -> LanguageMode
         network(config.model, vocab, n_labels),
         schedule(config.schedule),
         law(config.objective, config.schedule),
-        objective(config.objective, config.train.steps),
+        objective(config.objective, config.train),
         block=_size(spec.size),
         mixture=sizes,
         clean=spec.clean,

@@ -240,7 +240,7 @@ class Bench:
         config, lm = self.config(name), self._loaded[name]
         views = 2 if config.objective.pairs else 1
         tokens = config.train.steps * config.train.batch_size * config.data.length * views
-        objective = registry.objective(config.objective, config.train.steps)
+        objective = registry.objective(config.objective, config.train)
         hidden = 0.5 if objective.mask_rate is None else 0.8 * objective.mask_rate  # of BERT's chosen tokens 20 % stay
         seen = 1.0 if config.model.method == "ar" else 1 - hidden
         return {

@@ -2,6 +2,7 @@
 
 unmask finetune MODEL mdlm --data TEXT      a BERT learns to write; the bound before and after (also sedd, d3pm, plaid)
 unmask finetune MODEL block --data TEXT     an MDLM or AR model learns to write block after block
+                                            a causal Llama or Qwen becomes a diffusion model by either (`both_ways`)
 unmask finetune MODEL sft --data CHAT       any language model learns to answer; prompts are given
 unmask finetune MODEL glue/sst2             a task with labels, one run per seed
 """
@@ -37,11 +38,13 @@ from ..recipes import (
     dna_finetuning,
     genomics_finetuning,
     glue_finetuning,
+    llama_finetuning,
     mdlm_finetuning,
     mixed_blocks,
     named_keys,
 )
 from ..types import Likelihood
+from .both_ways import turned, turned_config, turns
 from .finetune import TaskResult, finetune
 from .loop import folder_of, open_folder, say_run
 from .text import TrainResult, check, template_of, train
@@ -95,6 +98,9 @@ def language_config(
     _check_start(lm, name, kind)
     if kind == "sft":
         config = chat_finetuning(lm.config)
+    elif lm.config.model.network == "llama" and kind in ("mdlm", "block"):
+        config = llama_finetuning(lm.config, method)
+        config = turned_config(config, lm.tokenizer.vocab) if turns(lm, kind) else config
     elif kind == "block":
         config = block_finetuning(lm.config, loss)
     elif lm.config.data.tokenizer == "dna":
@@ -112,7 +118,8 @@ def language_config(
     if data is None and not any(text.startswith("data.source=") for text in overrides):
         what = "conversations" if kind == "sft" else "text"
         raise UserError(f"name the {what} on which {name} is to be trained: --data NAME_OR_PATH")
-    config, named = _overridden(config, overrides), named_keys(overrides)
+    of_network = ("model.prediction" if turns(lm, kind) else "model.dropout",)
+    config, named = _overridden(config, overrides, of_network), named_keys(overrides)
     if kind == "block" and lm.config.model.method != "block" and "block.mixture" not in named:
         sizes = mixed_blocks(config.data.length, config.block.size if "block.size" in named else None)
         config = _with(config, "block", size=sizes.size, mixture=sizes.mixture)
@@ -126,15 +133,17 @@ def _check_start(lm: LM, name: str, kind: str) -> None:
         raise UserError(
             f"{name} looks both ways, and ar needs a model that looks to the left only; give one of method ar"
         )
-    if kind in ("ar", "sft") or method == kind:
+    if kind in ("ar", "sft") or method == kind or turns(lm, kind):
         return
     if kind == "block":
         _check_blocks(lm, name)
         return
     if causal or method not in LIKE:
         why = "looks to the left only" if causal else f"is trained as {method}"
+        others = ", or a causal Llama or Qwen" if kind == "mdlm" else ""
         raise UserError(
             f"{name} {why}, and {kind} needs a masked LM that looks both ways; give a BERT or a model of method mdlm"
+            f"{others}"
         )
 
 
@@ -166,13 +175,16 @@ def task_config(lm: LM, name: str, task: str, local: str | None = None, override
     return config
 
 
-def _overridden(config: Config, overrides: Sequence[str]) -> Config:
-    """The config with what the user changes: neither what comes with the weights, nor what is an argument."""
+def _overridden(config: Config, overrides: Sequence[str], open_keys: Sequence[str] = ("model.dropout",)) -> Config:
+    """The config with what the user changes: neither what is an argument, nor what comes with the weights.
+
+    Of the network, `open_keys` are free.
+    """
     changed = config.override(overrides)
     for key, old, new in differences(config, changed):
         if key in ("train.start", "task.name"):
             raise UserError(f"{key} is set by the arguments: {old}; leave out {key}={new}")
-        if key != "model.dropout" and (key.startswith("model.") or key in ("data.tokenizer", "data.vocab_size")):
+        if key not in open_keys and (key.startswith("model.") or key in ("data.tokenizer", "data.vocab_size")):
             raise UserError(f"{key}={old} belongs to the weights of {config.train.start}; leave out {key}={new}")
         if config.task.name is not None and key in INSTEAD:
             raise UserError(f"{key} has no effect on a task; set {INSTEAD[key]} instead of {key}={new}")
@@ -186,7 +198,7 @@ def _with(config: Config, section: str, **changes: Any) -> Config:
 
 def continue_training(lm: LM, config: Config, out: str | Path, *, quiet: bool = False) -> Adapted:
     """Train a language model further, or resume that; its bound is measured before the first step, as it is after."""
-    out = folder_of(out)
+    out, lm = folder_of(out), turned(lm, config)
     _, folder = open_folder(config, out)  # impossible settings are refused before anything is measured
     check(config, lm, folder)
     before = _before(lm, config, out, quiet, folder is not None)

@@ -8,6 +8,7 @@ arithmetic.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -44,6 +45,18 @@ def text_batch(config: Config, rows: Rows, slots: range, keys: Keys) -> Batch:
     if config.data.reverse_complement:
         batch = flip_strands(batch, keys)
     return drop_labels(batch, config.train.label_drop, keys)
+
+
+def before_last(model: nn.Module, last: int) -> list[nn.Module]:
+    """The parts of the backbone before its last blocks."""
+    backbone: Any = model.backbone
+    blocks = getattr(backbone, "blocks", None)
+    if not isinstance(blocks, nn.ModuleList):
+        raise UserError(f"train.last_blocks counts blocks, and the network {backbone.name} has none; leave it out")
+    if last > len(blocks):
+        raise UserError(f"train.last_blocks={last} is more than the {len(blocks)} blocks of the network; leave it out")
+    before = itertools.takewhile(lambda child: child is not blocks, backbone.children())
+    return [*before, *blocks[: len(blocks) - last]]
 
 
 class Ema:
@@ -98,6 +111,9 @@ class Trainer:
                 f"train.batch_size={spec.batch_size} gives some of the {world.size} processes more micro-batches than "
                 "others, which fsdp cannot do; make it a multiple of the processes"
             )
+        if spec.last_blocks is not None:
+            for part in before_last(self.model, spec.last_blocks):
+                part.requires_grad_(False)
         self.module = wrap(self.model, spec.strategy, world)
         if spec.compile:
             backbone: Any = self.model.backbone

@@ -33,7 +33,7 @@ from ..types import Likelihood, Progress, UserError
 from .budget import describe, fitting, mean_over, measure
 from .cooccurrence import start_from_counts
 from .loop import MAY_CHANGE, Evaluated, Loop, TrainingJob, alone_in, folder_of, open_folder, stop_signals
-from .step import Trainer, text_batch
+from .step import Trainer, before_last, text_batch
 
 __all__ = ["MAY_CHANGE", "TextJob", "TrainResult", "check", "load_weights", "train"]
 
@@ -252,6 +252,8 @@ def check(config: Config, start: LM | None, folder: Path | None) -> None:
         )
     if spec.patience is not None and not config.eval.every:
         raise UserError("train.patience counts evaluations; set eval.every to the steps between two of them")
+    if start is not None and spec.last_blocks is not None:
+        before_last(start.model, spec.last_blocks)
     if start is not None and spec.start is None:
         raise UserError("a run that begins with the weights of a model must name it; set train.start")
     if start is None and spec.start is not None and folder is None:

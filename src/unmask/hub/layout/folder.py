@@ -24,6 +24,7 @@ from ...data.tokenization import (
     size_of,
 )
 from ...files import MANIFEST, read_json, replacing_folder, seal, verify, writing
+from ...networks.kernels.int8 import is_quantized
 from ...sampling.recommended import FILE as SETTINGS
 from ...sampling.recommended import Recommended
 from ...types import UserError
@@ -94,6 +95,8 @@ def write_folder(
     chat_template: ChatTemplate | None = None,
 ) -> Path:
     """Write a model as a portable folder, atomically; nothing is overwritten."""
+    if is_quantized(model):
+        raise UserError("this model is int8, for inference only; to save it, load it again without quantize")
     described = describe(config, tokenizer, labels, dtype)
     weights = tensors_of(model, config, dtype)
     return write_files(folder, described, weights, tokenizer, card, recommended, chat_template)

@@ -111,7 +111,7 @@ class Process:
         config = config.described().config if hasattr(config, "described") else config or Config()
         if not isinstance(config, Config):
             raise UserError("config must be the config of an MDLM model (model.config) or an unmask Config")
-        objective = registry.objective(config.objective, config.train.steps)
+        objective = registry.objective(config.objective, config.train)
         if objective.cross_entropy or config.model.method != "mdlm":
             raise UserError("MDLMCollator trains on the bound of MDLM; leave objective.loss and model.method alone")
         clipped = objective.law if objective.law_until is None else None  # else it ends, at a step that nobody counts

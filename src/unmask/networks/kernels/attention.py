@@ -228,6 +228,23 @@ class Streams(Attention):
         return torch.where(seen.any(-1), seen.int().argmax(-1), column)
 
 
+@dataclass(frozen=True, eq=False)
+class PartlyCausal(Attention):
+    """A pattern in which a column sees, of what is to its right in the text, only the columns drawn for it."""
+
+    inner: Attention
+    drawn: Tensor  # (L, L) bool, for positions of the text: row sees column
+
+    @override
+    def mask(self, query: Tensor, key: Tensor) -> Tensor:
+        at, of = query % len(self.drawn), key % len(self.drawn)  # two streams have the same positions
+        return self.inner.mask(query, key) & ((of <= at) | self.drawn[at, of])
+
+    @override
+    def before(self, column: Tensor) -> Tensor:
+        return self.inner.before(column)
+
+
 def _groups(begin: int, end: int, size: int) -> list[tuple[int, int]]:
     """The columns from begin to end, split at the ends of blocks; small blocks are grouped."""
     step = max(1, GROUP // size) * size
