@@ -64,8 +64,16 @@ def _scaled(automaton: TokenAutomaton, chances: np.ndarray, largest: bool, end: 
     every, at_once = len(going) == automaton.states, max(1, GATHERED // (batch * len(automaton.label) + 1))
     result, scale = np.zeros((batch, n + 1, automaton.states)), np.zeros((batch, n + 1))
     result[:, n] = state = end
+    given = _given(chances[0]) if batch == 1 else [-1] * n
+    edge, source, target = automaton.by_class
+    low = n
     for i in range(n - 1, -1, -1) if len(going) else ():
-        if (n - 1 - i) % at_once == 0:
+        if given[i] >= 0:
+            own, state = slice(edge[given[i]], edge[given[i] + 1]), np.zeros_like(end)
+            state[0, source[own]] = result[0, i + 1, target[own]]
+            result[0, i] = state
+            continue
+        if i < low:
             low = max(0, i + 1 - at_once)
             gathered = chances[:, low : i + 1].take(automaton.label, axis=2)
         values = add.reduceat(gathered[:, i - low] * state.take(automaton.target, axis=1), begin, axis=1)
@@ -80,6 +88,11 @@ def _scaled(automaton: TokenAutomaton, chances: np.ndarray, largest: bool, end: 
             state = state / np.where(largest_of > 0, largest_of, 1.0)[:, None]
         result[:, i] = state
     return np.asarray(np.log(result) + scale[:, ::-1].cumsum(1)[:, ::-1, None])
+
+
+def _given(chances: np.ndarray) -> list[int]:
+    """(n,): the class of each position where only one has a chance (n, C), which is 1; else -1."""
+    return np.where((chances > 0).sum(1) == 1, chances.argmax(1), -1).tolist()
 
 
 def _careful(automaton: TokenAutomaton, weights: np.ndarray, largest: bool, end: np.ndarray) -> np.ndarray:
@@ -128,7 +141,12 @@ def draw(
     One uniform number per position; with `largest` the best text. It begins in `state`.
     """
     classes = np.empty(upto, dtype=np.int64)
+    given, (edge, source, target) = _given(~np.isneginf(weights[:upto])), automaton.by_class
     for i in range(upto):
+        if (label := given[i]) >= 0:
+            own = slice(edge[label], edge[label + 1])
+            classes[i], state = label, int(target[own][source[own].searchsorted(state)])
+            continue
         edges = slice(automaton.first[state], automaton.first[state + 1])
         values = weights[i, automaton.label[edges]] + after[i + 1, automaton.target[edges]]
         if largest:

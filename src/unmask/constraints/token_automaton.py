@@ -55,7 +55,7 @@ class TokenAutomaton:
     @property
     def nbytes(self) -> int:
         """The memory that it takes, with what is made from it on use."""
-        return 5 * self.classes.nbytes + 3 * self.source.nbytes + 9 * self.states + self.reach.nbytes
+        return 5 * self.classes.nbytes + 5 * self.source.nbytes + 9 * self.states + self.reach.nbytes
 
     @functools.cached_property
     def n_classes(self) -> int:
@@ -78,6 +78,13 @@ class TokenAutomaton:
     def reach(self) -> Reach:
         """Which states are possible, position by position."""
         return Reach(self.source, self.label, self.target, self.accepting)
+
+    @functools.cached_property
+    def by_class(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The transitions class after class, in each by their sources: where each class begins, sources and targets."""
+        order = np.lexsort((self.source, self.label))
+        first = np.searchsorted(self.label[order], np.arange(self.n_classes + 1))
+        return first, self.source[order], self.target[order]
 
     @functools.cached_property
     def _others(self) -> tuple[np.ndarray, np.ndarray, int]:
