@@ -45,6 +45,10 @@ def finetune(
     pad: Annotated[
         str | None, typer.Option(help="sft: eos (rows end with EOS that is learned, the default) or cut.")
     ] = None,
+    lora: Annotated[
+        int | None,
+        typer.Option(help="Train LoRA adapters of this rank (train.lora.rank) instead of all weights.", min=1),
+    ] = None,
     minutes: Minutes = None,
     out: RunFolder = None,
     seeds: Annotated[str | None, typer.Option(help="Tasks: one run per seed, for example 0,1,2.")] = None,
@@ -69,6 +73,7 @@ def finetune(
         if value is not None and task != "sft":
             raise UserError(f"--{name} is for conversations: unmask finetune MODEL sft; leave it out")
         changes += [] if value is None else [f"data.{key}={value}"]
+    changes += [] if lora is None else [f"train.lora.rank={lora}"]
     if language and seeds is not None:
         raise UserError("--seeds is for tasks; set seed=1 for another seed")
     if sweep:
