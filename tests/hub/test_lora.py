@@ -213,7 +213,7 @@ def test_adapters_of_a_run_are_a_folder_that_is_its_base_with_them(tuned, tmp_pa
 def test_plain_peft_loads_what_we_write(causal, text, tmp_path):
     assert run(*tune(causal, "ar", text, tmp_path / "run", "train.lr=0.1")).code == 0
     assert run("convert", str(tmp_path / "run"), str(tmp_path / "adapter"), "--to", "adapter").code == 0
-    net = transformers.LlamaForCausalLM.from_pretrained(causal)
+    net = transformers.LlamaForCausalLM.from_pretrained(causal, dtype=torch.float32)
     theirs = peft.PeftModel.from_pretrained(net, tmp_path / "adapter").eval()
     lm, start = unmask.load(tmp_path / "adapter"), unmask.load(causal)
     with torch.no_grad():
@@ -225,7 +225,7 @@ def test_plain_peft_loads_what_we_write(causal, text, tmp_path):
 
 
 def test_we_load_what_plain_peft_writes(causal, tmp_path):
-    net = transformers.LlamaForCausalLM.from_pretrained(causal)
+    net = transformers.LlamaForCausalLM.from_pretrained(causal, dtype=torch.float32)
     theirs = peft.get_peft_model(net, peft.LoraConfig(r=3, lora_alpha=6, target_modules=["q_proj", "down_proj"]))
     torch.manual_seed(0)
     with torch.no_grad():
@@ -267,7 +267,7 @@ def test_adapters_of_another_base_model_are_refused(adapter, tmp_path):
     for spoiled, sentence in (
         ({**held, name: held[name][:, :-1].contiguous()}, "holds adapters of another base model than .*has shape"),
         ({**held, name.replace("layers.0", "layers.7"): held[name].clone()}, "has no layer for"),
-        ({**held, "base_model.model.lm_head.weight": held[name]}, "holds more than LoRA's matrices"),
+        ({**held, "base_model.model.lm_head.weight": held[name].clone()}, "holds more than LoRA's matrices"),
     ):
         save_file(spoiled, file)
         with pytest.raises(UserError, match=sentence):

@@ -26,6 +26,7 @@ from ..models import registry
 from ..models.language_model import LanguageModel
 from ..networks.foreign.families import LLADA, TRANSFORMERS, renamed, their_name
 from ..networks.interface import Network
+from ..networks.layers import wide
 from . import checkpoint
 from .layout import refuse_existing
 
@@ -79,6 +80,8 @@ def attach(model: LanguageModel, spec: AdapterConfig) -> None:
 def _inject(peft: Any, model: LanguageModel, settings: Any) -> None:
     model.requires_grad_(False)
     peft.inject_adapter_in_model(settings, model.backbone, adapter_name=NAME)
+    for weight in adapters(model).values():
+        weight.data = wide(weight.data)  # small steps are lost in 16 bits
 
 
 def alpha(spec: AdapterConfig) -> float:
