@@ -38,7 +38,7 @@ export class Conversation {
     return { item, body, note };
   }
 
-  // Asks, and resolves to whether there is an answer: one that was stopped, like its question, is not kept.
+  // Asks, and resolves when the answer is shown. One that was stopped, like its question, is not kept.
   async send(text, system, settings) {
     const stop = (this.stopper = new AbortController()), asked = { role: "user", content: text };
     const question = this.turn("user", text), answer = this.turn("assistant");
@@ -84,6 +84,7 @@ export class Conversation {
       again.disabled = false;
     };
     answer.note.replaceChildren([plural(done.calls, "network call"), ENDS[done.stopped]].filter(Boolean).join(", "), " ", again);
+    if (answer.item.getBoundingClientRect().top < innerHeight) answer.item.scrollIntoView({ block: "nearest" });
     this.say(done.text || "an empty answer");
   }
 
