@@ -321,7 +321,7 @@ class ChatBody(ClientBody):
     """POST /v1/chat/completions."""
 
     messages: Messages = Field(
-        description="The conversation so far: one of the role system may come first, then user and assistant take turns."
+        description="The conversation so far: perhaps one of the role system, then user and assistant take turns."
     )
     max_tokens: Count | None = Field(None, description=f"Tokens of the answer. {ANSWERS}")
     max_completion_tokens: Count | None = Field(None, description="The newer name of max_tokens.")
