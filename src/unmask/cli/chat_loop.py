@@ -66,8 +66,8 @@ class ChatLoop:
 
     def check(self) -> None:
         """Check that the settings are compatible and that there is room, before anything is typed."""
-        asked = replace(self, turns=[{"role": "user", "content": "?"}]).messages
-        self.lm.check(Job(self.lm.chat_canvas(asked, self.max_tokens, self.options.stride is not None), self.options))
+        options, asked = self.options, [*self.messages, {"role": "user", "content": "?"}]
+        self.lm.check(Job(self.lm.chat_canvas(asked, self.max_tokens, options.stride is not None), options))
 
     def line(self, line: str, say: Callable[[str], object]) -> list[Sample] | None:
         """Execute a line; returns its answer (nothing if all it did was `say` something), or None to quit."""

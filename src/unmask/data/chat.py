@@ -143,9 +143,11 @@ class ChatTemplate:
     @functools.cached_property
     def end_text(self) -> str:
         """The text that ends an answer where no special token does: the first line between it and the next question."""
+        if self.end is not None:
+            return ""
         turns = [{"role": role, "content": role} for role in ("user", "assistant", "user")]
         before, text = self._text(turns[:1], True) + "assistant", self._text(turns, False)
-        if self.end is not None or not text.startswith(before):
+        if not text.startswith(before):
             return ""
         between = text[len(before) :].partition("user")[0]
         breaks = len(between) - len(between.lstrip("\n"))
