@@ -259,3 +259,12 @@ def test_an_answer_without_a_length_fits_into_the_model(server: Running):
     body = {"messages": HELLO, "ignore_eos": True, "seed": 1}
     answer = server.post("/v1/chat/completions", body).json
     assert answer["usage"]["total_tokens"] == 96 and answer["choices"][0]["finish_reason"] == "length"
+
+
+def test_a_template_that_begins_answers_in_another_way_is_served(client):
+    """As those that make a model think first: its earlier answers are without thoughts."""
+    lm, begin = chat_lm("ar"), "{% if add_generation_prompt %}[assistant]<think>{% endif %}"
+    turn = "[{{ m.role }}]{{ m.content }}{% if m.role == 'assistant' %}{{ eos_token }}{% endif %}"
+    template = ChatTemplate(lm.tokenizer, f"{{% for m in messages %}}{turn}{{% endfor %}}{begin}")
+    assert template.stops() == (lm.tokenizer.vocab.eos,) and template.end_text == ""
+    assert lm.tokenizer.decode(template.prompt(HELLO)) == "[user]Hello[assistant]<think>"
