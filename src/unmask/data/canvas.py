@@ -24,7 +24,7 @@ from .unknown import UnknownTokens
 
 MOST_LENGTHS = 256  # combinations of lengths of ranged gaps that are compared
 LONGEST = 2**22  # tokens of a text that is written in windows
-ANSWER = 128  # tokens of an answer unless somebody says how many; if the model has room for them
+ANSWER_TOKENS = 128  # tokens of an answer unless somebody says how many; if the model has room for them
 BLANKS = re.compile(r"(?<![\w{])_+(?!\w)|(?:\[MASK\])+")
 TORN = re.compile(r"\{\{\s*[0-9][0-9 -]*\}?(?!\})|(?<!\{)\{\s*[0-9][0-9 -]*\}\}")  # {{3}, {{3 and {3}}
 SINGLE = re.compile(r"\{[0-9]+(?:-[0-9]+)?\}")
@@ -185,20 +185,16 @@ class PromptBuilder:
         """
         if tokens is not None:
             at_least("max_tokens", tokens)
-        bos = [] if self.block_ends is None or windowed else [self.block_ends[0]]
-        given = [*conversation] if [*conversation[:1]] == bos else [*bos, *conversation]
-        length = len(given) + (ANSWER if tokens is None else tokens)
-        most = LONGEST if windowed or self.any_length else self.spec.length
-        if tokens is None:
-            length = min(length, most)
-        if not len(given) < length <= most:
-            wanted = f" and max_tokens={tokens} make {length}" if tokens is not None and len(given) < most else ""
+        given, most = len(conversation), LONGEST if windowed or self.any_length else self.spec.length
+        length = min(given + ANSWER_TOKENS, most) if tokens is None else given + tokens
+        if not given < length <= most:
+            wanted = f" and max_tokens={tokens} make {length}" if tokens is not None and given < most else ""
             raise ContextExceeded(
-                f"this model reads and writes {most} tokens, but the conversation has {len(given)}{wanted}; shorten it"
+                f"this model reads and writes {most} tokens, but the conversation has {given}{wanted}; shorten it"
                 f"{' or reduce max_tokens' if wanted else ''}"
             )
-        ids = torch.tensor([*given, *[self.vocab.mask] * (length - len(given))], dtype=torch.int64)
-        return Canvas(ids, [slice(len(given), length)], [length - len(given)], **ends)
+        ids = torch.tensor([*conversation, *[self.vocab.mask] * (length - given)], dtype=torch.int64)
+        return Canvas(ids, [slice(given, length)], [length - given], **ends)
 
     def prompt_tokens(self, prompt: str, suffix: str = "", windowed: bool = False) -> int:
         """How many tokens of such a canvas are given."""
