@@ -105,7 +105,7 @@ def ending(seed: int) -> MaskedDiffusion:
 @pytest.mark.parametrize("how", [{"k": 1}, {"k": 3}, {"threshold": 0.5}, {"entropy_bound": 0.9}], ids=repr)
 def test_a_late_end_waits_for_the_text_before_it(measure, how):
     model, n, waited = ending(4), 30, 0
-    denoise, before = model.backbone.denoiser(), {row: (MASK,) * 5 for row in range(n)}
+    denoise, before = model.backbone.denoiser(), dict.fromkeys(range(n), (MASK,) * 5)
     states = generate(model, tensors([(MASK,) * 5] * n), Adaptive(measure, late_eos=True, **how), keys_of(n))
     for state in states:
         was = before[state.row]
