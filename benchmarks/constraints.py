@@ -1,4 +1,4 @@
-"""What does a constraint cost? Compiling it for vocabularies of 8k, 50k and 126k tokens, and its sums in a step.
+"""What does a constraint cost? Compiling it for vocabularies of 8k, 50k and 126k tokens, and its steps.
 
 Vocabularies are pieces of words of Python's standard library, so that nothing has to be loaded; `--tokenizer FOLDER`
 takes a real one. Forms have about 10, 100 and 1000 states: a date, a JSON object, a JSON object with long strings. For
@@ -7,6 +7,13 @@ is kept, and the seconds of one step for one text of L open positions: the chanc
 log-probabilities, and the sums and the draw.
 
     python benchmarks/constraints.py [--sizes 8000,50000,126000] [--lengths 128,1024] [--turns 3] [--json]
+
+With `--network`, processor seconds a token of a sampler with and without a form, for random networks: 64 steps, each a
+call of the network that writes L / 64 positions at random, timed in turns where 7/8, 5/8, 3/8 and 1/8 of a text that
+fits are still open. The forms are any number of dates, the JSON object, and lines of 999 letters: 10, 100 and 1000
+states.
+
+    python benchmarks/constraints.py --network 6x256 [--batch 1] [--states 10,100,1000] [--sizes ...] [--lengths ...]
 """
 
 from __future__ import annotations
@@ -25,7 +32,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from unmask.config import Config, ModelConfig
 from unmask.constraints import Language, TokenAutomaton, chain, json_schema, over_tokens, regex
+from unmask.models import registry
+from unmask.models.masked import MaskedDiffusion
+from unmask.process.keys import Keys
+from unmask.sampling import Constraint, FormedSpan, GivenOrder, LeftToRight, Request, Trajectory
+from unmask.types import Vocab
 
 PIECE = re.compile(r" ?[A-Za-z]+| ?[0-9]+| ?[^\sA-Za-z0-9]+|\s+")
 AT_ONCE = 64  # rows of log-probabilities
@@ -45,6 +58,16 @@ FORMS: dict[str, Callable[[], Language]] = {
     "letters": lambda: regex("[A-Za-z ,.]{0,999}"),
     "long strings": lambda: json_schema(schema(28)),
 }
+
+
+LETTERS = "[A-Za-z ,.]"
+BY_STATES: dict[int, Callable[[], Language]] = {
+    10: lambda: regex(r"(\d\d\.\d\d\.\d{4} )*"),
+    100: FORMS["object"],
+    1000: lambda: regex(rf"({LETTERS}{{998}}\n)*{LETTERS}{{0,998}}"),
+}
+OPEN = (7 / 8, 5 / 8, 3 / 8, 1 / 8)  # shares of a text that are still open
+STEPS = 64
 
 
 def vocabulary(size: int) -> list[bytes | None]:
@@ -129,6 +152,77 @@ def measured(size: int, tokenizer: str | None, lengths: Sequence[int], turns: in
     return result
 
 
+def random_model(blocks: int, width: int, size: int) -> MaskedDiffusion:
+    """Weights as at initialisation, but with a head and gates that are not zero."""
+    torch.manual_seed(0)
+    config = Config(model=ModelConfig(n_blocks=blocks, hidden_dim=width, n_heads=max(1, width // 64)))
+    model = registry.model(config, Vocab(size, size - 1))
+    for key, p in model.named_parameters():
+        if "adaLN" in key or "linear" in key:
+            torch.nn.init.normal_(p, std=0.02)
+    assert isinstance(model, MaskedDiffusion)
+    return model.eval()
+
+
+def under_way(model: MaskedDiffusion, text: torch.Tensor, share: float, form: Constraint | None) -> Trajectory:
+    """A run at the moment when this share of the text is open; its next step writes as much as each of `STEPS` does."""
+    rng = np.random.default_rng(int(8 * share))
+    opened = torch.from_numpy(rng.permutation(len(text))[: round(share * len(text))])
+    canvas = text.clone()
+    canvas[opened] = model.vocab.mask
+    order = rng.permutation(len(opened)).tolist()
+    sampler = GivenOrder(order, k=max(1, len(text) // STEPS))
+    return sampler.trajectory(Request(0, canvas, sampler, Keys(0), constraint=form), model)
+
+
+def token_seconds(
+    model: MaskedDiffusion, automaton: TokenAutomaton, length: int, batch: int, turns: int
+) -> tuple[float, float]:
+    """(without, with the form): processor seconds a token, the mean over `OPEN`."""
+    form = Constraint((FormedSpan(automaton, 0, length),))
+    blank = torch.full((length,), model.vocab.mask)
+    requests = [Request(row, blank, LeftToRight(length), Keys(row), constraint=form) for row in range(batch)]
+    texts = [state.canvas for state in model.generate(requests, 1) if state.done]
+    denoiser, seconds = model.denoiser(), [0.0, 0.0]
+    for share in OPEN:
+        runs = [[under_way(model, text, share, way) for text in texts] for way in (None, form)]
+        times: list[list[float]] = [[], []]
+        for turn in range(2 * turns):
+            way = turn % 2
+            start = time.process_time()
+            with torch.no_grad():
+                denoiser.advance(runs[way])
+            times[way].append(time.process_time() - start)
+        for way in (0, 1):
+            seconds[way] += statistics.median(times[way]) / len(OPEN) / (batch * max(1, length // STEPS))
+    return seconds[0], seconds[1]
+
+
+def sampled(args: argparse.Namespace, sizes: Sequence[int], lengths: Sequence[int]) -> list[dict[str, Any]]:
+    """One record for each vocabulary, length and number of states."""
+    blocks, width = map(int, args.network.split("x"))
+    result = []
+    for size in sizes:
+        model, texts = random_model(blocks, width, size), vocabulary(size)
+        for states in map(int, args.states.split(",")):
+            automaton = over_tokens(BY_STATES[states](), texts, size - 1)
+            for length in lengths:
+                free, formed = token_seconds(model, automaton, length, args.batch, args.turns)
+                result.append(
+                    {"network": args.network, "batch": args.batch, "vocabulary": size, "length": length,
+                     "states": automaton.states, "free_seconds": free, "formed_seconds": formed,
+                     "ratio": formed / free}
+                )  # fmt: skip
+                if not args.json:
+                    print(
+                        f"{args.network}, batch {args.batch}, V {size:,}, L {length}, {automaton.states} states: "
+                        f"{1e3 * free:.2f} ms a token free, {1e3 * formed:.2f} ms with the form, "
+                        f"{formed / free:.2f} times",
+                        flush=True,
+                    )
+    return result
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--sizes", default="8000,50000,126000")
@@ -136,8 +230,16 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--tokenizer", help="a folder or file, in place of --sizes")
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--network", help="blocks x width of a random network, such as 6x256: time the sampler")
+    parser.add_argument("--batch", type=int, default=1)
+    parser.add_argument("--states", default="10,100,1000")
     args = parser.parse_args(argv)
     lengths = [int(length) for length in args.lengths.split(",")]
+    if args.network:
+        found = sampled(args, [int(size) for size in args.sizes.split(",")], lengths)
+        if args.json:
+            print(json.dumps(found, indent=1))
+        return
     sizes = [0] if args.tokenizer else [int(size) for size in args.sizes.split(",")]
     records = [record for size in sizes for record in measured(size, args.tokenizer, lengths, args.turns)]
     if args.json:

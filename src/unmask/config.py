@@ -69,11 +69,14 @@ class DataConfig(Section):
     tokenizer: str = Field("bpe", min_length=1)  # bytes, chars, bpe, dna, a tokenizer.json, or a Hub name
     vocab_size: PositiveInt = 4096  # of a bpe that is trained here
     length: int = Field(128, ge=2)
-    layout: Literal["wrap", "pad"] = "wrap"  # concatenate and cut, or one document per row
+    layout: Literal["wrap", "pad", "chat"] = "wrap"  # concatenate and cut, or one document or conversation per row
     eos_between: bool = True  # wrap: an end-of-text token after every document
     block_ends: bool = False  # first and last token of every row are BOS and EOS (the paper's OWT and LM1B)
     learn_end: bool | None = None  # pad: documents end with an end-of-text token, and padding after it is learned too
     attend_pads: bool = False  # pad without learn_end: let attention see padding, and mask it like text (the paper)
+    chat_template: str | None = Field(None, min_length=1)  # chatml, llama3, plain, a .jinja file; default: the model's
+    chat_pad: Literal["eos", "cut"] = "eos"  # chat: rows end with EOS that is learned (as in LLaDA), or with the answer
+    chat_rows: Literal["answer", "conversation"] = "answer"  # a row for each answer, with what was said before it
     valid_fraction: float = Field(0.05, ge=0, lt=1)  # where the source has no such split
     test_fraction: float = Field(0.05, ge=0, lt=1)
     split_seed: Seed = 0
@@ -93,9 +96,9 @@ class DataConfig(Section):
             raise ValueError("valid_fraction + test_fraction leave nothing to train on; make them smaller")
         if self.block_ends and self.length < 3:
             raise ValueError("block_ends uses two tokens of every row; set data.length to at least 3")
-        if self.learn_end and self.layout == "wrap":
+        if self.learn_end and self.layout != "pad":
             raise ValueError("learn_end needs rows that are one document each; set data.layout=pad, or leave it out")
-        if self.label is not None and self.layout == "wrap":
+        if self.label is not None and self.layout != "pad":
             raise ValueError("label needs rows that are one document each; set data.layout=pad")
         if self.label is not None and self.label == self.field:
             raise ValueError(f"label={self.label} is the column of the text; set data.label to another column")

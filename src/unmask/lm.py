@@ -16,6 +16,7 @@ from torch import Tensor
 from . import evaluation
 from .config import Config
 from .data.canvas import Canvas, Gap, PromptBuilder, parse_gaps
+from .data.chat import ChatTemplate, Message
 from .data.tokenization import Tokenizer
 from .errors import UserError, at_least, nearest
 from .evaluation.distributions import Marginals
@@ -63,6 +64,7 @@ class LM:
     config: Config
     labels: list[str] = field(default_factory=list)
     recommended: Recommended = field(default_factory=Recommended)  # settings where a user leaves them open; examples
+    chat_template: ChatTemplate | None = None  # how it reads a conversation, if it was made for them
 
     def __repr__(self) -> str:
         net, size = self.config.model, sum(weight.numel() for weight in self.model.parameters())
@@ -89,7 +91,8 @@ class LM:
         """
         from .hub.layout import write_folder
 
-        return write_folder(folder, self.model, self.tokenizer, self.config, self.labels, dtype, card, self.recommended)
+        about: dict[str, Any] = {"recommended": self.recommended, "chat_template": self.chat_template}
+        return write_folder(folder, self.model, self.tokenizer, self.config, self.labels, dtype, card, **about)
 
     def push_to_hub(self, repo_id: str, **about: Any) -> str:
         """Upload the model and its card to the Hugging Face Hub; `about` as in `hub.push_to_hub` (figures, license)."""
@@ -121,6 +124,12 @@ class LM:
         check_keywords(how, WRITING)
         options = self.sampling_params({name: value for name, value in how.items() if name not in WRITING})
         canvas = self.gap_canvas(text, windowed=options.stride is not None, options=options)
+        return [sample.text for sample in self.write([canvas] * n, **how)]
+
+    def chat(self, messages: Sequence[Message], n: int = 1, *, max_tokens: int | None = None, **how: Any) -> list[str]:
+        """N answers to a conversation, [{"role": "user", "content": "Hi"}]; `how` as in `write`."""
+        _check_count(n)
+        canvas = self.chat_canvas(messages, max_tokens, how.get("stride") is not None)
         return [sample.text for sample in self.write([canvas] * n, **how)]
 
     def stream(self, prompt: str = "", *, length: int | None = None, exact: bool = False, **how: Any) -> Iterator[str]:
@@ -291,6 +300,14 @@ class LM:
         """Prompt, masks and suffix: `length` tokens in all, with BOS if the model was trained with it."""
         return self.prompt_builder.prompt(prompt, suffix, length, windowed)
 
+    def chat_canvas(self, messages: Sequence[Message], max_tokens: int | None = None, windowed: bool = False) -> Canvas:
+        """A conversation and masks for its answer: at most `max_tokens`, which end where its turn does."""
+        template = self.chat_template
+        if template is None:
+            raise UserError("this model has no chat template; name one with --template plain (or chatml, llama3)")
+        ends = {"ends": frozenset(template.stops()), "stop": (template.end_text,) if template.end_text else ()}
+        return self.prompt_builder.answer(template.prompt(messages), max_tokens, windowed, **ends)
+
     def gap_canvas(
         self, text: str, *, windowed: bool = False, draws: int | None = None, options: SamplingParams | None = None
     ) -> Canvas:
@@ -427,6 +444,7 @@ class TextStream:
 
     def __init__(self, builder: PromptBuilder, canvas: Canvas, stop: Sequence[str] = ()) -> None:
         self.builder, self.canvas, self.shown = builder, canvas, ""
+        stop = (*stop, *canvas.stop)
         self.held = max((len(word) - 1 for word in stop), default=0)  # held back: may be the beginning of a stop string
         self.late = 4 if builder.tokenizer.kind == "json" else 0  # a foreign decoder may join these with later ones
 

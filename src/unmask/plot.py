@@ -1,4 +1,4 @@
-"""Plots as SVG, with nothing but the standard library: lines with error bars, and clouds of points with a diagonal.
+"""Plots as SVG, with nothing but the standard library: lines with error bars, clouds of points, effects side by side.
 
 Not matplotlib: equal input gives equal bytes (reports are kept in git and compared), and a report needs no extra.
 A plot brings its own white card, so it reads the same on a white page and on GitHub's dark one. Every curve has a
@@ -171,14 +171,7 @@ def svg(plot: Plot, scatter: bool = False) -> str:
         _text(LEFT, bottom + BOTTOM + 4 + 15 * i, _short(f"left out: {line}", 105), 'class="note"')
         for i, line in enumerate(said)
     ]
-    head = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}"'
-        ' role="img" font-family="system-ui, \'Segoe UI\', Helvetica, Arial, sans-serif" font-size="12">',
-        f"<title>{_safe(plot.title)}</title>",
-        "<style>text{fill:#24292f} .note{fill:#6a737d;font-size:11px} .tick{fill:#57606a}</style>",
-        f'<rect x="0.5" y="0.5" width="{width - 1}" height="{height - 1}" rx="6" fill="#ffffff" stroke="#d0d7de"/>',
-        _text(LEFT, 27, _short(plot.title, 76), 'font-size="15" font-weight="600"'),
-    ]
+    head = _card(plot.title, width, height, LEFT)
     if not curves:
         middle = _text(width / 2, (top + bottom) / 2, "nothing to draw", 'class="note" text-anchor="middle"')
         return "\n".join([*head, middle, *notes, "</svg>\n"])
@@ -262,6 +255,108 @@ def _legend(names: list[tuple[int, str]], right: int, scatter: bool) -> tuple[li
         parts.append(f'<g stroke="{colour}" fill="{colour}">{line}{mark}</g>{_text(x + 33, y + 4, shown)}')
         x += width
     return parts, row + 1 if names else 0
+
+
+# -- effects ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class EffectBar:
+    """A line of a forest plot: a value with its interval, beside that of a reference; None where there is none."""
+
+    name: str
+    value: float
+    low: float | None
+    high: float | None
+    reference: float | None = None
+    kind: str = ""  # a key of `kinds`
+
+
+@dataclass(frozen=True)
+class Forest:
+    """Effects below each other on one axis, in groups with headings; beyond `unit` the axis is logarithmic."""
+
+    name: str
+    title: str
+    x_label: str
+    groups: dict[str, list[EffectBar]]
+    kinds: dict[str, str]  # colours of values, by what the legend calls them
+    reference: str  # what the legend calls the reference
+    unit: float = 1.0
+
+
+NAMES, LINE, FOREST = 392, 19, 960  # width of the names, height of a line, width of the picture
+
+
+def forest_svg(forest: Forest) -> str:
+    """The whole picture: filled marks with intervals, hollow diamonds for the reference, a line at 0."""
+    bars = [bar for group in forest.groups.values() for bar in group]
+    reach = [
+        abs(value)
+        for bar in bars
+        for value in (bar.value, bar.low, bar.high, bar.reference)
+        if value is not None and math.isfinite(value)
+    ]
+    steps = [forest.unit * power * one for power in (1, 10, 100, 1000, 10_000) for one in (1, 3)]
+    largest = next((step for step in steps if step >= max(reach, default=0.0)), steps[-1])
+    marks = [step for step in steps if step <= largest]
+    top = 70
+    bottom = top + LINE * (len(bars) + len(forest.groups)) + 8
+    height = bottom + 50
+
+    def across(value: float) -> float:
+        share = math.asinh(max(-largest, min(largest, value)) / forest.unit) / math.asinh(largest / forest.unit)
+        return (NAMES + FOREST - RIGHT) / 2 + share * (FOREST - RIGHT - NAMES) / 2
+
+    lines = _card(forest.title, FOREST, height, 20)
+    x = 20.0
+    for kind, colour in forest.kinds.items():
+        lines.append(f'<circle cx="{_n(x + 5)}" cy="46" r="4" fill="{colour}"/>{_text(x + 15, 50, kind)}')
+        x += 15 + LETTER * len(kind) + 22
+    lines.append(f"{_diamond(x + 5, 46)}{_text(x + 15, 50, forest.reference)}")
+    for value in (*(-mark for mark in reversed(marks)), 0.0, *marks):
+        stroke = "#57606a" if value == 0 else "#e4e8ec"
+        lines.append(f'<path d="M{_n(across(value))} {top}V{bottom}" stroke="{stroke}"/>')
+        lines.append(_text(across(value), bottom + 17, f"{value:g}", 'class="tick" text-anchor="middle"'))
+    middle = (NAMES + FOREST - RIGHT) / 2
+    lines.append(_text(middle, bottom + 38, _short(forest.x_label, 85), 'text-anchor="middle"'))
+    y = top + 6
+    for heading, group in forest.groups.items():
+        y += LINE
+        lines.append(_text(20, y, _short(heading, 120), 'font-weight="600"'))
+        for bar in group:
+            y += LINE
+            lines.append(_effect(bar, forest.kinds.get(bar.kind, COLOURS[0]), across, y))
+    return "\n".join([*lines, "</svg>\n"])
+
+
+def _effect(bar: EffectBar, colour: str, across: Callable[[float], float], y: float) -> str:
+    parts = [f'<g class="effect"><title>{_safe(bar.name)}</title>', _text(32, y, _short(bar.name, 56))]
+    middle = y - 4
+    if bar.low is not None and bar.high is not None:
+        ends = f"M{_n(across(bar.low))} {_n(middle)}H{_n(across(bar.high))}"
+        parts.append(f'<path d="{ends}" stroke="{colour}" stroke-width="2"/>')
+    if math.isfinite(bar.value):
+        parts.append(f'<circle cx="{_n(across(bar.value))}" cy="{_n(middle)}" r="4" fill="{colour}"/>')
+    if bar.reference is not None:
+        parts.append(_diamond(across(bar.reference), middle))
+    return "".join([*parts, "</g>"])
+
+
+def _diamond(x: float, y: float) -> str:
+    return f'<path d="M{_n(x)} {_n(y)}m0 -5l5 5l-5 5l-5 -5z" fill="none" stroke="#24292f" stroke-width="1.4"/>'
+
+
+def _card(title: str, width: int, height: float, left: int) -> list[str]:
+    """The beginning of a picture: a white card with its title."""
+    return [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}"'
+        ' role="img" font-family="system-ui, \'Segoe UI\', Helvetica, Arial, sans-serif" font-size="12">',
+        f"<title>{_safe(title)}</title>",
+        "<style>text{fill:#24292f} .note{fill:#6a737d;font-size:11px} .tick{fill:#57606a}</style>",
+        f'<rect x="0.5" y="0.5" width="{width - 1}" height="{height - 1}" rx="6" fill="#ffffff" stroke="#d0d7de"/>',
+        _text(left, 27, _short(title, 76), 'font-size="15" font-weight="600"'),
+    ]
 
 
 def _text(x: float, y: float, words: str, attributes: str = "") -> str:

@@ -185,6 +185,20 @@ def mdlm_finetuning(start: Config, loss: str = "bound", method: str = "mdlm") ->
     return _going_on(start, method, loss, settings, EvalConfig(every=500, rows=512))
 
 
+def chat_finetuning(start: Config) -> Config:
+    """A language model learns to answer, with the method that it has: the rate, decay and warm-up of LLaDA's SFT.
+
+    Models that look to the left learn all answers of a conversation at once.
+    """
+    settings = TrainConfig(
+        steps=3000, batch_size=64, lr=2.5e-5, warmup=50, weight_decay=0.1, ema=0.0, checkpoint_every=500
+    )
+    config = _going_on(start, start.model.method, "bound", settings, EvalConfig(every=500, rows=512))
+    rows = "conversation" if start.model.method == "ar" else "answer"
+    chat = {"layout": "chat", "learn_end": None, "label": None, "chat_template": None, "chat_pad": "eos"}
+    return config.changed(data=chat | {"chat_rows": rows})
+
+
 def glue_finetuning(start: Config) -> Config:
     """A classifier on top of a model: the settings of transformers' run_glue with batches of 16, as in the paper."""
     tree = start.model_dump(mode="json")
@@ -351,13 +365,23 @@ def dna_finetuning(start: Config, method: str, loss: str = "bound") -> Config:
 
 
 def _going_on(start: Config, method: str, loss: str, train: TrainConfig, judged: EvalConfig) -> Config:
-    """The config of a model that is trained further with another method or loss, with its network and data settings."""
-    rate = 0.15 if loss == "mlm" else None
-    tree = start.model_dump(mode="json")
+    """The config of a model that is trained further with another method or loss, with its network and data settings.
+
+    What Muon and plain cross-entropy trained goes on with them, at its rates, which fall to zero: those of the paper's
+    fine-tuning would hardly move it.
+    """
+    tree, own = start.model_dump(mode="json"), start.train
     tree["model"]["method"] = method
-    tree["objective"] = ObjectiveConfig(
-        loss=loss, mask_rate=rate, start_token=start.objective.start_token or method != "ar"
-    ).model_dump(mode="json")
+    objective = ObjectiveConfig(
+        loss=loss, mask_rate=0.15 if loss == "mlm" else None, start_token=start.objective.start_token or method != "ar"
+    )
+    if (loss, start.objective.loss) == ("bound", "cross-entropy") and method in ("mdlm", "block"):
+        plain = {"loss": start.objective.loss, "cutoff": start.objective.cutoff}
+        objective = objective.model_copy(update=plain)
+    tree["objective"] = objective.model_dump(mode="json")
+    if own.optimizer == "muon":
+        rates = {"lr": own.lr, "muon_lr": own.muon_lr, "betas": own.betas, "warmup": 0.05, "decay": "linear"}
+        train = train.model_copy(update={"optimizer": "muon", "ema": 0.0, **rates})
     tree["train"] = train.model_dump(mode="json")
     tree["eval"] = judged.model_dump(mode="json")
     tree["sample"] = SampleConfig().model_dump(mode="json")

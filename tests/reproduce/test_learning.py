@@ -19,7 +19,6 @@ from unmask.earlier_recipes import demo as demo_of_before
 from unmask.hub.resolve import checkpoint, load
 from unmask.process.schedule import ContinuousTime
 from unmask.reproduce import bench as bench_module
-from unmask.reproduce.bench import ScoredModel
 from unmask.reproduce.claims import decide
 from unmask.reproduce.lead import crossing, lasting, reached
 from unmask.reproduce.learning_models import (
@@ -35,6 +34,7 @@ from unmask.reproduce.learning_models import (
 )
 from unmask.reproduce.report_files import load_results
 from unmask.reproduce.scales import SCALES
+from unmask.reproduce.scored import ScoredModel
 from unmask.reproduce.specs import Setup
 from unmask.reproduce.study import Run
 from unmask.reproduce.tables.learning import with_chance
@@ -183,9 +183,10 @@ def test_one_training_is_judged_by_the_spread_of_seeds():
     rng = np.random.default_rng(0)
     left = ScoredModel(40 + rng.normal(0, 0.1, (50, 2)), np.full(50, 10), False, {})
     right = ScoredModel(left.nats + 0.5 + rng.normal(0, 0.1, (50, 2)), left.tokens, False, {})  # 0.05 a token
-    assert decide("helps", with_chance(None)([left], [right])).holds is True
-    assert decide("helps", with_chance(0.01)([left], [right])).holds is True
-    assert decide("helps", with_chance(0.02)([left], [right])).holds is None  # 2 sqrt(2) 0.02 = 0.057
+    assert decide("helps", with_chance(None)([left], [right])).holds is None, "one training each"
+    assert decide("helps", with_chance(0.01, 60)([left], [right])).holds is True
+    assert decide("helps", with_chance(0.02, 60)([left], [right])).holds is None  # 2 sqrt(2) 0.02 = 0.057
+    assert decide("helps", with_chance(0.01, 2)([left], [right])).holds is None, "the spread of two is hardly known"
 
 
 # -- the command -----------------------------------------------------------------------------------------------------

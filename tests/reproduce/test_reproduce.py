@@ -24,11 +24,12 @@ from unmask.evaluation.generative import BoundScorer
 from unmask.hub.resolve import checkpoint, load
 from unmask.reproduce import TABLES, timed_samples
 from unmask.reproduce import bench as bench_module
-from unmask.reproduce.bench import Bench, ScoredModel
-from unmask.reproduce.claims import decide, nats_gap
+from unmask.reproduce.bench import Bench
+from unmask.reproduce.claims import Claim, decide, nats_gap
 from unmask.reproduce.figures import Figure
 from unmask.reproduce.report_files import load_results
 from unmask.reproduce.scales import SCALES, Scale, Sizes
+from unmask.reproduce.scored import ScoredModel
 from unmask.reproduce.specs import Setup
 from unmask.reproduce.tables import curves
 from unmask.reproduce.tables.caching import CACHED, CACHED_ONE, PLAN
@@ -99,6 +100,7 @@ PRINTED = {  # figures of the paper, typed from paper.tex once more
 NEEDED = {
     "ar-judge",
     "ssd-lm",
+    "sedd-independent",
     *(
         f"{name}{end}"
         for name in ("mdlm", "mdlm-seed", "mdlm-T1000", "no-carry-over", "d3pm", "mdlm-time", "sedd", "ar")
@@ -221,6 +223,7 @@ def test_a_model_differs_from_mdlm_in_what_its_name_says(name):
             "d3pm": {"model.method", "objective.bound", "objective.steps"},
             "mdlm-time": {"model.time_conditioning"},
             "sedd": {"model.method", "model.time_conditioning"},
+            "sedd-independent": {"model.method", "model.time_conditioning", "objective.times"},
             "ar": {"model.method", "train.steps"},
             "ar-judge": {"model.method", "seed"},
             "ssd-lm": {"model.method"},
@@ -534,10 +537,11 @@ def test_which_curve_is_wider_is_a_paired_test(factor, holds):
     rng = np.random.default_rng(1)
     narrow = rng.standard_normal(200)
     wide = factor * narrow + 0.05 * rng.standard_normal(200)  # the same batches
-    check = decide("wider", curves.wider(wide, narrow))
-    assert check.holds is holds
+    claim = Claim("wider", "wide", "narrow", measure=curves.wider, trained=False)
+    assert claim.check({"wide": [wide], "narrow": [narrow]}).holds is holds
     test = stats.ttest_rel(wide**2, narrow**2)
     assert bool(abs(test.statistic) > 2) is (holds is not None)
+    assert decide("wider", curves.wider([wide], [narrow])).holds is None, "one training each"
 
 
 def test_a_journal_keeps_the_last_of_a_step_that_was_made_twice(tmp_path):

@@ -22,13 +22,14 @@ from unmask.data.genome.bases import VOCAB
 from unmask.data.pack import prepare
 from unmask.models import registry
 from unmask.reproduce import genome_models, paper_dna
-from unmask.reproduce.bench import Bench, ScoredModel
-from unmask.reproduce.claims import decide, fewer_nats_of_seeds
+from unmask.reproduce.bench import Bench
+from unmask.reproduce.claims import decide, fewer_nats_a_base
 from unmask.reproduce.figures import Figure
 from unmask.reproduce.genome_models import GENOME
 from unmask.reproduce.markov import Markov
 from unmask.reproduce.report import Check
 from unmask.reproduce.scales import scale_named
+from unmask.reproduce.scored import ScoredModel
 from unmask.reproduce.tables.genome_ppl import history
 from unmask.reproduce.tables.genomic_benchmarks import more_accurate
 from unmask.types import UserError
@@ -263,20 +264,20 @@ def scored(rng: np.random.Generator, shift: float, noise: float = 0.1, draws: in
 
 
 def contest(claim: str, better: list[ScoredModel], worse: list[ScoredModel]) -> Check:
-    return decide(claim, fewer_nats_of_seeds(better, worse))
+    return decide(claim, fewer_nats_a_base(better, worse))
 
 
 def test_claims_count_texts_and_seeds():
     rng = np.random.default_rng(0)
-    low, high = [scored(rng, 0.0), scored(rng, 0.01)], [scored(rng, 0.5), scored(rng, 0.52)]
+    low, high = ([scored(rng, base + more) for more in (0.0, 0.01, 0.02, 0.01)] for base in (0.0, 0.5))
     assert contest("x", low, high).holds is True and contest("x", high, low).holds is False
-    assert contest("x", low, [scored(rng, 0.0), scored(rng, 0.0)]).holds is None
+    assert contest("x", low, [scored(rng, 0.01) for _ in range(4)]).holds is None
     torn = [scored(rng, 0.1, 0.001), scored(rng, 0.9, 0.001)]  # 0.5 ± 0.4 over seeds, nothing over texts
     even = [scored(rng, 0.0, 0.001), scored(rng, 0.0, 0.001)]
     found = contest("x", even, torn)
     assert found.holds is None and "0.50 ± 0.40" in found.detail
-    assert contest("x", even[:1], torn[:1]).holds is True, "one seed: texts alone decide"
-    exact = [ScoredModel(one.nats[:, :1], one.tokens, True, {}) for one in even]
+    assert contest("x", even[:1], torn[:1]).holds is None, "one training each"
+    exact = [ScoredModel(one.nats[:, :1], one.tokens, True, {}) for one in low]
     assert contest("x", exact, high).holds is True and "≤" in contest("x", exact, high).detail
 
 
@@ -407,7 +408,8 @@ def test_claims_on_tasks_count_seeds_and_examples():
     assert found.value == pytest.approx(each.mean())
     by_hand = stdev(each) ** 2 / 3 + 2 * stdev(examples.tolist()) ** 2 / 400 / 4
     assert found.error == pytest.approx(math.sqrt(by_hand))
-    assert more_accurate({"a": right[:1]}, {"a": wrong[:1]}).error is None
+    assert decide("x", more_accurate({"a": right[:1]}, {"a": wrong[:1]})).holds is None, "one training each"
+    assert decide("x", found).holds is True
 
 
 # -- the paper -------------------------------------------------------------------------------------------------------

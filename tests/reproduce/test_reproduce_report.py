@@ -154,16 +154,17 @@ def ordering(claim: str, low: Figure, high: Figure, sigmas: float = 2.0) -> Chec
         (Figure(28.56, 0.15), Figure(27.04, 0.01), False),
         (Figure(28.51, 0.15), Figure(28.56, 0.15), None),
         (Figure(28.56, 0.15), Figure(28.51, 0.15), None),
-        (Figure(0.0, 0.3), Figure(1.0, 0.4), None),  # exactly two errors apart
-        (Figure(0.0, 0.3), Figure(1.0001, 0.4), True),
-        (Figure(1.0001, 0.3), Figure(0.0, 0.4), False),
+        (Figure(1.0, 0.3), Figure(math.exp(0.999), 0.4 * math.exp(0.999)), None),  # almost two errors apart
+        (Figure(1.0, 0.3), Figure(math.exp(1.001), 0.4 * math.exp(1.001)), True),
+        (Figure(math.exp(1.001), 0.4 * math.exp(1.001)), Figure(1.0, 0.3), False),
     ],
 )
 def test_ordering_is_welchs_statistic(low: Figure, high: Figure, holds: bool | None) -> None:
     n = 50
     assert low.error and high.error
-    sd = [e * math.sqrt(n) for e in (high.error, low.error)]
-    z = stats.ttest_ind_from_stats(high.value, sd[0], n, low.value, sd[1], n, equal_var=False).statistic
+    sd = [figure.error / figure.value * math.sqrt(n) for figure in (high, low)]  # of the logarithms
+    logs = [math.log(figure.value) for figure in (high, low)]
+    z = stats.ttest_ind_from_stats(logs[0], sd[0], n, logs[1], sd[1], n, equal_var=False).statistic
     check = ordering("a claim", low, high)
     assert check.claim == "a claim"
     assert check.holds is holds
@@ -175,7 +176,7 @@ def test_ordering_is_welchs_statistic(low: Figure, high: Figure, holds: bool | N
 def test_ordering_is_as_rare_as_the_normal_law_says() -> None:
     """Two equal figures with honest errors are decided with the chance of two tails beyond `sigmas`."""
     n, rng = 4000, np.random.default_rng(0)
-    pairs = rng.normal(5.0, [0.3, 0.4], size=(n, 2))
+    pairs = rng.normal(500.0, [0.3, 0.4], size=(n, 2))
     for sigmas in (1.0, 2.0):
         found = [ordering("", Figure(a, 0.3), Figure(b, 0.4), sigmas).holds for a, b in pairs.tolist()]
         chance = stats.norm.sf(sigmas)
@@ -223,7 +224,7 @@ def test_results_are_strict_json_with_the_machine(tmp_path: Path) -> None:
         raise AssertionError(word)
 
     found = json.loads((tmp_path / "results.json").read_text(encoding="utf-8"), parse_constant=refuse)
-    assert found["schema"] == 1
+    assert found["schema"] == 2
     assert found["environment"]["torch"] == torch.__version__
     assert found["environment"]["threads"] == torch.get_num_threads()
     assert {"python", "unmask", "cpu"} <= found["environment"].keys() and found["environment"]["cpu"]
@@ -278,8 +279,8 @@ def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
         lambda text: "",
         lambda text: "[]",
         lambda text: "{}",
-        lambda text: text.replace('"schema": 1', '"schema": "x"'),
-        lambda text: text.replace('"schema": 1', '"schema": 99'),
+        lambda text: text.replace('"schema": 2', '"schema": "x"'),
+        lambda text: text.replace('"schema": 2', '"schema": 99'),
         lambda text: text.replace('"tables"', '"tabels"'),
         lambda text: text.replace('"value"', '"vaule"', 1),
         lambda text: text.replace('"holds"', '"hodls"', 1),

@@ -8,12 +8,8 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import shutil
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +17,7 @@ import pytest
 import torch
 
 import unmask
+from support.browser import CHROMIUM, FLAGS, axe_findings, choose, serving, until
 from support.dna_models import dna_lm
 from support.helpers import random_lm, tiny_config
 from unmask.data.tokenization import bytes_tokenizer
@@ -28,22 +25,9 @@ from unmask.lm import LM
 from unmask.models import registry
 from unmask.sampling.trace import Trace
 
-playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: the page is not opened")
+pytest.importorskip("playwright.sync_api", reason="playwright is not installed: the page is not opened")
 pytest.importorskip("starlette", reason="starlette is not installed: there is no server")
-CHROMIUM = next(
-    (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), ""
-)
 pytestmark = pytest.mark.skipif(not CHROMIUM, reason="no chromium is installed: the page is not opened")
-FLAGS = [
-    "--headless=new",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
 HTML = '<img src=x onerror="window.hacked=1"><b>bold</b> <script>window.hacked=1</script> {{data}} </script>'
 
 
@@ -65,126 +49,11 @@ def lms() -> dict[str, Any]:
     }
 
 
-@contextmanager
-def serving(lms: dict[str, Any], app: Any) -> Iterator[str]:
-    """A real server on a free port of this machine."""
-    from unmask.serve.engine import Engine
-    from unmask.serve.limits import Limits
-    from unmask.serve.server import Server, bind
-
-    engine = Engine(lms, Limits())
-    sock = bind("127.0.0.1", 0)
-    server = Server(app(engine), engine)
-    thread = threading.Thread(target=server.run, args=([sock],), daemon=True)
-    thread.start()
-    while not server.started:
-        time.sleep(0.02)
-    yield f"http://127.0.0.1:{sock.getsockname()[1]}/"
-    server.should_exit = True
-    thread.join(30)
-    sock.close()
-
-
-@pytest.fixture(scope="module")
-def address(lms) -> Iterator[str]:
-    from unmask.serve.app import make_app
-
-    with serving(lms, make_app) as there:
-        yield there
-
-
-@pytest.fixture(scope="module")
-def play() -> Iterator[Any]:
-    with playwright.sync_playwright() as one:
-        yield one
-
-
-@pytest.fixture(scope="module")
-def browser(play) -> Iterator[Any]:
-    opened = play.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
-    yield opened
-    opened.close()
-
-
-@pytest.fixture(scope="module")
-def artefacts(tmp_path_factory) -> Path:
-    folder = Path(os.environ.get("UNMASK_ARTEFACTS") or tmp_path_factory.mktemp("page"))
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
-
-
-class Tabs:
-    """Tabs of one window that are used again: the page keeps nothing, and opening a tab costs more than the page."""
-
-    def __init__(self, browser: Any, address: str) -> None:
-        self.browser, self.address = browser, address
-        self.window = browser.new_context(viewport={"width": 1180, "height": 860})
-        self.idle: list[Any] = []
-        self.wrong: list[str] = []  # what pages complain about, or fetch from elsewhere
-
-    def make(self, context: Any) -> Any:
-        page, wrong = context.new_page(), self.wrong
-        allowed = (self.address, "blob:", "about:")
-        page.set_default_timeout(20_000)
-        page.on("console", lambda said: wrong.append(said.text) if said.type in ("error", "warning") else None)
-        page.on("pageerror", lambda error: wrong.append(str(error)))
-        page.on("request", lambda asked: wrong.append(asked.url) if not asked.url.startswith(allowed) else None)
-        return page
-
-
-@pytest.fixture(scope="module")
-def tabs(browser, address) -> Iterator[Tabs]:
-    opened = Tabs(browser, address)
-    yield opened
-    opened.window.close()
-
-
-@pytest.fixture
-def open_page(browser, tabs, address):
-    """Opens the page; whatever it complains about, or fetches from elsewhere, fails the test."""
-    used, contexts = [], []
-    tabs.wrong.clear()
-
-    def open_(hash: str = "#mode=write", unfold: bool = True, **how: Any) -> Any:
-        if how:
-            contexts.append(browser.new_context(**how))
-            page = tabs.make(contexts[-1])
-        else:
-            page = tabs.idle.pop() if tabs.idle else tabs.make(tabs.window)
-            used.append(page)
-        page.goto(address + hash)
-        page.wait_for_selector("body.ready")
-        if unfold:
-            page.evaluate("document.getElementById('settings').open = true")
-        return page
-
-    open_.wrong = tabs.wrong
-    yield open_
-    for context in contexts:
-        context.close()
-    for page in used:
-        page.goto("about:blank")
-    tabs.idle += used
-    assert not tabs.wrong
-
-
-def until(page: Any, true: str) -> None:
-    """Wait for a condition; playwright's own way of it needs `eval`, which the page's policy forbids."""
-    end = time.monotonic() + 20
-    while not page.evaluate(true):
-        assert time.monotonic() < end, true
-        page.wait_for_timeout(25)
-
-
 def finish(page: Any) -> None:
     """Wait until all is written and shown."""
     until(page, "!document.body.classList.contains('busy')")
     page.click("#last")
     until(page, "document.getElementById('status').textContent.includes('all written')")
-
-
-def choose(page: Any, name: str, value: str) -> None:
-    page.check(f"[name={name}][value={value}]")
 
 
 def shown(page: Any, which: int = 0) -> str:
@@ -817,14 +686,6 @@ def test_every_token_can_be_read(open_page, scheme):
     found = page.evaluate(TOKENS)
     assert len(found) > 250
     assert not [(name, ratio) for name, ratio in found if ratio < 4.5]
-
-
-def axe_findings(page: Any) -> list[str]:
-    """What axe-core finds wrong, once nothing moves any more."""
-    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-core is not installed")
-    page.wait_for_timeout(500)
-    found = axe.Axe().run(page).response["violations"]
-    return [f"{one['id']}: {node['html'][:120]}" for one in found for node in one["nodes"]]
 
 
 @pytest.mark.parametrize("scheme", ["light", pytest.param("dark", marks=pytest.mark.slow)])

@@ -96,6 +96,23 @@ def test_words_become_gaps(folder):
     assert in_node(folder, "editor.js", code, [case[:3] for case in WORDS]) == [case[3] for case in WORDS]
 
 
+def test_masks_after_the_end_of_a_text_vanish(folder):
+    """Once it is known that the text is finished, and only at its end."""
+    (folder / "player.cjs").write_text((folder / "player.js").read_text())
+    events = [{"step": k, "t": None, "calls": k, "changes": [[k, k, 1.0]]} for k in range(2)]
+    code = """const { makePlayer } = (await import('./player.cjs')).default;
+        const player = makePlayer({ canvas: [9, 9, 9, 9], given: [], events: given }, 9), seen = [];
+        const look = (k) => seen.push([player.seek(k).sort(), player.masks(), player.exists(1), player.exists(3)]);
+        look(2); player.finish(); look(2); look(1); look(2);
+        console.log(JSON.stringify(seen));"""
+    assert in_node(folder, "stream.js", code, events) == [
+        [[0, 1], 2, True, True],
+        [[2, 3], 0, True, False],
+        [[1, 2, 3], 3, True, True],
+        [[1, 2, 3], 0, True, False],
+    ]
+
+
 def test_a_part_becomes_a_gap_and_the_rest_stays(folder):
     apple = ["⟨f0 9f⟩", "⟨8d⟩", "⟨8e⟩"]
     given = [

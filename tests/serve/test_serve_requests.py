@@ -68,7 +68,7 @@ def test_paths_of_other_servers_say_what_to_use(server: Running):
     for path in INSTEAD:
         answer = server.post(path, {"messages": [{"role": "user", "content": "hello"}]})
         assert answer.status == 404 and answer.error["message"] == INSTEAD[path]
-    assert "/v1/completions" in INSTEAD["/v1/chat/completions"]
+    assert "/v1/completions" in INSTEAD["/v1/responses"]
 
 
 # -- siblings --------------------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from support.helpers import random_lm
+from unmask.data.chat import ChatTemplate
 from unmask.data.tokenization import bytes_tokenizer
 from unmask.lm import LM
 from unmask.serve.app import make_app
@@ -40,6 +41,17 @@ def block_lm() -> LM:
     """Blocks of 8, in rows of 48."""
     blocks = ("model.method=block", "block.size=8", "block.mixture={1: 1, 8: 2, full: 1}")
     return random_lm(bytes_tokenizer(), "data.length=48", "model.hidden_dim=32", *blocks, scale=2.0)
+
+
+@functools.cache
+def chat_lm(method: str = "mdlm") -> LM:
+    """Answers in any bytes; reads 96 of them, with a template."""
+    blocks = ("block.size=8",) if method == "block" else ()
+    made = random_lm(
+        bytes_tokenizer(), "data.length=96", "model.hidden_dim=32", f"model.method={method}", *blocks, scale=2.0
+    )
+    made.chat_template = ChatTemplate.named("plain", made.tokenizer)
+    return made
 
 
 class HeldNetwork:

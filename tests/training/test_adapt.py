@@ -38,6 +38,7 @@ def masked_lm(tmp_path_factory) -> Path:
     """A BERT of a second: MLM with a MosaicBERT on the text of the other tests."""
     out = tmp_path_factory.mktemp("mlm") / "mlm"
     changes = ["model.backbone=mosaicbert", "objective.loss=mlm", "train.steps=60", "train.lr=0.005", "train.ema=0"]
+    changes.append("train.optimizer=adamw")
     ran = run("train", "tiny", *settings(*changes, "eval.every=0", "eval.rows=8"), "--out", str(out), "--quiet")
     assert ran.code == 0, ran.err
     return out
@@ -194,6 +195,22 @@ def test_a_diffusion_model_goes_on_too(other, tmp_path):
     random_lm(bytes_tokenizer()).save_pretrained(tmp_path / "dit")
     found = run(*tune(tmp_path / "dit", "--data", str(other), "--out", str(tmp_path / "r"), "--json")).json()
     assert found["after"]["nats_per_token"] < found["before"]["nats_per_token"]
+
+
+def test_what_muon_trained_goes_on_with_it_and_is_continued(other, tmp_path):
+    changes = {"train": {"optimizer": "muon", "lr": 0.002, "muon_lr": 0.02, "betas": (0.9, 0.98)}}
+    changes["objective"] = {"loss": "cross-entropy", "cutoff": 0.01}
+    lm = random_lm(bytes_tokenizer())
+    lm.config = lm.config.changed(**changes)
+    lm.save_pretrained(tmp_path / "dit")
+    words = ["finetune", str(tmp_path / "dit"), "mdlm", "train.batch_size=4", "eval.every=0", "eval.rows=4", "--json"]
+    words += ["--data", str(other), "--out", str(tmp_path / "r"), "--quiet"]
+    run(*words, "train.steps=2").json()
+    config = load_yaml(tmp_path / "r" / "config.yaml")
+    own = config.train
+    assert (own.optimizer, own.lr, own.muon_lr, own.betas) == ("muon", 0.002, 0.02, (0.9, 0.98))
+    assert own.decay == "linear" and (config.objective.loss, config.objective.cutoff) == ("cross-entropy", 0.01)
+    assert run(*words, "train.steps=3").json()["step"] == 3, "the same command with more steps"
 
 
 def sst2(folder: Path, n: int = 48) -> Path:

@@ -15,6 +15,7 @@ import typer
 
 from ..errors import UserError
 from . import (
+    chat,
     compare,
     convert,
     data,
@@ -41,6 +42,7 @@ SETTINGS: dict[str, tuple[Callable[..., None], Callable[[], Iterable[str]]]] = {
     "eval": (evaluation.evaluate, writing_settings),
     "sample": (sample.sample, writing_settings),
     "fill": (fill.fill, writing_settings),
+    "chat": (chat.chat, writing_settings),
     "score": (score.score, score.plan_settings),
 }
 OUTPUTS = ("--out", "--html", "--fasta")  # options that name what is written

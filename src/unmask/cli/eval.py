@@ -280,7 +280,8 @@ def evaluate_model(
             model = model.under(registry.schedule(config.schedule), registry.law(config.objective, config.schedule))
         laws = [in_blocks(model, block, config.data.length) for block in blocks]
         with world.first(), progress_bar("tokenizing", quiet=not world.main) as progress:
-            prepared = prepare(spec, lm.tokenizer, splits=(part,), progress=progress, labels=lm.labels or None)
+            labels, template = lm.labels or None, lm.chat_template
+            prepared = prepare(spec, lm.tokenizer, (part,), progress, labels, template)
             if split == "all" and prepared.corpus.division is None:
                 raise UserError(f"{spec.source} comes with its splits; choose one: {', '.join(prepared.corpus.splits)}")
             split_rows = prepared.split(part, rest=split == "all")
@@ -374,6 +375,9 @@ def _data(
     field: str | None = None,
 ) -> tuple[DataConfig, str]:
     """The requested data and the name of the split; `all` is a file or folder that is not split at all."""
+    from ..data.documents import table_of
+    from ..data.records import find
+
     if label is not None and label != "none" and spec.label is None:
         raise UserError(f"--label-column {label} needs a model that was trained with labels")
     if source is not None and not source.strip():
@@ -382,6 +386,8 @@ def _data(
     if source is not None:
         changes = {"source": source, "subset": None, "detokenizer": "auto", "local": None}
         changes |= {} if source == spec.source else {"intervals": None, "files": None}
+        if spec.layout == "chat" and (find(source) is not None or table_of(Path(source)) is None):
+            changes["layout"] = "wrap"  # a text, and no table of conversations
     if field is not None:
         changes["field"] = field
     if local is not None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
-from collections.abc import Iterator
 from typing import Annotated, Any
 
 import typer
@@ -21,6 +19,7 @@ from .shared import (
     With,
     err_console,
     json_text,
+    lines_of,
     load_lm,
     read_settings,
 )
@@ -56,7 +55,7 @@ def fill(
     if typed:
         err_console.print(f"{model} fills gaps: {{{{3}}}} or ___ is one of 3 tokens. :help, :quit", markup=False)
     wrong = False
-    for line in _lines(typed):
+    for line in lines_of(typed, PROMPT, ":quit or Ctrl-D ends"):
         try:
             samples = loop.line(line, lambda text: err_console.print(text, markup=False))
         except UserError as error:
@@ -79,21 +78,3 @@ def _print(samples: list[Any], as_lines: bool) -> None:
         text = json_text(sample.as_dict(tokens=True)) if as_lines else sample.text
         sys.stdout.write(text + "\n")
     sys.stdout.flush()
-
-
-def _lines(typed: bool) -> Iterator[str]:
-    """What is typed, with a history if the terminal supports one; or the lines of a pipe."""
-    if not typed:
-        for line in sys.stdin:
-            yield line.rstrip("\r\n")
-        return
-    with contextlib.suppress(ImportError):
-        import readline  # noqa: F401  # input() then has a history and can be edited
-    while True:
-        try:
-            yield input(PROMPT)
-        except EOFError:
-            sys.stdout.write("\n")
-            return
-        except KeyboardInterrupt:
-            err_console.print(":quit or Ctrl-D ends", markup=False)

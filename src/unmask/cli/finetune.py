@@ -30,13 +30,20 @@ from .shared import (
 def finetune(
     model: Model,
     task: Annotated[
-        str, typer.Argument(help="mdlm, block, sedd, d3pm, plaid, mlm, ar, or a task such as glue/sst2 or gue/tf_0.")
+        str,
+        typer.Argument(help="mdlm, block, sedd, d3pm, plaid, mlm, ar, sft, or a task such as glue/sst2 or gue/tf_0."),
     ],
     overrides: Overrides = None,
     data: Annotated[str | None, typer.Option(help="The text, unless it is a task: a name, a file or a folder.")] = None,
     local: Annotated[
         str | None,
         typer.Option(help="Where the data set or the task is on disk (default: UNMASK_DATA, else the Hub)."),
+    ] = None,
+    template: Annotated[
+        str | None, typer.Option(help="sft: chatml, llama3, plain or a .jinja file (default: that of the model).")
+    ] = None,
+    pad: Annotated[
+        str | None, typer.Option(help="sft: eos (rows end with EOS that is learned, the default) or cut.")
     ] = None,
     minutes: Minutes = None,
     anneal: Annotated[
@@ -61,11 +68,15 @@ def finetune(
     quiet: Annotated[bool, typer.Option("--quiet", help="Do not show progress.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Fine-tune a model: as a diffusion model, in blocks, as a BERT (mlm), from left to right (ar), or on a task."""
+    """Fine-tune a model: as a diffusion model, in blocks, as a BERT (mlm), left to right (ar), to answer, on a task."""
     from ..training import adapt
     from ..training.fit import fit_machine
 
     language, changes = adapt.is_language(task), with_minutes(overrides, minutes)
+    for name, key, value in (("template", "chat_template", template), ("pad", "chat_pad", pad)):
+        if value is not None and task != "sft":
+            raise UserError(f"--{name} is for conversations: unmask finetune MODEL sft; leave it out")
+        changes += [] if value is None else [f"data.{key}={value}"]
     if anneal is not None:
         changes.append(f"train.anneal={anneal}")
     if language and seeds is not None:

@@ -38,6 +38,11 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "unmask fill tiny-en",
         "echo 'The {{1}} dog ran to the {{2}}.' | unmask fill tiny-en -n 3",
     ),
+    "chat": (
+        "unmask chat tiny-en --template plain",
+        "unmask chat runs/mine --system 'Answer in one sentence.' --max-tokens 64",
+        "echo 'Who are you?' | unmask chat runs/mine --json",
+    ),
     "score": (
         "unmask score tiny-en 'The little dog was happy.'",
         "unmask score runs/mine --file texts.txt --json",
@@ -49,6 +54,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "serve": (
         "unmask serve tiny-en",
         "unmask serve tiny-en runs/mine --port 8080 --batch-size 16",
+        "unmask serve tiny-en --template plain",
     ),
     "variants": ("unmask variants runs/dna --vcf my.vcf --genome genome.fa.gz --out effects.tsv",),
     "embed": (

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..errors import UserError
-from .shared import Device, Quantize, TokenizerOf, Weights, Which, err_console, load_lm
+from .shared import Device, Quantize, Template, TokenizerOf, Weights, Which, err_console, load_lm, with_template
 
 if TYPE_CHECKING:
     from ..lm import LM
@@ -59,6 +59,7 @@ def serve(
     log_prompts: Annotated[
         bool, typer.Option("--log-prompts", help="Also log the requests themselves, with their text.")
     ] = False,
+    template: Template = None,
     tokenizer: TokenizerOf = None,
     quantize: Quantize = None,
     which: Which = "last",
@@ -101,7 +102,7 @@ def serve(
     with contextlib.closing(sock):
         named = _names(models)
         how = (which, weights, device, tokenizer, quantize)
-        lms = {name: run_in_thread(load_lm, path, *how) for name, path in named.items()}
+        lms = {name: with_template(run_in_thread(load_lm, path, *how), template) for name, path in named.items()}
         logging.basicConfig(
             level=logging.INFO if log_requests or log_prompts else logging.WARNING, format="%(asctime)s %(message)s"
         )

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import math
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -34,6 +36,10 @@ Weights = Annotated[str, typer.Option(help="ema (averaged weights) or raw.")]
 TokenizerOf = Annotated[
     str | None,
     typer.Option("--tokenizer", help="Tokenizer of a model that comes without one: a folder, a file or a Hub name."),
+]
+Template = Annotated[
+    str | None,
+    typer.Option(help="Chat template in place of the model's own: plain, chatml, llama3 or a file of Jinja."),
 ]
 Quantize = Annotated[
     str | None, typer.Option("--quantize", help="int8: on the CPU faster and smaller, and a little less exact.")
@@ -70,6 +76,24 @@ def json_text(value: Any, indent: int | None = None) -> str:
     except UnicodeEncodeError:
         return to_json(value, indent, ascii=True)
     return text
+
+
+def lines_of(typed: bool, prompt: str, how_to_end: str) -> Iterator[str]:
+    """What is typed, with a history if the terminal supports one; or the lines of a pipe."""
+    if not typed:
+        for line in sys.stdin:
+            yield line.rstrip("\r\n")
+        return
+    with contextlib.suppress(ImportError):
+        import readline  # noqa: F401  # input() then has a history and can be edited
+    while True:
+        try:
+            yield input(prompt)
+        except EOFError:
+            sys.stdout.write("\n")
+            return
+        except KeyboardInterrupt:
+            err_console.print(how_to_end, markup=False)
 
 
 def print_lines(lines: Iterable[str]) -> None:
@@ -138,6 +162,13 @@ def load_lm(
     from ..hub.resolve import load
 
     return load(path, which=which, weights=weights, device=device, tokenizer=tokenizer, quantize=quantize, **how)
+
+
+def with_template(lm: LM, template: str | None) -> LM:
+    """The model with a chat template in place of its own, if one was named."""
+    from ..data.chat import ChatTemplate
+
+    return lm if template is None else replace(lm, chat_template=ChatTemplate.named(template, lm.tokenizer))
 
 
 def used_weights(lm: LM, asked: str) -> str:

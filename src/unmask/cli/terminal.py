@@ -25,16 +25,23 @@ class Watcher:
 
     Where a text is written block after block, the masks of the current block are blue.
     A canvas that is longer than the screen shows its last lines, and canvases that do not fit are counted; at the end
-    everything is shown.
+    everything is shown, or (`passing`) nothing is left on the screen. What stands before `begin` is not shown.
     """
 
-    def __init__(self, tokenizer: Tokenizer, canvases: Sequence[Tensor], console: Console | None = None) -> None:
-        self.tokenizer, self.mask = tokenizer, tokenizer.vocab.mask
-        self.texts = [canvas_text(tokenizer, canvas.tolist(), set()) for canvas in canvases]
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        canvases: Sequence[Tensor],
+        console: Console | None = None,
+        begin: int = 0,
+        passing: bool = False,
+    ) -> None:
+        self.tokenizer, self.mask, self.begin = tokenizer, tokenizer.vocab.mask, begin
+        self.texts = [canvas_text(tokenizer, canvas[begin:].tolist(), set()) for canvas in canvases]
         self.titles = [f"{int((canvas == self.mask).sum())} masks to write" for canvas in canvases]
         self.latest = list(range(len(canvases)))  # rows, the one that changed last at the end
         self.console = console or Console(stderr=True)
-        self.live = Live(self.render(), console=self.console, refresh_per_second=20)
+        self.live = Live(self.render(), console=self.console, refresh_per_second=20, transient=passing)
 
     def __enter__(self) -> Watcher:
         self.live.start(refresh=True)  # all masks, however fast the model is
@@ -46,11 +53,13 @@ class Watcher:
 
     def __call__(self, state: State) -> None:
         """Show a state of the generation."""
-        ids = state.canvas.tolist()
-        fresh = {position for position in state.positions.tolist() if ids[position] != self.mask}
-        self.texts[state.row] = canvas_text(self.tokenizer, ids, set() if state.done else fresh, state.block)
+        ids = state.canvas[self.begin :].tolist()
+        written = (state.positions - self.begin).tolist()
+        fresh = {position for position in written if ids[position] != self.mask}
+        part = (state.block[0] - self.begin, state.block[1] - self.begin) if state.block else None
+        self.texts[state.row] = canvas_text(self.tokenizer, ids, set() if state.done else fresh, part)
         left = ids.count(self.mask)
-        block = f"block {state.block[0] + 1}–{state.block[1]}, " if state.block else ""
+        block = f"block {max(0, part[0]) + 1}–{part[1]}, " if part else ""
         title = f"step {state.step + 1}, t = {state.t:.3f}, {block}{state.calls} calls, {left} masks left"
         self.titles[state.row] = title
         self.latest.remove(state.row)

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from ..errors import UserError
 from .language import NO_STATE, Language
+from .reach import Reach
 from .recent import recent
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ MOST_RUNS = 1 << 29  # pairs of a state and a part of a token in all
 MOST_TRANSITIONS = 2_000_000
 AT_ONCE = 1 << 22  # pairs of a state and a part of a token that are run together
 TINY = 1e-30  # relative to the likeliest token: below it the float32 sum of a class is computed with more care
+MAIN = 0.25  # the least chance of a class that may be had by subtraction
 Spelling = Sequence[bytes | None]  # what each token adds to a text; None: it may not stand in it
 
 
@@ -50,10 +52,10 @@ class TokenAutomaton:
         """The number of states."""
         return len(self.accepting)
 
-    @functools.cached_property
+    @property
     def nbytes(self) -> int:
         """The memory that it takes, with what is made from it on use."""
-        return 3 * self.classes.nbytes + 3 * self.source.nbytes + 9 * self.states
+        return 5 * self.classes.nbytes + 5 * self.source.nbytes + 9 * self.states + self.reach.nbytes
 
     @functools.cached_property
     def n_classes(self) -> int:
@@ -71,6 +73,48 @@ class TokenAutomaton:
         order = np.argsort(self.classes, kind="stable")
         order = order[self.classes[order] >= 0]
         return order, np.searchsorted(self.classes[order], np.arange(self.n_classes))
+
+    @functools.cached_property
+    def reach(self) -> Reach:
+        """Which states are possible, position by position."""
+        return Reach(self.source, self.label, self.target, self.accepting)
+
+    @functools.cached_property
+    def by_class(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The transitions class after class, in each by their sources: where each class begins, sources and targets."""
+        order = np.lexsort((self.source, self.label))
+        first = np.searchsorted(self.label[order], np.arange(self.n_classes + 1))
+        return first, self.source[order], self.target[order]
+
+    @functools.cached_property
+    def _others(self) -> tuple[np.ndarray, np.ndarray, int]:
+        """The tokens that are not of the largest class, class after class and at last those that never fit; where each
+        of these begins; the largest class."""
+        order, begin = self.members
+        sizes = np.diff(np.append(begin, len(order)))
+        largest = int(sizes.argmax())
+        order = np.delete(order, np.arange(begin[largest], begin[largest] + sizes[largest]))
+        never = np.flatnonzero(self.classes < 0)
+        begin = np.append(np.cumsum(np.delete(sizes, largest)) - np.delete(sizes, largest), len(order))
+        return np.concatenate([order, never]), begin, largest
+
+    def chances(self, log_p: Tensor) -> np.ndarray:
+        """(n, classes) float64: the log chance of each class, for rows (n, V) that sum to 1.
+
+        The largest class has what the others leave, unless that is so little that it would be rounded away.
+        """
+        order, begin, largest = self._others
+        if not begin[-1] or 2 * len(order) > len(self.members[0]):
+            return self.weights(log_p)
+        rows = log_p.index_select(1, torch.from_numpy(order).to(log_p.device)).exp().cpu().numpy()
+        mass = np.add.reduceat(rows, begin, axis=1, dtype=np.float64)
+        rest = 1 - mass.sum(1)
+        careful = np.flatnonzero(~(rest > MAIN) | (mass[:, :-1] < TINY).any(1))
+        with np.errstate(divide="ignore", invalid="ignore"):
+            result = np.log(np.insert(mass[:, :-1], largest, rest, axis=1))
+        if len(careful):
+            result[careful] = self.weights(log_p[torch.from_numpy(careful).to(log_p.device)])
+        return result
 
     def weights(self, log_p: Tensor) -> np.ndarray:
         """(n, classes) float64: the log chance of each class, for rows of log-probabilities (n, V)."""

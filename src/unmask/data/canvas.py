@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import functools
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,10 +24,15 @@ from .unknown import UnknownTokens
 
 MOST_LENGTHS = 256  # combinations of lengths of ranged gaps that are compared
 LONGEST = 2**22  # tokens of a text that is written in windows
+ANSWER = 128  # tokens of an answer unless somebody says how many; if the model has room for them
 BLANKS = re.compile(r"(?<![\w{])_+(?!\w)|(?:\[MASK\])+")
 TORN = re.compile(r"\{\{\s*[0-9][0-9 -]*\}?(?!\})|(?<!\{)\{\s*[0-9][0-9 -]*\}\}")  # {{3}, {{3 and {3}}
 SINGLE = re.compile(r"\{[0-9]+(?:-[0-9]+)?\}")
 LENGTHS = re.compile(r"\s*0*([1-9][0-9]{0,8})\s*(?:-\s*0*([1-9][0-9]{0,8})\s*)?")
+
+
+class ContextExceeded(UserError):
+    """A conversation that leaves no room for its answer."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +54,8 @@ class Canvas:
     errors: dict[str, float] = field(default_factory=dict)  # standard errors of its differences from the chosen one
     undecided: list[str] = field(default_factory=list)  # lengths that may be as good as the chosen ones
     closed: int = 0  # tokens at its end that only say that the text ends there
+    ends: frozenset[int] = frozenset()  # tokens that end what is written: in a conversation, the end of a turn
+    stop: tuple[str, ...] = ()  # and texts that do
 
     @property
     def open_end(self) -> bool:
@@ -166,6 +175,30 @@ class PromptBuilder:
         ids = torch.tensor([*before, *[self.vocab.mask] * gap, *after], dtype=torch.int64)
         parts: list[str | slice] = [prompt, slice(len(before), len(before) + gap)]
         return Canvas(ids, [*parts, suffix] if suffix else parts, [gap], closed=len(closing))
+
+    def answer(
+        self, conversation: Sequence[int], tokens: int | None = None, windowed: bool = False, **ends: Any
+    ) -> Canvas:
+        """A conversation and masks for its answer, at most `tokens`, whose text is the answer alone.
+
+        `ends` are the `ends` and the `stop` of the canvas.
+        """
+        if tokens is not None:
+            at_least("max_tokens", tokens)
+        bos = [] if self.block_ends is None or windowed else [self.block_ends[0]]
+        given = [*conversation] if [*conversation[:1]] == bos else [*bos, *conversation]
+        length = len(given) + (ANSWER if tokens is None else tokens)
+        most = LONGEST if windowed or self.any_length else self.spec.length
+        if tokens is None:
+            length = min(length, most)
+        if not len(given) < length <= most:
+            wanted = f" and max_tokens={tokens} make {length}" if tokens is not None and len(given) < most else ""
+            raise ContextExceeded(
+                f"this model reads and writes {most} tokens, but the conversation has {len(given)}{wanted}; shorten it"
+                f"{' or reduce max_tokens' if wanted else ''}"
+            )
+        ids = torch.tensor([*given, *[self.vocab.mask] * (length - len(given))], dtype=torch.int64)
+        return Canvas(ids, [slice(len(given), length)], [length - len(given)], **ends)
 
     def prompt_tokens(self, prompt: str, suffix: str = "", windowed: bool = False) -> int:
         """How many tokens of such a canvas are given."""

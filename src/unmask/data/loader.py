@@ -78,21 +78,11 @@ def eval_batch(rows: Rows, indices: Iterable[int], attend_pads: bool = False) ->
 
 
 def _batch(rows: Rows, attend_pads: bool, chosen: np.ndarray, index: np.ndarray, total: int) -> Batch:
-    tokens, counts = rows.rows(chosen)
     labels = rows.labels(chosen)
-    padding = rows.padding(tokens)
-    if padding is not None:  # the network has to write it, so it sees it and learns it
-        counts, attend_pads = padding if counts is None else counts | padding, True
-    scored = None if counts is None else torch.from_numpy(counts)
-    present = None if attend_pads else rows.present(tokens, counts)
-    never_hidden = rows.given(tokens)
+    fields = rows.fields(chosen, attend_pads)
     return Batch(
-        tokens=torch.from_numpy(tokens),
         index=torch.from_numpy(index),
         total=total,
-        scored=scored,
-        present=None if present is None else torch.from_numpy(present),
         label=None if labels is None else torch.from_numpy(labels),
-        given=None if never_hidden is None else torch.from_numpy(never_hidden),
-        padding=None if padding is None else torch.from_numpy(padding),
+        **{name: torch.from_numpy(values) for name, values in fields.items() if values is not None},
     )

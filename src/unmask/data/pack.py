@@ -2,7 +2,8 @@
 
 Two conventions, both of the paper. `wrap`: all documents in one stream, EOS after each (`data.eos_between`), cut into
 blocks; with `data.block_ends` a row is BOS, L - 2 tokens of the stream, EOS. Only the last partial block of a split is
-dropped. `pad`: a row is one document, cut at L and padded; padding does not count in the likelihood.
+dropped. `pad`: a row is one document, cut at L and padded; padding does not count in the likelihood. A third, `chat`,
+is for conversations (`conversations`).
 
 The cache (`packed`) has a folder named by a hash of the corpus' content, the tokenizer and every setting that changes
 its bytes; the row length is not one of them.
@@ -23,6 +24,7 @@ from filelock import FileLock
 from ..config import DataConfig
 from ..types import Progress, UserError
 from .cache import cache_folder, content_key, writing
+from .chat import ChatTemplate
 from .corpora import Corpus, open_corpus
 from .labels import in_order, translate
 from .packed import FORMAT, clear, intact, map_file, write_splits
@@ -53,10 +55,14 @@ class Prepared:
         self.corpus.check(name)
         facts = intact(self.folder, name)
         if facts is None:  # asked for later than the others, or damaged since
-            _build(self, [name], None)
+            build(self, [name], None)
             facts = intact(self.folder, name)
             assert facts is not None, "a split that was just written can be read"
         return facts
+
+    def write(self, splits: list[str], progress: Progress | None) -> None:
+        """Write splits into the cache."""
+        write_splits(self, splits, progress)
 
 
 def prepare(
@@ -65,15 +71,19 @@ def prepare(
     splits: Iterable[str] = ("train", "valid", "test"),
     progress: Progress | None = None,
     labels: Sequence[str] | None = None,
+    template: ChatTemplate | None = None,
 ) -> Prepared:
     """Tokenize the splits that the corpus has, or find them in the cache.
 
     Any number of processes may call this at once: one of them does the work. `progress` gets the bytes of text done and
     the size of the source (0 if unknown). `labels` are the names that a model knows, in the order of its ids; without
-    them labels get their ids from the train split.
+    them labels get their ids from the train split. `template` is the chat template of a model, for conversations.
     """
-    from .genome.genome_corpus import prepare_genome  # it imports this module
+    from .conversations import prepare_chat  # they import this module
+    from .genome.genome_corpus import prepare_genome
 
+    if spec.layout == "chat":
+        return prepare_chat(spec, tokenizer, template, splits, progress)
     if (genome := prepare_genome(spec, tokenizer, progress)) is not None:
         return genome
     corpus = open_corpus(spec)
@@ -90,7 +100,7 @@ def prepare(
         *([] if spec.label is None else [{"label": spec.label}]),
     )
     prepared = Prepared(spec, tokenizer, corpus, key, cache / key)
-    _build(prepared, [split for split in splits if split in corpus.splits], progress)
+    build(prepared, [split for split in splits if split in corpus.splits], progress)
     if spec.label is None:
         return prepared
     names = in_order(prepared.facts("train")["labels"]) if labels is None else tuple(labels)
@@ -213,7 +223,7 @@ def _unknown(tokenizer: Tokenizer, stream: np.ndarray) -> int:
     return sum(count_unknown(tokenizer, stream[at : at + (1 << 24)]) for at in range(0, len(stream), 1 << 24))
 
 
-def _build(prepared: Prepared, splits: list[str], progress: Progress | None) -> None:
+def build(prepared: Prepared, splits: list[str], progress: Progress | None) -> None:
     """Write the splits that are missing or damaged; other processes that want the same wait for it."""
     folder = prepared.folder
     if all(intact(folder, split) for split in splits):
@@ -227,4 +237,4 @@ def _build(prepared: Prepared, splits: list[str], progress: Progress | None) -> 
                     log.warning("the cached split %s was damaged and is made again", folder / split)
             if missing:
                 clear(folder)
-                write_splits(prepared, missing, progress)
+                prepared.write(missing, progress)

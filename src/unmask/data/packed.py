@@ -123,7 +123,7 @@ class SplitWriter:
     def __init__(self, prepared: Prepared, split: str) -> None:
         vocab = prepared.tokenizer.vocab
         self.folder, self.split = prepared.folder, split
-        self.pad = prepared.spec.layout == "pad"
+        self.pad = prepared.spec.layout != "wrap"
         self.eos = vocab.eos if prepared.spec.eos_between and not self.pad else None
         self.dtype = np.dtype("<u2" if vocab.size <= 1 << 16 else "<u4")
         column = prepared.spec.label
@@ -138,6 +138,7 @@ class SplitWriter:
         self.tokenizer, self.source = prepared.tokenizer, prepared.spec.source
         self.tokens = self.documents = self.bytes = self.unknown = 0
         self.last = 0  # where the last document ended
+        self.more: dict[str, int] = {}  # other counts for the record
 
     def _temporary(self, name: str) -> BinaryIO:
         handle, path = tempfile.mkstemp(dir=self.folder, prefix=f".{name}.", suffix=".part")
@@ -184,7 +185,7 @@ class SplitWriter:
             Path(file.name).replace(self.folder / name)
             checksums[name] = _checksum(self.folder / name)
         counts = {"tokens": self.tokens, "documents": self.documents, "bytes": self.bytes, "unknown": self.unknown}
-        record = {"format": FORMAT, "dtype": self.dtype.str, "files": checksums, **counts}
+        record = {"format": FORMAT, "dtype": self.dtype.str, "files": checksums, **counts, **self.more}
         if self.labels is not None:
             record["labels"] = list(self.labels.ids)
         write_json(self.folder / f"{self.split}.json", stamped(record))

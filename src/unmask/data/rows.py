@@ -84,6 +84,21 @@ class Rows:
             scored = ~given if scored is None else scored & ~given
         return tokens, scored
 
+    def fields(self, chosen: np.ndarray, attend_pads: bool) -> dict[str, np.ndarray | None]:
+        """Tokens and marks (fields of `Batch`) of some rows."""
+        tokens, counts = self.rows(chosen)
+        padding = self.padding(tokens)
+        if padding is not None:  # the network has to write it, so it sees it and learns it
+            counts, attend_pads = padding if counts is None else counts | padding, True
+        present = None if attend_pads else self.present(tokens, counts)
+        return {
+            "tokens": tokens,
+            "scored": counts,
+            "present": present,
+            "given": self.given(tokens),
+            "padding": padding,
+        }
+
     def present(self, tokens: np.ndarray, counts: np.ndarray | None) -> np.ndarray | None:
         """(n, L) bool where rows that were read hold something to see: what counts or is given (None = everywhere)."""
         given = self.given(tokens)

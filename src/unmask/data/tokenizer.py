@@ -54,6 +54,17 @@ class Tokenizer:
         encoding = self._backend.encode(storable(text), add_special_tokens=False)
         return list(encoding.ids), list(encoding.offsets)
 
+    def with_special(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        """`offsets`, for a text in which special tokens are meant as such: what a chat template writes."""
+        encoding = self._reads_special.encode(storable(text), add_special_tokens=False)
+        return list(encoding.ids), list(encoding.offsets)
+
+    @functools.cached_property
+    def _reads_special(self) -> Backend:
+        backend = Backend.from_str(self._backend.to_str())
+        backend.encode_special_tokens = False
+        return backend
+
     def encode_batch(self, texts: Iterable[str]) -> list[list[int]]:
         """The ids of several texts."""
         return [ids.tolist() for ids in self.arrays(list(texts))]
@@ -126,6 +137,10 @@ class Tokenizer:
         vocab = self.vocab
         roles = (vocab.mask, vocab.pad, vocab.bos, vocab.eos, self.unknown)
         return frozenset(self._backend.get_added_tokens_decoder()) | {token for token in roles if token is not None}
+
+    def has_special(self, piece: str) -> bool:
+        """Whether a special token is written in this way."""
+        return self._backend.token_to_id(piece) in self.special
 
     @functools.cached_property
     def spelling(self) -> list[bytes | None]:

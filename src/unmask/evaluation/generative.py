@@ -199,13 +199,16 @@ def real_rows(lm: LM, reference: str, length: int, n: int) -> tuple[list[str], l
             "detokenizer": "auto",
             "local": None,
             "label": None,
+            "layout": "wrap" if lm.config.data.layout == "chat" else lm.config.data.layout,
             "valid_fraction": 0.0,
             "test_fraction": 0.0,
         }
         split = "train"
     with progress_bar("tokenizing") as progress:
         spec = lm.config.data.model_copy(update=changes)
-        prepared = prepare(spec, lm.tokenizer, splits=(split,), progress=progress, labels=lm.labels or None)
+        prepared = prepare(
+            spec, lm.tokenizer, splits=(split,), progress=progress, labels=lm.labels or None, template=lm.chat_template
+        )
         rows = prepared.split(split)
     if len(rows) < 2:
         raise UserError(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from statistics import NormalDist
 from typing import NamedTuple
 
 import numpy as np
@@ -76,3 +77,59 @@ def ratio(over: Statistic, under: Statistic) -> Statistic:
 def larger_than_error(difference: float, error: float, sigmas: float = 2.0) -> bool:
     """Whether a difference is further from 0 than so many of its standard errors; never, where one is not finite."""
     return math.isfinite(difference) and abs(difference) > sigmas * error
+
+
+# -- few values ------------------------------------------------------------------------------------------------------
+
+
+def student(probability: float, freedom: float) -> float:
+    """The quantile of Student's law; with infinite freedom, of the normal law."""
+    if math.isinf(freedom):
+        return NormalDist().inv_cdf(probability)
+    if probability < 0.5:
+        return -student(1 - probability, freedom)
+    low, high = 0.0, 1.0
+    while _student_below(high, freedom) < probability:
+        low, high = high, 2 * high
+    while high - low > 1e-12 * high:
+        middle = (low + high) / 2
+        low, high = (middle, high) if _student_below(middle, freedom) < probability else (low, middle)
+    return (low + high) / 2
+
+
+def freedom_of(*parts: tuple[float | None, float]) -> float:
+    """The degrees of freedom of errors that add up, each with its own (Welch and Satterthwaite)."""
+    squares = [((error or 0.0) ** 2, freedom) for error, freedom in parts]
+    largest = max((square for square, _ in squares), default=0.0)
+    if not largest:
+        return math.inf
+    shares = [(square / largest, freedom) for square, freedom in squares]  # of tiny numbers the squares would vanish
+    spread = math.fsum(share**2 / freedom for share, freedom in shares)
+    return math.fsum(share for share, _ in shares) ** 2 / spread if spread else math.inf
+
+
+def _student_below(t: float, freedom: float) -> float:
+    """The chance that Student's t is below t >= 0: an incomplete beta function, by Lentz' continued fraction."""
+    x, a, b = freedom / (freedom + t * t), freedom / 2, 0.5
+    if x > (a + 1) / (a + b + 2):
+        return 0.5 + 0.5 * _beta(t * t / (freedom + t * t), b, a)
+    return 1 - 0.5 * _beta(x, a, b)
+
+
+def _beta(x: float, a: float, b: float) -> float:
+    """The regularised incomplete beta function where its fraction converges fast."""
+    if x <= 0:
+        return 0.0
+    front = math.exp(math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log1p(-x))
+    c, d = 1.0, 1 / (1 - (a + b) * x / (a + 1))
+    value = d
+    for m in range(1, 500):
+        for step in (
+            m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m)),
+            -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1)),
+        ):
+            d, c = 1 / (1 + step * d), 1 + step / c
+            value *= c * d
+        if abs(c * d - 1) < 1e-14:
+            break
+    return front * value / a

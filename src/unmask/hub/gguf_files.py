@@ -46,8 +46,8 @@ def is_gguf(path: Path) -> bool:
     return path.suffix == SUFFIX and path.is_file()
 
 
-def read_gguf(path: Path) -> tuple[Described, Tokenizer | None, dict[str, Tensor]]:
-    """The model in a file, its tokenizer (None if it is of a kind that we do not read), and its tensors."""
+def read_gguf(path: Path) -> tuple[Described, Tokenizer | None, Any, dict[str, Tensor]]:
+    """The model in a file, its tokenizer (None if it is of a kind that we do not read), chat template and tensors."""
     library = optional("gguf", "a GGUF file", "gguf")
     try:
         reader = library.GGUFReader(str(path))
@@ -57,7 +57,8 @@ def read_gguf(path: Path) -> tuple[Described, Tokenizer | None, dict[str, Tensor
         raise UserError(f"{path} is damaged, or not a GGUF file: {reason(error)}; copy or download it again") from None
     tree = _config_tree(fields, stored, path)
     described = read_family(tree, path, path.stem)
-    return described, _tokenizer(fields, path), _tensors(stored, tree, path, library.dequantize)
+    template = fields.get("tokenizer.chat_template")
+    return described, _tokenizer(fields, path), template, _tensors(stored, tree, path, library.dequantize)
 
 
 def _config_tree(fields: Mapping[str, Any], stored: Mapping[str, Any], path: Path) -> dict[str, Any]:

@@ -50,7 +50,15 @@ def push_to_hub(
                 "the Hugging Face Hub cannot be reached; lm.save_pretrained writes a folder to upload later"
             )
         folder = write_folder(
-            Path(temporary) / "model", lm.model, lm.tokenizer, lm.config, lm.labels, dtype, card, lm.recommended
+            Path(temporary) / "model",
+            lm.model,
+            lm.tokenizer,
+            lm.config,
+            lm.labels,
+            dtype,
+            card,
+            lm.recommended,
+            lm.chat_template,
         )
         (folder / MANIFEST).unlink()  # the Hub has checksums of its own, and files are edited there
         api = huggingface_hub.HfApi(token=token)

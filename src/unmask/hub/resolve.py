@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from ..config import load_yaml, nearest
 from ..data import tasks
+from ..data.chat import ChatTemplate
 from ..data.genome.bases import dna_tokenizer
 from ..data.labels import load_labels
 from ..data.online import hub, reason
@@ -122,12 +123,16 @@ def _load(
     described = layout.with_length(layout.with_tokenizer(described, tokens, tokenizer), length, str(path))
     where = str(folder if Path(path).exists() else path)
     described, tensors = layout.named(described, layout.read_tensors(folder), where, new_head)
-    return advised(assemble(described, tokens, tensors, str(folder), device), folder)
+    lm = assemble(described, tokens, tensors, str(folder), device)
+    if tokenizer is not None and not isinstance(tokenizer, Tokenizer) and Path(tokenizer).is_dir():
+        lm.chat_template = ChatTemplate.read(tokenizer, tokens)
+    return advised(lm, folder)
 
 
 def advised(lm: LM, folder: Path) -> LM:
-    """The model with the settings that its folder recommends."""
+    """The model with the settings that its folder recommends, and with its chat template."""
     lm.recommended = Recommended.read(folder)
+    lm.chat_template = ChatTemplate.read(folder, lm.tokenizer) or lm.chat_template
     try:
         lm.sampling_params().settle(lm.model).plan(lm.prompt_builder)
     except UserError as error:
@@ -224,13 +229,15 @@ def assemble(
 
 
 def _load_gguf(path: Path, tokenizer: str | Path | Tokenizer | None, length: int | None, device: str) -> LM:
-    described, inside, tensors = read_gguf(path)
+    described, inside, template, tensors = read_gguf(path)
     if tokenizer is None and inside is None:
         raise UserError(f"{path} has a tokenizer that is not a byte-level BPE which unmask reads; give one with {GIVE}")
     tokens = the_tokenizer(inside if tokenizer is None else tokenizer, described, str(path))
     described = layout.with_length(layout.with_tokenizer(described, tokens, tokenizer), length, str(path))
     described, tensors = layout.named(described, tensors, path)
-    return assemble(described, tokens, tensors, str(path), device)
+    lm = assemble(described, tokens, tensors, str(path), device)
+    lm.chat_template = ChatTemplate.of(template, tokens)
+    return lm
 
 
 def _load_run(path: Path, which: str, weights: str, device: str) -> LM:

@@ -113,6 +113,7 @@ class AutoRegressive(LanguageModel):
         return {"bound": "exact", "order": "left to right", "start_token": self.start}
 
 
+LAST = -1  # in place of a slot: what was read of the last sequence
 APART = 8  # rows that have this many times more to read than others go through the network separately
 
 
@@ -137,7 +138,12 @@ class CachedDenoiser(ModelDenoiser):
 
     def release(self, slot: int) -> None:
         """Forget what was read of a slot."""
-        self.read.pop(slot, None)
+        for name in (LAST, slot):
+            self.forget(name)
+
+    def begin_with_last(self, tokens: Tensor, request: Request) -> None:
+        """Let a request continue the last sequence, which had these tokens, as far as both are the same."""
+        self.share_last(tokens, request, LAST, (id(request.prompt),), int(self.model.start))
 
     @property
     def held_bytes(self) -> int:

@@ -28,7 +28,7 @@ from ..process.counts import hidden_sets
 from ..process.keys import Keys
 from ..process.parameterization import Mean
 from ..process.schedule import Law, Schedule
-from ..sampling import Slot, Trajectory
+from ..sampling import Request, Slot, Trajectory
 from ..types import Batch, UserError
 from .cached_rows import (
     CachedRows,
@@ -227,8 +227,13 @@ class CachedBlocks(ModelDenoiser):
 
     def release(self, slot: int) -> None:
         """Forget what was read of a slot."""
-        for without_label in (False, True):
-            self.read.pop((slot, without_label), None)
+        for name in (LAST, (slot, True), (slot, False)):
+            self.forget(name)
+
+    def begin_with_last(self, tokens: Tensor, request: Request) -> None:
+        """Let a request continue the last sequence, which had these tokens, as far as both are the same."""
+        size = request.params.block if self.model.clean == "blocks" else None
+        self.share_last(tokens, request, LAST, (id(request.prompt), -1, size or 0))
 
     @property
     def held_bytes(self) -> int:
@@ -384,6 +389,7 @@ class CachedBlocks(ModelDenoiser):
 
 
 Name = tuple[int, bool]  # the number of a slot, and whether it is the row without a label (guidance)
+LAST: Name = (-1, False)  # what was read of the last sequence
 
 
 @dataclass(frozen=True)

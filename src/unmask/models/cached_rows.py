@@ -23,6 +23,31 @@ class ModelDenoiser:
     carry_over = True
     cached = True
     model: Any
+    read: dict[Any, Read]
+    keep_last = False  # whether to keep what was read of the sequence that ended last, for one that continues it
+    last: Read | None = None
+
+    def forget(self, name: Any) -> None:
+        """Forget what was read under this name."""
+        if (read := self.read.pop(name, None)) is not None and self.keep_last:
+            self.last = read
+
+    def share_last(self, tokens: Tensor, request: Request, name: Any, prompt: tuple[int, ...], start: int = 0) -> None:
+        """Let a request begin with what was read of the last sequence, whose tokens these were, where it is the same.
+
+        It is kept under `name` as if another sequence had the same `prompt`. The first `start` columns are no tokens.
+        """
+        if self.last is None or self.model.backbone.recurrent or request.label is not None:
+            return
+        free = torch.nonzero(request.writable(self.vocab))
+        shared = int(free[0]) if len(free) else 0
+        most = min(self.last.n - start, shared)
+        differ = torch.nonzero(tokens[:most] != request.canvas[:most])
+        kept = start + (int(differ[0]) if len(differ) else most)
+        parts = [
+            (k.transpose(0, 1)[None], v.transpose(0, 1)[None]) for k, v in self.last.rows.part(self.last.row, kept)
+        ]
+        self.read[name] = Read(CachedRows([kept], parts), 0, prompt, shared)
 
     @property
     def vocab(self) -> Vocab:

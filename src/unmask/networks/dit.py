@@ -22,6 +22,7 @@ from ..types import Vocab
 from .interface import Network, NetworkInput, TokenWeights
 from .kernels.attention import Attention
 from .kernels.dropout import dropout
+from .kernels.packed_linear import PackedLinear
 from .kernels.positions import rotary_table, rotate
 from .layers import Embedding, LabelEmbedding, LayerNorm, TimestepEmbedder, wide
 
@@ -30,6 +31,7 @@ Rotary = tuple[Tensor, Tensor]  # cos and sin, (1 or B, L, 1, D) each, float32
 
 
 FUSED = {"attn_qkv": 3}  # of a block: queries, keys and values
+FEW = 64  # columns whose queries cost no more than a second product does
 
 
 class BlockCall(NamedTuple):
@@ -50,10 +52,13 @@ class BlockCall(NamedTuple):
             k, v = past = append(past, (k, v), self.grow)
         return self.attention.attend(q, k, v, self.valid, queries).transpose(1, 2).flatten(2), past
 
-    def of_some(self, h: Tensor, weight: Tensor, n_heads: int) -> tuple[Tensor, Tensor, Tensor, Rotary]:
+    def of_some(self, h: Tensor, qkv: nn.Linear, n_heads: int) -> tuple[Tensor, Tensor, Tensor, Rotary]:
         """Queries of the wanted columns, keys and values of all, (B, M or L, H, D), and the angles of the queries."""
         assert self.queries is not None
-        q_weight, kv_weight = weight.split([h.shape[-1], 2 * h.shape[-1]])
+        if h.shape[:2].numel() <= FEW:
+            q, k, v = qkv(h).unflatten(-1, (3, n_heads, -1)).unbind(2)
+            return pick(q, self.queries), k, v, self.turns(len(h))
+        q_weight, kv_weight = qkv.weight.split([h.shape[-1], 2 * h.shape[-1]])
         k, v = F.linear(h, kv_weight).unflatten(-1, (2, n_heads, -1)).unbind(2)
         q = F.linear(pick(h, self.queries), q_weight).unflatten(-1, (n_heads, -1))
         return q, k, v, self.turns(len(h))
@@ -73,11 +78,11 @@ class DiTBlock(nn.Module):
         super().__init__()
         self.n_heads, self.dropout = n_heads, dropout
         self.norm1 = LayerNorm(dim)
-        self.attn_qkv = nn.Linear(dim, 3 * dim, bias=False)
-        self.attn_out = nn.Linear(dim, dim, bias=False)
+        self.attn_qkv = PackedLinear(dim, 3 * dim, bias=False)
+        self.attn_out = PackedLinear(dim, dim, bias=False)
         self.norm2 = LayerNorm(dim)
         self.mlp = nn.Sequential(
-            nn.Linear(dim, mlp_ratio * dim), nn.GELU(approximate="tanh"), nn.Linear(mlp_ratio * dim, dim)
+            PackedLinear(dim, mlp_ratio * dim), nn.GELU(approximate="tanh"), PackedLinear(mlp_ratio * dim, dim)
         )
         self.adaLN_modulation = None if cond_dim is None else nn.Linear(cond_dim, 6 * dim)
         if self.adaLN_modulation is not None:
@@ -104,7 +109,7 @@ class DiTBlock(nn.Module):
     def _qkv(self, h: Tensor, how: BlockCall) -> Sequence[Tensor]:
         """Queries, keys and values, (B, H, L, D) each; with `how.queries`, only the queries of these columns."""
         if how.queries is not None:
-            q, k, v, turn = how.of_some(h, self.attn_qkv.weight, self.n_heads)
+            q, k, v, turn = how.of_some(h, self.attn_qkv, self.n_heads)
             q, k = rotate(q, *turn).to(q.dtype), rotate(k, *how.rotary).to(k.dtype)
             return [part.transpose(1, 2) for part in (q, k, v)]
         qkv = self.attn_qkv(h).view(*h.shape[:2], 3, self.n_heads, -1)
@@ -128,7 +133,7 @@ class OutputLayer(nn.Module):
     def __init__(self, dim: int, vocab_size: int, cond_dim: int | None) -> None:
         super().__init__()
         self.norm_final = LayerNorm(dim)
-        self.linear = nn.Linear(dim, vocab_size)
+        self.linear = PackedLinear(dim, vocab_size)
         self.adaLN_modulation = None if cond_dim is None else nn.Linear(cond_dim, 2 * dim)
         for name, parameter in self.named_parameters():
             if not name.startswith("norm_final"):

@@ -25,6 +25,7 @@ from ..types import Vocab
 from .dit import BlockCall, KeyValue, append, block_calls, no_keys, pick
 from .interface import Network, NetworkInput, TokenWeights
 from .kernels.attention import Attention, Causal, Full
+from .kernels.packed_linear import PackedLinear, packed_linear
 from .kernels.positions import rotate
 from .layers import RMSNorm, wide
 
@@ -44,10 +45,10 @@ class GroupedAttention(nn.Module):
     ) -> None:
         super().__init__()
         self.head_dim = head_dim
-        self.q_proj = nn.Linear(dim, n_heads * head_dim, bias=qkv_bias)
-        self.k_proj = nn.Linear(dim, n_kv_heads * head_dim, bias=qkv_bias)
-        self.v_proj = nn.Linear(dim, n_kv_heads * head_dim, bias=qkv_bias)
-        self.o_proj = nn.Linear(n_heads * head_dim, dim, bias=False)
+        self.q_proj = PackedLinear(dim, n_heads * head_dim, bias=qkv_bias)
+        self.k_proj = PackedLinear(dim, n_kv_heads * head_dim, bias=qkv_bias)
+        self.v_proj = PackedLinear(dim, n_kv_heads * head_dim, bias=qkv_bias)
+        self.o_proj = PackedLinear(n_heads * head_dim, dim, bias=False)
         self.q_norm = RMSNorm(head_dim, eps) if qk_norm else None
         self.k_norm = RMSNorm(head_dim, eps) if qk_norm else None
 
@@ -71,9 +72,9 @@ class SwiGLU(nn.Module):
 
     def __init__(self, dim: int, inner: int) -> None:
         super().__init__()
-        self.gate_proj = nn.Linear(dim, inner, bias=False)
-        self.up_proj = nn.Linear(dim, inner, bias=False)
-        self.down_proj = nn.Linear(inner, dim, bias=False)
+        self.gate_proj = PackedLinear(dim, inner, bias=False)
+        self.up_proj = PackedLinear(dim, inner, bias=False)
+        self.down_proj = PackedLinear(inner, dim, bias=False)
 
     def forward(self, h: Tensor) -> Tensor:
         """(..., dim) to (..., dim)."""
@@ -210,6 +211,8 @@ class Llama(Network):
     @override
     def head(self, rows: Tensor) -> Tensor:
         """Rows of the embedding beyond the vocabulary are left out; a [MASK] without a row has the logit 0."""
-        weight = (self.embed_tokens if self.lm_head is None else self.lm_head).weight[: self.vocab.size]
-        logits = F.linear(rows, weight)
+        weight = (self.embed_tokens if self.lm_head is None else self.lm_head).weight
+        if len(weight) > self.vocab.size:
+            weight = weight[: self.vocab.size]
+        logits = packed_linear(rows, weight)
         return F.pad(logits, (0, self.vocab.size - len(weight))) if len(weight) < self.vocab.size else logits

@@ -23,6 +23,7 @@ from .interface import Network, NetworkInput, Parts, TokenWeights
 from .kernels.attention import Attention, Causal, Full
 from .kernels.dropout import dropout
 from .kernels.fused import rms_norm, squared_relu
+from .kernels.packed_linear import PackedLinear, packed_linear
 from .layers import LabelEmbedding, TiedEmbedding, TimestepEmbedder, wide
 
 LOGIT_STD = 0.5  # of a fresh network
@@ -39,10 +40,10 @@ class ModernBlock(nn.Module):
     def __init__(self, dim: int, n_heads: int, mlp_ratio: int, dropout: float, skips: str) -> None:
         super().__init__()
         self.n_heads, self.dropout = n_heads, dropout
-        self.qkv = nn.Linear(dim, 3 * dim, bias=False)
-        self.out = nn.Linear(dim, dim, bias=False)
-        self.fc = nn.Linear(dim, mlp_ratio * dim, bias=False)
-        self.proj = nn.Linear(mlp_ratio * dim, dim, bias=False)
+        self.qkv = PackedLinear(dim, 3 * dim, bias=False)
+        self.out = PackedLinear(dim, dim, bias=False)
+        self.fc = PackedLinear(dim, mlp_ratio * dim, bias=False)
+        self.proj = PackedLinear(mlp_ratio * dim, dim, bias=False)
         self.x0_skip = None if skips == "none" else nn.Parameter(torch.tensor([1.0, 0.0]))
         self.value_skip = nn.Parameter(torch.tensor([0.5, 0.5])) if skips == "both" else None
         nn.init.zeros_(self.out.weight)
@@ -72,7 +73,7 @@ class ModernBlock(nn.Module):
             turn = how.rotary
             q, k, v = self.qkv(h).unflatten(-1, (3, self.n_heads, -1)).unbind(2)
         else:
-            q, k, v, turn = how.of_some(h, self.qkv.weight, self.n_heads)
+            q, k, v, turn = how.of_some(h, self.qkv, self.n_heads)
         q, k = norm(q, *turn).to(v.dtype), norm(k, *how.rotary).to(v.dtype)
         return [part.transpose(1, 2) for part in (q, k, v)]
 
@@ -160,4 +161,4 @@ class Modern(Network):
 
     @override
     def head(self, rows: Tensor) -> Tensor:
-        return F.linear(rows, self.vocab_embed.embedding, self.head_bias)
+        return packed_linear(rows, self.vocab_embed.embedding, self.head_bias)

@@ -1,4 +1,4 @@
-"""A folder of models, each trained once, and how they are scored.
+"""A folder of models, each trained once for every seed, and how they are scored.
 
 Every model that a table needs is in the bench under its name. It is trained if it is missing, continued if its training
 was stopped, and waited for if another process trains it. So tables share models, and several of them may run at once.
@@ -7,7 +7,6 @@ was stopped, and waited for if another process trains it. So tables share models
 from __future__ import annotations
 
 import json
-import math
 import re
 import shlex
 import shutil
@@ -19,13 +18,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from filelock import FileLock
 
 from ..config import Config, steps_of
 from ..data.pack import Prepared, Rows, prepare
-from ..evaluation.likelihood import TIMES, Estimator, row_nats, summarise
-from ..evaluation.uncertainty import deviation
+from ..evaluation.likelihood import TIMES, Estimator, row_nats
+from ..evaluation.uncertainty import deviation, mean
 from ..files import write_text
 from ..hub import checkpoint
 from ..hub.resolve import load
@@ -35,52 +33,27 @@ from ..models.language_model import LanguageModel
 from ..progress import progress_bar
 from ..training.adapt import language_config, load_start
 from ..training.text import train
-from ..types import Likelihood, UserError
+from ..types import UserError
 from .figures import Figure
-from .report import Check, Plot, Report, Table
+from .report import Cell, Check, Plot, Report, Row, Table
 from .scales import Scale
-from .specs import Family, Finetuning, ModelSpec, Setup, changed
+from .scored import ScoredModel
+from .specs import Family, Finetuning, ModelSpec, Setup, changed, of_seed
 from .text_models import TEXT
 
 SEEDS = 5  # evaluation seeds of a likelihood, as in the paper's ablation
 
 
+class Needed(Exception):
+    """The names of the models that a table needs, raised instead of training them."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        super().__init__(*names)
+        self.names = list(names)
+
+
 class Missing(UserError):
     """A model that is not trained on this machine: at the paper's scale that needs a cluster."""
-
-
-@dataclass(frozen=True)
-class ScoredModel:
-    """A likelihood of a split, draw by draw."""
-
-    nats: np.ndarray  # (rows, draws)
-    tokens: np.ndarray  # (rows,)
-    exact: bool
-    protocol: dict[str, Any]
-
-    @property
-    def likelihood(self) -> Likelihood:
-        """Summed up, with errors."""
-        return summarise(self.nats, self.tokens, None, self.protocol)
-
-    @property
-    def rate(self) -> Figure:
-        """Nats per token with the standard error of the mean over draws."""
-        whole = self.likelihood
-        return Figure(whole.nats_per_token, 0.0 if self.exact else whole.stderr_nats, bound=not self.exact)
-
-    @property
-    def perplexity(self) -> Figure:
-        """exp(nats per token) with the standard error of the mean over draws."""
-        rate = self.rate
-        value = math.exp(rate.value)
-        return Figure(value, None if rate.error is None else value * rate.error, bound=not self.exact)
-
-    @property
-    def spread(self) -> float:
-        """The standard deviation of the perplexity over draws, which is what the paper prints."""
-        each = np.exp(self.nats.sum(0) / self.tokens.sum())
-        return 0.0 if self.exact else deviation(each.tolist()) or 0.0
 
 
 @dataclass
@@ -98,7 +71,11 @@ class Bench:
     encoder: str | None = None  # a model from elsewhere that the others start from
     family: Family = TEXT
     trains: bool = True  # whether what is missing is trained
+    seeds: int = 1  # trainings of each model: with `seed`, `seed` + 1, ...
+    asked_seeds: int | None = None  # what the command says; None: as many as the table has by itself
+    planning: bool = False  # whether `need` raises what it would train
     trained: dict[str, dict[str, Any]] = field(default_factory=dict)  # facts of the models that were used, by name
+    _scored: dict[str, list[ScoredModel]] = field(default_factory=dict)  # of all seeds, by what was scored
     _loaded: dict[str, LM] = field(default_factory=dict)
 
     @property
@@ -111,7 +88,7 @@ class Bench:
     @cached_property
     def models(self) -> dict[str, ModelSpec]:
         """The specifications of all models that may be in the folder, by name."""
-        return self.family.models(Setup(self.scale, self.source, self.seed, self.local, self.encoder))
+        return self.family.of_seeds(Setup(self.scale, self.source, self.seed, self.local, self.encoder), self.seeds)
 
     @cached_property
     def base(self) -> Config:
@@ -158,8 +135,12 @@ class Bench:
         starts = [None, *(name for name, spec in self.models.items() if spec.config is None)]
         return [name for name, spec in self.models.items() if spec.config is not None and spec.start in starts]
 
-    def need(self, names: Sequence[str]) -> None:
-        """Train the missing ones of these; at the paper's scale, say how."""
+    def need(self, names: Sequence[str], extra: Sequence[str] = ()) -> None:
+        """Train the missing ones of these with every seed, and `extra` as named; at the paper's scale, say how."""
+        seeds = zip(*map(self.of_seeds, names), strict=True)  # all models of the first seed, then of the next
+        names = list(dict.fromkeys(name for one in (*seeds, extra) for name in one))
+        if self.planning:
+            raise Needed(names)
         absent = [name for name in names if not self.finished(name)]
         if absent and not self.scale.trains:
             raise Missing("\n".join(map(self.command, absent)))
@@ -167,6 +148,11 @@ class Bench:
             if name in absent and not self.quiet:
                 print(f"training {name}, model {number}/{len(names)}", file=sys.stderr, flush=True)
             self.lm(name)
+
+    def of_seeds(self, name: str) -> list[str]:
+        """The names of a model, one a training seed; a model from elsewhere is the same for all."""
+        loaded = self.models[name].config is None
+        return [name if loaded else of_seed(name, seed) for seed in range(self.seeds)]
 
     def command(self, name: str) -> str:
         """How to train a model on a cluster."""
@@ -281,6 +267,36 @@ class Bench:
             )
         return ScoredModel(nats, tokens, model.exact, model.describe())
 
+    def scores(self, name: str, *args: Any, what: str = "", **how: Any) -> list[ScoredModel]:
+        """The likelihoods of a model, one a training seed."""
+        key = what or name
+        self._scored[key] = [
+            self.score(one, *args, what=key if self.seeds == 1 else f"{key}, seed {seed}", **how)
+            for seed, one in enumerate(self.of_seeds(name))
+        ]
+        return self._scored[key]
+
+    def lms(self, name: str) -> list[LM]:
+        """A trained model, one a seed."""
+        return [self.lm(one) for one in self.of_seeds(name)]
+
+    def _each_seed(self) -> list[Table]:
+        """What was scored, training by training."""
+        if self.seeds == 1 or not self._scored:
+            return []
+        columns = [f"seed {self.seed + k}" for k in range(self.seeds)]
+        rows = []
+        for name, scored in self._scored.items():
+            values = [model.rate.value for model in scored]
+            over, bound = mean(values), not scored[0].exact
+            cells: dict[str, Cell] = {
+                column: Figure(value, bound=bound) for column, value in zip(columns, values, strict=True)
+            }
+            cells |= {"mean": Figure(*over, bound=bound), "deviation": Figure(deviation(values) or 0.0)}
+            rows.append(Row(name, {}, cells))
+        title = "Each training: nats/token; the mean with its standard error over trainings, and their deviation"
+        return [Table(title, "ours", [*columns, "mean", "deviation"], rows)]
+
     def protocol(self, **more: Any) -> dict[str, Any]:
         """What all figures of a report depend on."""
         config, rows = self.base, self.rows()
@@ -297,7 +313,7 @@ class Bench:
             "optimizer": f"{optimizer}, lr {config.train.lr} ({config.train.decay}), betas {config.train.betas[0]} and "
             f"{config.train.betas[1]}, {warmup} steps of warm-up, batch {config.train.batch_size}",
             "weights": f"average, decay {config.train.ema}" if config.train.ema else "raw",
-            "training_seed": self.seed,
+            "training_seed": self.seed if self.seeds == 1 else list(range(self.seed, self.seed + self.seeds)),
             "evaluation": f"{SEEDS} draws of seed {self.seed}, float32",
             **more,
         }
@@ -318,6 +334,7 @@ class Bench:
         words = ["--scale", self.scale.name, "--data", self.source, "--seed", str(self.seed)]
         for option, value in (("--scorer", self.scorer), ("--model", self.encoder), ("--local", self.local)):
             words += [option, value] if value else []
+        words += ["--seeds", str(self.asked_seeds)] if self.asked_seeds else []
         words += [word for corpus in self.known for word in ("--in-domain", corpus)]
         words += [] if self.trains else ["--no-train"]
         unjudged = self.scale.unjudged
@@ -328,7 +345,7 @@ class Bench:
             label,
             self.scale.name,
             shlex.join(["unmask", "reproduce", name, *words]),
-            tables,
+            [*tables, *self._each_seed()],
             list(plots),
             list(checks),
             self.protocol(**protocol),

@@ -216,15 +216,16 @@ def _finetuning(setup: Setup, train: Changes, cutoff: float, **changes: Changes)
 # -- tasks -----------------------------------------------------------------------------------------------------------
 
 
-def glue_classifiers(bench: Bench, name: str, task: str, sizes: GlueSizes) -> list[TaskResult]:
-    """A task, learned once per seed from a model of the bench."""
+def glue_classifiers(bench: Bench, name: str, task: str, sizes: GlueSizes, training: int = 0) -> list[TaskResult]:
+    """A task, learned once per seed from a model of the bench; every training of the model has other seeds."""
     lm, out = bench.lm(name), bench.folder / "tasks" / name / Path(task.replace("/", "-"))
     config = changed(
         task_config(lm, bench.origin(name), task, bench.local),
         {"train": {"lr": sizes.lr, "keep_last": 1}, "eval": {"every": NEVER}},
         {"task": {"epochs": sizes.epochs} | ({} if sizes.rows is None else {"rows": sizes.rows})},
     )
-    results = classify(lm, config, out, [bench.seed + i for i in range(sizes.seeds)], quiet=bench.quiet)
+    first = bench.seed + training * sizes.seeds
+    results = classify(lm, config, out, list(range(first, first + sizes.seeds)), quiet=bench.quiet)
     return finished(results, task)
 
 

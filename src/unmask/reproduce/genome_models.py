@@ -19,10 +19,11 @@ from ..training.adapt import classify, task_config
 from ..training.finetune import TaskResult
 from ..training.sweep import sweep
 from ..types import UserError
-from .bench import Bench, ScoredModel
+from .bench import Bench
 from .bert_models import finished
 from .markov import Markov
 from .scales import Scale
+from .scored import ScoredModel
 from .specs import Changes, Family, Finetuning, ModelSpec, Setup, changed
 
 HG38 = "hg38"  # the paper's genome
@@ -275,7 +276,7 @@ def available_tasks(bench: Bench) -> dict[str, str]:
 
 
 def sequence_classifiers(bench: Bench, name: str, task: str, split: str) -> list[TaskResult]:
-    """A task, learned once per seed from a model of the bench."""
+    """A task, learned once per seed from a model of the bench; all trainings of it have the same seeds and splits."""
     sizes, lm = genome_sizes(bench.scale).tasks, bench.lm(name)
     config = changed(
         task_config(lm, bench.origin(name), task, _place(bench, task)),

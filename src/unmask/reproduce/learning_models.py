@@ -138,9 +138,9 @@ def takes_rate(recipe: str) -> bool:
     return not any(word.startswith("train.lr=") for word in RECIPES[recipe])
 
 
-def model_name(recipe: str, rate: float, tokens: int, seed: int) -> str:
-    """The folder of a model; `seed` counts from 0."""
-    return f"{recipe}{f'-lr{rate:g}' * takes_rate(recipe)}-{tokens}-seed{seed}"
+def model_name(recipe: str, rate: float, tokens: int) -> str:
+    """The name of a model with the first seed."""
+    return f"{recipe}{f'-lr{rate:g}' * takes_rate(recipe)}-{tokens}-seed0"
 
 
 def study_config(recipe: str, sizes: StudySizes, source: str, tokens: int, rate: float, seed: int = 0) -> Config:
@@ -174,21 +174,21 @@ def learning_models(setup: Setup) -> dict[str, ModelSpec]:
     """All models that the study may need, by name: which of the learning rates are needed, the first trainings say."""
     sizes, models = study_sizes(setup.scale), {}
     for recipe in RECIPES:
-        for tokens, seeds in planned(sizes, recipe).items():
+        for tokens in planned(sizes, recipe):
             for rate in sizes.rates if takes_rate(recipe) else sizes.rates[:1]:
-                for seed in range(seeds):
-                    config = study_config(recipe, sizes, setup.source, tokens, rate, setup.seed + seed)
-                    models[model_name(recipe, rate, tokens, seed)] = ModelSpec(config)
+                config = study_config(recipe, sizes, setup.source, tokens, rate, setup.seed)
+                models[model_name(recipe, rate, tokens)] = ModelSpec(config)
     return models
 
 
 def planned(sizes: StudySizes, recipe: str) -> dict[int, int]:
-    """The budgets of a recipe, smallest first, and how many seeds of each."""
+    """The budgets of a recipe, smallest first, and how many seeds of each, unless the command says how many."""
     if recipe not in FINALISTS:
         return {sizes.first: 1} if sizes.ablation else {}
     return sizes.budgets if recipe in TUNED else sizes.smaller | sizes.budgets
 
 
+MOST_SEEDS = max(seeds for sizes in SIZES.values() for seeds in (*sizes.budgets.values(), *sizes.smaller.values()))
 LEARNED = Family(learning_models, base="", texts=())
 
 

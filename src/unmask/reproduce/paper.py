@@ -7,6 +7,7 @@ contains the noise of the estimate but not that of training. Figures of the pape
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -47,6 +48,13 @@ def _bound(value: float, error: float | None = None) -> Figure:
 
 def _plain(value: float, decimals: int = 2) -> Figure:
     return Figure(value, decimals=decimals)
+
+
+def log_ratio(table: Printed, less: str, more: str, column: str = PPL) -> float:
+    """The logarithm of how many times more one row has than another: of perplexities, nats a token."""
+    over, under = table.rows[more][column], table.rows[less][column]
+    assert isinstance(over, Figure) and isinstance(under, Figure)
+    return math.log(over.value / under.value)
 
 
 _TRAINING = (

@@ -54,12 +54,39 @@ class Table:
 
 
 @dataclass(frozen=True)
+class Effect:
+    """By how much one side is better than the other: here with its interval, and in the paper."""
+
+    value: float
+    error: float | None  # standard error
+    low: float | None  # the ends of the interval that decides; None where there is no such interval
+    high: float | None
+    unit: str  # NATS, RATIO or POINTS
+    paper: float | None = None
+    trainings: int | None = None  # of each side; None: it is not about trainings
+
+
+NATS = "nats"  # a token: the logarithm of the ratio of two perplexities
+RATIO = "log ratio"  # of seconds, of variances, of perplexities of samples
+POINTS = "points"  # of a mean accuracy, x 100
+
+
+@dataclass(frozen=True)
 class Check:
     """A claim of the paper: it holds here, it does not, or (None) the error bars leave it open."""
 
     claim: str
     holds: bool | None
     detail: str
+    effect: Effect | None = None  # None: it was not judged, or is not about a difference
+    needs: str = ""  # what would decide it
+
+    @property
+    def verdict(self) -> str:
+        """In words."""
+        if self.holds is None:
+            return f"not decided ({self.needs})" if self.needs else "not decided"
+        return "holds" if self.holds else "refuted"
 
 
 @dataclass(frozen=True)

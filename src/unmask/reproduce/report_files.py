@@ -18,11 +18,13 @@ from ..jsonable import described
 from ..plot import Curve, Plot, svg
 from ..types import UserError
 from ..version import __version__
+from .earlier_results import judged_again
 from .figures import Figure
 from .rendering import markdown
-from .report import Check, Report, Row, Table, plot_stems
+from .report import Check, Effect, Report, Row, Table, plot_stems
 
-SCHEMA = 1
+SCHEMA = 2
+READABLE = (1, 2)  # of 1 the claims have neither effects nor what they need
 
 
 def write_report(report: Report, folder: Path) -> Path:
@@ -78,12 +80,13 @@ def load_results(path: Path) -> Report:
     if isinstance(schema, int) and schema > SCHEMA:
         raise UserError(f"{path} was written by a later unmask (schema {schema}, not {SCHEMA}); update unmask")
     try:
-        if schema != SCHEMA:
+        if schema not in READABLE:
             raise ValueError("no schema version")
-        return _report({key: value for key, value in document.items() if key != "schema"})
+        report = _report({key: value for key, value in document.items() if key != "schema"})
     except (AssertionError, AttributeError, KeyError, TypeError, ValueError) as error:
         what = f" ({error})" if str(error) else ""
         raise UserError(f"{path} is damaged: it is not a report{what}; run `unmask reproduce` again") from None
+    return report if schema == SCHEMA else judged_again(report)
 
 
 def _report(document: dict[str, Any]) -> Report:
@@ -91,8 +94,17 @@ def _report(document: dict[str, Any]) -> Report:
     document["plots"] = [
         Plot(**{**plot, "curves": [_curve(**curve) for curve in plot["curves"]]}) for plot in document["plots"]
     ]
-    document["checks"] = [Check(**check) for check in document["checks"]]
+    document["checks"] = [_check(**check) for check in document["checks"]]
     return Report(**document)
+
+
+def _check(effect: dict[str, Any] | None = None, **check: Any) -> Check:
+    if effect is None:
+        return Check(**check)
+    numbers = ("value", "error", "low", "high", "paper")
+    known: dict[str, Any] = {**effect}
+    known |= {key: _number(known[key]) for key in numbers if known[key] is not None}
+    return Check(**check, effect=Effect(**known))
 
 
 def _table(title: str, label: str, columns: list[str], rows: list[dict[str, Any]]) -> Table:

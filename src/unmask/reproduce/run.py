@@ -32,16 +32,56 @@ def reproduce(
     known: Sequence[str] = (),
     start: str | None = None,
     trains: bool = True,
+    seeds: int | None = None,
     quiet: bool = False,
 ) -> tuple[Report, Path]:
     """Re-create a table: train or load what it needs, measure, write. Returns the report and its page.
 
-    Without `trains` a study reports what is trained so far.
+    Every model is trained with `seeds` seeds, beginning with `seed`; by default with as many as the table has by
+    itself, mostly one. Without `trains` a study reports what is trained so far.
     """
+    bench = open_bench(
+        name,
+        scale=scale,
+        data=data,
+        out=out,
+        seed=seed,
+        scorer=scorer,
+        local=local,
+        known=known,
+        start=start,
+        trains=trains,
+        seeds=seeds,
+        quiet=quiet,
+    )
+    if bench.scale.trains:
+        _check_text(bench)
+    report = TABLES[name].report(bench)
+    return report, write_report(report, bench.folder / name)
+
+
+def open_bench(
+    name: str,
+    *,
+    scale: str = "smoke",
+    data: str = DEFAULT_TEXT,
+    out: str | Path = "runs/reproduce",
+    seed: int = 0,
+    scorer: str | None = None,
+    local: str | None = None,
+    known: Sequence[str] = (),
+    start: str | None = None,
+    trains: bool = True,
+    seeds: int | None = None,
+    quiet: bool = False,
+) -> Bench:
+    """The bench of a table; raises if the options do not fit together, or do not fit the models in the folder."""
     if name not in TABLES:
         raise UserError(f"unknown table {name!r}{nearest(name, TABLES)}; choose one of {', '.join(TABLES)}")
     table, chosen = TABLES[name], scale_named(scale)
-    check_seed(check_seed(seed) + 1)  # of the second training of a model
+    if seeds is not None and seeds < 1:
+        raise UserError(f"--seeds {seeds} is the number of trainings of each model; give 1 or more")
+    check_seed(check_seed(seed) + (seeds or 1))  # of the last training of a model, or of a judge
     if known and not table.in_domain:
         raise UserError("--in-domain belongs to zero-shot; leave it out")
     if local and not table.local:
@@ -55,11 +95,9 @@ def reproduce(
     sets = tuple(member.corpus for member in suite("zero-shot", known)) if known else ()
     text = _text(table, chosen, data)
     bench = Bench(chosen, text, Path(out), seed, scorer, quiet, local, sets, start, table.family, trains)
+    bench.seeds, bench.asked_seeds = seeds or table.seeds, seeds
     _check_models(bench)
-    if chosen.trains:
-        _check_text(bench)
-    report = table.report(bench)
-    return report, write_report(report, bench.folder / name)
+    return bench
 
 
 def _text(table: PaperTable, scale: Scale, data: str) -> str:

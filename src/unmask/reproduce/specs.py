@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from ..config import Config, parse
@@ -11,6 +11,7 @@ from .scales import Scale
 
 if TYPE_CHECKING:
     from .bench import Bench
+    from .claims import Claim
     from .report import Report
 
 Changes = Mapping[str, Any]  # of a config: {"seed": 1, "train": {"steps": 100}}
@@ -44,6 +45,11 @@ class ModelSpec:
     path: str = ""
 
 
+def of_seed(name: str, seed: int) -> str:
+    """The name of a model with another training seed, counted from 0: `mdlm`, `mdlm-seed1`, `mdlm-seed2`."""
+    return f"{name.removesuffix('-seed0')}-seed{seed}" if seed else name
+
+
 @dataclass(frozen=True)
 class Setup:
     """What the settings of models depend on."""
@@ -65,6 +71,21 @@ class Family:
     noun: str = "texts"
     genome: bool = False  # trained on a FASTA file, which has no default
 
+    def of_seeds(self, setup: Setup, seeds: int) -> dict[str, ModelSpec]:
+        """All models with so many training seeds, by name; what is loaded from elsewhere is the same for all seeds."""
+        models: dict[str, ModelSpec] = {}
+        for seed in range(seeds):
+            specs = self.models(replace(setup, seed=setup.seed + seed))
+
+            def name(of: str | None, seed: int = seed, specs: Mapping[str, ModelSpec] = specs) -> str:
+                return "" if of is None else of if specs[of].config is None else of_seed(of, seed)
+
+            for key, spec in specs.items():
+                models[name(key)] = replace(
+                    spec, start=name(spec.start) or None, continues=name(spec.continues) or None
+                )
+        return models
+
     def including(self, models: Callable[[Setup], dict[str, ModelSpec]]) -> Family:
         """The family with more models, for a table that needs additional ones."""
         shared = self.models
@@ -83,3 +104,6 @@ class PaperTable:
     in_domain: bool = False  # takes --in-domain
     encoder: bool = False  # needs --model
     partial: bool = False  # takes --no-train: it can report what is there
+    seeds: int = 1  # trainings of each model, unless --seeds says otherwise
+    claims: tuple[Claim, ...] = ()  # those that are known before anything is trained
+    sides: Mapping[str, str] = field(default_factory=dict)  # of the claims: the model of a side, if named otherwise

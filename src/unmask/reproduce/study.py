@@ -8,12 +8,13 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ..files import replacing
-from .bench import Bench, ScoredModel
+from .bench import Bench
 from .learning_models import (
     ALONE,
     CALLS,
     DRAWS,
     FINALISTS,
+    TUNED,
     VARIANTS,
     WITHOUT,
     StudySizes,
@@ -23,6 +24,8 @@ from .learning_models import (
     training_seconds,
     under_whole_bound,
 )
+from .scored import ScoredModel
+from .specs import of_seed
 
 
 @dataclass(frozen=True)
@@ -52,13 +55,19 @@ class Study:
     def name(self, recipe: str, tokens: int, seed: int = 0) -> str:
         """The name of a model with the learning rate that was chosen."""
         tuned = "ar" if recipe == "ar" else "paper"
-        return model_name(recipe, self.rates.get(tuned, self.sizes.rates[0]), tokens, seed)
+        return of_seed(model_name(recipe, self.rates.get(tuned, self.sizes.rates[0]), tokens), seed)
+
+    def seeds(self, recipe: str, tokens: int) -> int:
+        """How many trainings a recipe has with a budget: of the finalists as many as the command says, if it does."""
+        plan = planned(self.sizes, recipe)
+        asked = self.bench.asked_seeds if recipe in FINALISTS and tokens in plan else None
+        return asked or plan.get(tokens, 0)
 
     def have(self, names: Iterable[str]) -> list[str]:
         """The ones of these models that are trained; unless the bench may not, it trains those that are missing."""
         names = list(names)
         if self.bench.trains:
-            self.bench.need(names)
+            self.bench.need([], names)
         trained = [name for name in names if self.bench.finished(name)]
         self.missing += [name for name in names if name not in (*trained, *self.missing)]
         return trained
@@ -67,7 +76,7 @@ class Study:
         """The best learning rate on the validation split; while it is the largest one tried, a larger one is tried."""
         rates, tried, first = self.sizes.rates, self.sizes.tried, self.sizes.first
         while True:
-            names = {model_name(recipe, lr, first, 0): lr for lr in rates[:tried]}
+            names = {model_name(recipe, lr, first): lr for lr in rates[:tried]}
             nats = {lr: self.run(name).nats for name, lr in names.items() if name in self.have([name])}
             if not nats:
                 return
@@ -76,9 +85,23 @@ class Study:
                 return
             tried += 1
 
+    def planned_names(self) -> list[str]:
+        """The models of a complete study if no larger learning rate than those to be tried is needed."""
+        sizes, recipes = self.sizes, [*FINALISTS, *((*ALONE, *WITHOUT, *VARIANTS) if self.sizes.ablation else ())]
+        tried = [model_name(recipe, lr, sizes.first) for recipe in TUNED for lr in sizes.rates[: sizes.tried]]
+        every = (
+            self.name(recipe, tokens, seed)
+            for recipe in recipes
+            for tokens in planned(sizes, recipe)
+            for seed in range(self.seeds(recipe, tokens))
+        )
+        return list(dict.fromkeys((*tried, *every)))
+
     def train(self) -> None:
         """Everything, the cheap and important first."""
         sizes = self.sizes
+        if self.bench.planning:
+            self.bench.need([], self.planned_names())
         self.choose_rate("paper")
         self.have([self.name("all", sizes.first)])
         self.choose_rate("ar")
@@ -95,7 +118,7 @@ class Study:
     def _finalists(self, budgets: Sequence[int], first_seed: bool) -> None:
         for tokens in budgets:
             for recipe in FINALISTS:
-                seeds = planned(self.sizes, recipe).get(tokens, 0)
+                seeds = self.seeds(recipe, tokens)
                 self.have(
                     self.name(recipe, tokens, seed) for seed in (range(seeds)[:1] if first_seed else range(seeds)[1:])
                 )
@@ -119,5 +142,5 @@ class Study:
 
     def runs(self, recipe: str, tokens: int, split: str = "valid") -> list[Run]:
         """The trained models of a recipe with a budget, by seed."""
-        names = (self.name(recipe, tokens, seed) for seed in range(planned(self.sizes, recipe).get(tokens, 0)))
+        names = (self.name(recipe, tokens, seed) for seed in range(self.seeds(recipe, tokens)))
         return [self.run(name, split) for name in names if self.bench.finished(name)]

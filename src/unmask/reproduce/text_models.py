@@ -29,6 +29,10 @@ METHODS: dict[str, Changes] = {  # what distinguishes a model from MDLM in conti
     "d3pm": {"model": {"method": "d3pm"}, "objective": _T1000},
     "mdlm-time": {"model": {"time_conditioning": True}},
     "sedd": {"model": {"method": "sedd", "time_conditioning": True}},
+    "sedd-independent": {  # with times as its authors draw them
+        "model": {"method": "sedd", "time_conditioning": True},
+        "objective": {"times": "independent"},
+    },
     "ar": {"model": {"method": "ar"}},
     JUDGE: {"model": {"method": "ar"}},  # with another seed, and trained longer
     "ssd-lm": {"model": {"method": "ssd-lm"}},

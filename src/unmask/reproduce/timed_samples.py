@@ -28,7 +28,7 @@ from ..progress import progress_bar
 from ..sampling.params import SamplingParams
 from . import reference
 from .bench import Bench
-from .claims import Difference, apart, smaller
+from .claims import Difference, smaller
 from .figures import Figure
 from .report import Cell, Row
 from .text_models import JUDGE
@@ -156,15 +156,19 @@ def by_caching(lm: LM, steps: int) -> Write:
     return write
 
 
-def take_turns(bench: Bench, entries: Sequence[GenerationEntry], samples: int) -> int:
-    """Every sampler writes its samples, one batch per round, all in turns; returns the size of a batch."""
+def take_turns(bench: Bench, entries: Sequence[GenerationEntry], samples: int, training: int = 0) -> int:
+    """Every sampler writes its samples, one batch per round, all in turns; returns the size of a batch.
+
+    The samples of another training of the models have other seeds.
+    """
     batch = max(1, min(BATCH, samples // 2))  # at least two rounds: a time needs an error
     rounds = -(-samples // batch)
     with progress_bar("sampling", bench.quiet) as progress:
         for done in range(rounds):
             for number, entry in enumerate(entries):
                 size = entry.batch or min(batch, samples - done * batch)
-                entry.turn(size, bench.seed + number * SEEDS_APART + done * batch)
+                first = bench.seed + (training * len(entries) + number) * SEEDS_APART
+                entry.turn(size, first + done * batch)
                 progress(done * len(entries) + number + 1, rounds * len(entries))
     return batch
 
@@ -172,11 +176,18 @@ def take_turns(bench: Bench, entries: Sequence[GenerationEntry], samples: int) -
 # -- the judge -------------------------------------------------------------------------------------------------------
 
 
-def prepare(bench: Bench, names: Sequence[str]) -> Scorer:
-    """All models that a table needs, and the judge; raises before anything is trained if the judge cannot be loaded."""
-    scorer = None if bench.scorer is None else open_judge(bench.scorer, torch.device("cpu"), "cpu")
-    bench.need([*names, *([] if scorer else [JUDGE])])
-    return scorer or BoundScorer(bench.lm(JUDGE), JUDGE, bench.seed, draws=1)
+def prepare(bench: Bench, names: Sequence[str], seeds: int | None = None) -> list[Scorer]:
+    """All models that a table needs, and the judge of each of `seeds` trainings (default: all), which has another seed.
+
+    Raises before anything is trained if the judge cannot be loaded.
+    """
+    given = bench.scorer is not None and not bench.planning
+    scorer = open_judge(bench.scorer or "", torch.device("cpu"), "cpu") if given else None
+    judges = [] if bench.scorer else bench.of_seeds(JUDGE)[:seeds]
+    bench.need(names, extra=judges)
+    if scorer:
+        return [scorer] * (seeds or bench.seeds)
+    return [BoundScorer(bench.lm(name), name, bench.seed, draws=1) for name in judges]
 
 
 def judged(written: GeneratedTexts, scorer: Scorer) -> dict[str, Cell]:
@@ -184,6 +195,17 @@ def judged(written: GeneratedTexts, scorer: Scorer) -> dict[str, Cell]:
     figures = judge(written.texts, written.tokens, scorer=scorer).figures
     names = {PPL: "gen_perplexity", ENTROPY: "entropy", REPETITION: "repetition_4"}
     return {column: Figure(*figures[name]) if name in figures else None for column, name in names.items()}
+
+
+def joined(each: Sequence[Mapping[str, Cell]]) -> dict[str, Cell]:
+    """The figures of a sampler with several trainings: means with standard errors over these."""
+    if len(each) == 1:
+        return dict(each[0])
+    figures: dict[str, Cell] = {}
+    for column in each[0]:
+        values = [cell.value for one in each if isinstance(cell := one.get(column), Figure)]
+        figures[column] = Figure(*mean(values)) if len(values) == len(each) else None
+    return figures
 
 
 def entry_figures(entry: GenerationEntry, scorer: Scorer) -> dict[str, Cell]:
@@ -213,12 +235,20 @@ def about_judge(bench: Bench, scorer: Scorer) -> dict[str, Any]:
 # -- claims ----------------------------------------------------------------------------------------------------------
 
 
-def lower_perplexity(left: Mapping[str, Any], right: Mapping[str, Any]) -> Difference:
+Samples = Sequence[Mapping[str, Any]]  # the figures of a sampler, one a training seed
+
+
+def lower_perplexity(left: Samples, right: Samples) -> Difference:
     """Generative perplexities of two samplers; with their entropies, since repetitive text has little of both."""
-    entropies = f"; entropy {left[ENTROPY]} against {right[ENTROPY]}"
-    return replace(smaller(left[PPL], right[PPL]), beside=entropies)
+    entropies = f"; entropy {joined(left)[ENTROPY]} against {joined(right)[ENTROPY]}"
+    return replace(equal_perplexity(left, right), beside=entropies)
 
 
-def equal_perplexity(left: Mapping[str, Any], right: Mapping[str, Any]) -> Difference:
-    """Generative perplexities of two samplers that should have the same distribution."""
-    return apart(left[PPL], right[PPL])
+def equal_perplexity(left: Samples, right: Samples) -> Difference:
+    """The same of two samplers that should have the same distribution."""
+    return smaller([one[PPL] for one in left], [one[PPL] for one in right])
+
+
+def less_time(left: Samples, right: Samples) -> Difference:
+    """Seconds a sample."""
+    return smaller([one[SECONDS] for one in left], [one[SECONDS] for one in right])

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from ..errors import UserError, at_least
+from ..networks.kernels.packed_linear import PackedWeights
 from ..process.keys import Keys
 from ..types import State
 from .request import NOTHING, Request, Written
@@ -40,6 +41,7 @@ class Batcher:
         self.waiting: deque[Request] = deque()
         self.active: list[Trajectory] = []
         self._slots = list(range(batch_size))[::-1]  # free ones, the next one last
+        self._packed = PackedWeights()
         self._saved: dict[int, int] = {}  # tokens, by row
         self._written: dict[int, tuple[Tensor, Tensor]] = {}  # by row: when each token was written, and how sure
 
@@ -70,7 +72,7 @@ class Batcher:
 
     def step(self) -> list[tuple[State, Tensor]]:
         """One network call: new states of active sequences, and the log-probabilities of what was written."""
-        with torch.no_grad():
+        with torch.no_grad(), self._packed.in_use():
             states = self._admit()
             turn = self._turn()
             predictions = self.model.advance(turn) if turn else []

@@ -13,6 +13,7 @@ before the step, and Z⁺ the same after it, by the same distributions. Its mean
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
@@ -22,6 +23,7 @@ import torch
 from torch import Tensor
 
 from ..constraints import chain
+from ..constraints.reach import ANY
 from ..constraints.token_automaton import TokenAutomaton
 from ..errors import UserError
 from ..process.masking import categorical
@@ -111,41 +113,84 @@ def _allowed(rules: Rules, position: int, vocab: Vocab) -> np.ndarray:
     return np.flatnonzero(tokens)
 
 
+class Part(NamedTuple):
+    """Positions `start` to `stop` of a canvas whose law, given all tokens so far, does not depend on the others.
+
+    The automaton is in one state before them, and those of `ends` (a number, as in `constraints.reach`) after them.
+    """
+
+    start: int
+    stop: int
+    state: int
+    ends: int
+
+
+def parts(trajectory: Trajectory, span: FormedSpan, due: np.ndarray, one_way: bool) -> list[Part]:
+    """The parts of a span that hold positions that are due, from left to right.
+
+    A span is cut where only one state is possible. It also ends where the network has said nothing of what follows: in
+    a text that is written in blocks after the block, and where the model reads only what stands before a position
+    (`one_way`) after that position. There all states count alike from which the text can be completed.
+    """
+    automaton, start, stop = span
+    classes = np.where(_unwritten(trajectory, span, due), ANY, automaton.classes[trajectory.whole().numpy()[start:stop]])
+    sets = automaton.reach.along(classes.tolist())
+    seen = len(trajectory.canvas[start:stop])
+    cuts = [i for i in range(1, seen) if sets[i].bit_count() == 1] if trajectory.cuts_spans else []
+    if one_way:
+        cuts = sorted({*cuts, *(due - start).tolist(), *(due - start + 1).tolist()} - {0, seen})
+    bounds = [0, *cuts, seen]
+    result = []
+    for at in sorted({bisect_right(bounds, i) - 1 for i in (due - start).tolist() if 0 <= i < stop - start}):
+        begin, end = bounds[at], bounds[at + 1]
+        state = sets[begin].bit_length() - 1
+        result.append(Part(start + begin, start + end, max(0, state), sets[end]))
+    return result
+
+
+def _unwritten(trajectory: Trajectory, span: FormedSpan, due: np.ndarray) -> np.ndarray:
+    """(stop - start,) bool: the positions of a span whose tokens are not known yet."""
+    _, start, stop = span
+    result = trajectory.whole().numpy()[start:stop] == trajectory.vocab.mask
+    left = trajectory.open.numpy()[start:stop]
+    result[: len(left)] |= left
+    result[due[(due >= start) & (due < stop)] - start] = True
+    return result
+
+
 def needed(trajectory: Trajectory, positions: Tensor, one_way: bool) -> Tensor:
     """The positions whose distributions a step needs, given those that it scores or writes."""
     constraint = trajectory.request.constraint
-    if constraint is None or one_way:
+    if constraint is None or one_way or not len(positions):
         return positions
-    left = trajectory.open | (trajectory.canvas == trajectory.vocab.mask)
-    spans = [span for span in constraint.spans if span.holds(positions)]
-    parts = [span.start + torch.nonzero(left[span.start : span.stop]).squeeze(-1) for span in spans]
-    return torch.cat([positions, *parts]).unique()
+    found = [positions]
+    for span in constraint.spans:
+        if span.holds(positions):
+            due = positions.numpy()
+            left = _unwritten(trajectory, span, due)
+            for part in parts(trajectory, span, due, one_way):
+                inside = np.flatnonzero(left[part.start - span.start : part.stop - span.start])
+                found.append(torch.from_numpy(part.start + inside))
+    return torch.cat(found).unique()
 
 
 class SpanStep:
-    """One span in one step: the chances of classes at its positions, and the classes that are drawn for what is due.
+    """A part of a span in one step: the chances of classes at its positions, and the classes drawn for what is due."""
 
-    Where the model reads only what stands before a position (`one_way`), nothing is known yet of those after the due
-    one, and in a text that is written in blocks of those after the block: they count as possible or not.
-    """
-
-    def __init__(self, trajectory: Trajectory, span: FormedSpan, due: Tensor, one_way: bool) -> None:
-        automaton, start, stop = span
-        self.trajectory, self.automaton, self.start = trajectory, automaton, start
+    def __init__(self, trajectory: Trajectory, span: FormedSpan, part: Part, due: Tensor) -> None:
+        automaton, start, stop = span.automaton, part.start, part.stop
+        self.trajectory, self.automaton, self.start, self.span = trajectory, automaton, start, span.start
+        self.state, self.end = part.state, np.where(automaton.reach.members(part.ends), 0.0, NEVER)
         self.due = np.sort(due.numpy()) - start
         self.due = self.due[(self.due >= 0) & (self.due < stop - start)]
         self.choice = trajectory.choice(trajectory.request.choice)
-        canvas, seen = trajectory.whole().numpy()[start:stop], trajectory.canvas[start:stop]
-        unwritten = canvas == trajectory.vocab.mask
-        unwritten[: len(seen)] |= trajectory.open.numpy()[start:stop]
-        unwritten[self.due] = True
-        self.known = self.due if one_way else np.flatnonzero(unwritten[: len(seen)])  # what the network says of them
+        inner = slice(start - span.start, stop - span.start)
+        unwritten = _unwritten(trajectory, span, due.numpy())[inner]
+        self.known = np.flatnonzero(unwritten)  # what the network says something of
         weights = np.full((stop - start, automaton.n_classes), NEVER)
-        classes = automaton.classes[canvas]
+        classes = automaton.classes[trajectory.whole().numpy()[start:stop]]
         weights[classes >= 0, classes[classes >= 0]] = 0.0  # given tokens
-        weights[unwritten] = 0.0
-        self.largest = unwritten
-        self.largest[self.known] = self.choice.temperature == 0
+        weights[unwritten] = NEVER
         self.weights = weights
         self.unfiltered = weights.copy() if _filters(self.choice) else weights  # in case a filter leaves nothing
         self.classes = np.full(stop - start, -1)
@@ -156,9 +201,14 @@ class SpanStep:
         """Steps of a group are computed together."""
         return self.automaton, self.choice
 
+    @property
+    def upto(self) -> int:
+        """The positions up to the last one that is due."""
+        return int(self.due[-1]) + 1
+
     def draw(self, after: np.ndarray) -> bool:
         """Draw the classes of what is due, given backward sums (n + 1, Q); False if nothing fits."""
-        self.log_chance = float(after[0, 0])
+        self.log_chance = float(after[0, self.state])
         trajectory = self.trajectory
         if math.isnan(self.log_chance) or np.isnan(self.weights).any():
             raise UserError(
@@ -166,20 +216,22 @@ class SpanStep:
             )
         if self.log_chance == NEVER:
             return False
-        upto, greedy = int(self.due[-1]) + 1, self.choice.temperature == 0
-        uniform = trajectory.key.uniform("constraint", [trajectory.calls], self.start + upto)[0].numpy()
-        drawn = chain.draw(self.automaton, self.weights, after, uniform[self.start :], upto, greedy)
+        greedy = self.choice.temperature == 0
+        uniform = trajectory.key.uniform("constraint", [trajectory.calls], self.start + self.upto)[0].numpy()
+        drawn = chain.draw(
+            self.automaton, self.weights, after, uniform[self.start :], self.upto, greedy, state=self.state
+        )
         self.classes[self.due] = drawn[self.due]
-        self.weights = self.weights.copy()
+        self.end = after[self.upto]
+        self.weights = self.weights[: self.upto].copy()
         self.weights[self.due] = NEVER
         self.weights[self.due, drawn[self.due]] = 0.0
         return True
 
-    def weigh(self, after: np.ndarray) -> None:
-        """Add this step to the weight of the run, given backward sums after it."""
-        trajectory, ahead = self.trajectory, float(after[0, 0])
-        trajectory.ahead[self.start] = ahead
-        trajectory.log_weight += self.log_chance - ahead
+    def weigh(self, ahead: float) -> None:
+        """Add this step to the weight of the run, given the log chance that what is left fits."""
+        self.trajectory.ahead[self.span] = ahead
+        self.trajectory.log_weight += self.log_chance - ahead
 
     def without_filters(self) -> None:
         """Draw this step without top-k, top-p and min-p, as they left nothing that fits: of no weight under them."""
@@ -212,7 +264,7 @@ def add_rows(owners: Sequence[tuple[SpanStep, np.ndarray]], log_x: Tensor) -> No
 def _chances(automaton: TokenAutomaton, choice: Choice, rows: Tensor) -> np.ndarray:
     if choice.temperature == 0:
         return automaton.best(rows)
-    return automaton.weights(rows if choice == Choice() else torch.log_softmax(choice.filtered(rows), -1))
+    return automaton.chances(rows if choice == Choice() else torch.log_softmax(choice.filtered(rows), -1))
 
 
 def draw_tokens(owners: Sequence[tuple[SpanStep, np.ndarray]], log_x: Tensor, uniform: Tensor) -> Tensor:
@@ -247,8 +299,14 @@ def solve(steps: Sequence[SpanStep]) -> None:
     for step in again:
         step.without_filters()
     drawn += [step for step, after in _backward(again) if _attempt(step, after, last=True)]
-    for step, after in _backward(drawn):
-        step.weigh(after)
+    left = []
+    for step in drawn:
+        if len(step.due) == len(step.known):  # what follows is given
+            step.weigh(0.0)
+        else:
+            left.append(step)
+    for step, after in _backward(left):
+        step.weigh(float(after[0, step.state]))
 
 
 def _attempt(step: SpanStep, after: np.ndarray, last: bool) -> bool:
@@ -271,12 +329,13 @@ def _attempt(step: SpanStep, after: np.ndarray, last: bool) -> bool:
 
 def _backward(steps: Sequence[SpanStep]) -> Iterator[tuple[SpanStep, np.ndarray]]:
     """Backward sums of all steps; those of one automaton with equally many positions are computed together."""
-    groups: dict[tuple[TokenAutomaton, int, bytes], list[SpanStep]] = {}
+    groups: dict[tuple[TokenAutomaton, int, bool], list[SpanStep]] = {}
     for step in steps:
-        groups.setdefault((step.automaton, len(step.weights), step.largest.tobytes()), []).append(step)
-    for (automaton, n, _), members in groups.items():
+        groups.setdefault((step.automaton, len(step.weights), step.choice.temperature == 0), []).append(step)
+    for (automaton, n, greedy), members in groups.items():
         size = max(1, SUMS_AT_ONCE // (n * (automaton.states + automaton.n_classes)))
         for begin in range(0, len(members), size):
-            part = members[begin : begin + size]
-            sums = chain.backward(automaton, np.stack([step.weights for step in part]), part[0].largest)
-            yield from zip(part, sums, strict=True)
+            some = members[begin : begin + size]
+            weights, ends = np.stack([step.weights for step in some]), np.stack([step.end for step in some])
+            first = np.array([step.state for step in some])
+            yield from zip(some, chain.backward(automaton, weights, greedy, ends, first), strict=True)

@@ -333,7 +333,7 @@ class SamplingParams:
             },
             eos_from=least,
             constrain=self.constrain,
-            ends=builder.ends,
+            ends=builder.ends | canvas.ends,
         )
         control.check(canvas.ids[masked], vocab, builder.tokenizer.piece)
         if least and len(control.banned | {vocab.mask, *builder.ends}) == vocab.size:
@@ -378,7 +378,7 @@ class SamplingParams:
         for gap, form in zip(gaps, each, strict=True):
             if form is not None:
                 form = form.after_space if builder.has_space(canvas, gap) else form
-                ends = tuple(sorted(builder.ends)) if canvas.open_end and gap is gaps[-1] else ()
+                ends = tuple(sorted(builder.ends | canvas.ends)) if canvas.open_end and gap is gaps[-1] else ()
                 ends = () if self.stop_at_eos is False else ends
                 spans.append(FormedSpan(for_tokenizer(form, builder.tokenizer, ends), gap.start, gap.stop))
         return Constraint(tuple(spans)) if spans else None
@@ -545,26 +545,32 @@ class Stop:
         """The stop condition of a request; None if nothing stops it."""
         at_eos = options.stop_at_eos
         if at_eos is None:  # a text under a constraint ends where it is complete
-            at_eos = canvas.open_end and (builder.spec.has_ends or (options._ends_in_form and bool(builder.ends)))
+            learned = builder.spec.has_ends or bool(canvas.ends)
+            at_eos = canvas.open_end and (learned or (options._ends_in_form and bool(builder.ends)))
         if "stop_at_eos" in options.recommended:
             at_eos = at_eos and canvas.open_end  # a recommendation is not for texts with a given end
-        if not options.stop and not at_eos:
+        if not options.stop and not canvas.stop and not at_eos:
             return None
         if not canvas.open_end:
             raise UserError("stop and stop_at_eos need a text that ends in a gap; this one ends in given text")
-        if at_eos and not builder.ends:
+        if at_eos and not builder.ends | canvas.ends:
             raise UserError("stop_at_eos needs a tokenizer with an end-of-text token, which this model's does not have")
         return Stop(canvas, options, builder, at_eos)
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The texts that end it."""
+        return (*self.options.stop, *self.canvas.stop)
 
     def __call__(self, state: State) -> Ending | None:
         """Where the text of a state ends; None while it goes on."""
         gap = next(part for part in reversed(self.canvas.parts) if isinstance(part, slice))
         if self.at_eos:
-            written = state.canvas[gap.start : state.fixed].tolist()
-            last = next((at for at, token in enumerate(written, gap.start) if token in self.builder.ends), None)
+            written, ends = state.canvas[gap.start : state.fixed].tolist(), self.builder.ends | self.canvas.ends
+            last = next((at for at, token in enumerate(written, gap.start) if token in ends), None)
             if last is not None:
                 return self._cut(state, last, "eos", gap.start)
-        if not self.options.stop or state.fixed <= gap.start:
+        if not self.words or state.fixed <= gap.start:
             return None
         ending = self._cut(state, state.fixed, "", gap.start)
         return ending if ending.reason else None
@@ -573,7 +579,7 @@ class Stop:
         """Cut the text at the first stop string in what was written from `start` on."""
         text = self._reads(state, tokens)
         before = len(self._reads(state, start))
-        places = [(at, at + len(word)) for word in self.options.stop if (at := text.find(word, before)) >= 0]
+        places = [(at, at + len(word)) for word in self.words if (at := text.find(word, before)) >= 0]
         if not places:
             return Ending(text, why, tokens)
         at, end = min(places)

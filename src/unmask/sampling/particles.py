@@ -88,7 +88,7 @@ class _Run:
     @staticmethod
     def begin(model: Denoiser, request: Request, i: int) -> _Run:
         trajectory = request.sampler.trajectory(replace(request, key=request.key.fork(f"particle {i}")), model)
-        trajectory.slot = i
+        trajectory.slot, trajectory.cuts_spans = i, False  # particles are compared by what is ahead of them
         length = len(trajectory.canvas)
         return _Run(trajectory, torch.full((length,), -1), torch.zeros(length))
 

@@ -126,6 +126,7 @@ class Trajectory(ABC):
         self.block: int | None = None
         self.error: UserError | None = None  # why it cannot go on
         self.log_weight = 0.0  # under a constraint: how much likelier the run is for the free sampler that it followed
+        self.cuts_spans = True  # whether a step looks at no more of a span than what it writes depends on
         self.ahead: dict[int, float] = {}  # by span: the log chance that its rest fits, by the last call about it
         self._uniform: Tensor | None = None
 
@@ -151,7 +152,7 @@ class Trajectory(ABC):
         """Positions that get a token in this step."""
 
     def law(self, log_x: Tensor, positions: Tensor) -> Tensor:
-        """Log weights (k, V) that tokens are drawn from, given log x̂ of positions (k,) that are due: x̂ itself."""
+        """Log-probabilities (k, V) that tokens are drawn from, given log x̂ of positions (k,) that are due: x̂ itself."""
         return log_x
 
     def draw(self, chances: Tensor, position: int) -> int:

@@ -17,7 +17,7 @@ from ..errors import UserError
 from ..process.chunks import rows_at_once
 from ..process.masking import at_tokens
 from .choice import NEVER, Choice
-from .constrained import SpanStep, add_rows, draw_tokens, needed, solve
+from .constrained import SpanStep, add_rows, draw_tokens, needed, parts, solve
 from .request import NOTHING, Written, read_off
 from .rules import Rules
 from .sampler import Slot, TokenDenoiser, Trajectory, stack
@@ -76,6 +76,8 @@ class _HeadRows:
         slots = [trajectory.in_slot() for trajectory in every] if model.cached else None
         self.hidden = _hidden(model, z, t, present, label, queries, counts, slots)
         self.spans: dict[int, list[SpanStep]] = {}  # by sequence: what its constraint lets this step write
+        self.kept: list[tuple[Tensor, Tensor]] = []  # rows (N, V) of due positions, without and with rules
+        self.kept_at = torch.full_like(self.column, -1)  # which row of `kept` a position has
         self.pending: dict[int, list[int]] = {}  # by sequence: its canvas with what this step has written so far
         self.at_once = rows_at_once(model.vocab.size, LOGITS_AT_ONCE)
 
@@ -104,14 +106,40 @@ class _HeadRows:
         for i, trajectory in enumerate(self.active):
             constraint = trajectory.request.constraint
             if constraint is not None and trajectory.error is None:
-                spans = [span for span in constraint.spans if span.holds(due[i])]
-                self.spans[i] = [SpanStep(trajectory, span, due[i], self.model.one_way) for span in spans]
+                self.spans[i] = [
+                    SpanStep(trajectory, span, part, due[i])
+                    for span in constraint.spans
+                    if span.holds(due[i])
+                    for part in parts(trajectory, span, due[i].numpy(), self.model.one_way)
+                ]
                 known[i] = torch.cat([NOTHING, *(torch.from_numpy(step.start + step.known) for step in self.spans[i])])
+        keeps = sum(map(len, due)) <= self.at_once
         for which, positions, segments in self._chunks(known):
-            shaped = self._shaped(which, positions, segments)[1]
+            log_x, shaped = self._shaped(which, positions, segments)
             owners, rows = self._owners(segments)
             add_rows(owners, shaped if len(rows) == len(shaped) else shaped[rows.to(shaped.device)])
+            if keeps:
+                self._keep(which, positions, due, log_x, shaped)
         solve([step for steps in self.spans.values() for step in steps])
+
+    def _keep(self, which: Tensor, positions: Tensor, due: Sequence[Tensor], log_x: Tensor, shaped: Tensor) -> None:
+        """Keep the rows of due positions: they are needed again when tokens are drawn."""
+        wanted = torch.zeros_like(self.column, dtype=torch.bool)
+        for i, own in enumerate(due):
+            wanted[i, own] = True
+        rows = torch.nonzero(wanted[which, positions]).squeeze(-1)
+        self.kept_at[which[rows], positions[rows]] = sum(len(part) for part, _ in self.kept) + torch.arange(len(rows))
+        rows = rows.to(log_x.device)
+        own = log_x[rows]
+        self.kept.append((own, own if shaped is log_x else shaped[rows]))
+
+    def _kept(self, which: Tensor, positions: Tensor) -> tuple[Tensor, Tensor] | None:
+        """What `_shaped` would give, if all of it was kept."""
+        at = self.kept_at[which, positions]
+        if not self.kept or (at < 0).any():
+            return None
+        log_x, shaped = (torch.cat(parts)[at.to(parts[0].device)] for parts in zip(*self.kept, strict=True))
+        return log_x, shaped
 
     def _owners(self, segments: Segments) -> tuple[list[tuple[SpanStep, np.ndarray]], Tensor]:
         """The spans that hold the positions of segments, with these counted from their starts; and their rows."""
@@ -126,14 +154,6 @@ class _HeadRows:
             begin += len(positions)
         return owners, torch.cat(rows)
 
-    def _confined(self, tokens: Tensor, shaped: Tensor, segments: Segments) -> None:
-        """The tokens of positions that are under a constraint, each out of the class that was drawn for it."""
-        owners, rows = self._owners(segments) if self.spans else ([], NOTHING)
-        if not owners:
-            return
-        uniform = torch.cat([step.trajectory.uniform(torch.from_numpy(step.start + at)) for step, at in owners])
-        tokens[rows] = draw_tokens(owners, shaped[rows.to(shaped.device)], uniform)
-
     def written(self, due: Sequence[Tensor]) -> list[Written]:
         """A token for every position that is due."""
         m = min(max(trajectory.request.tops for trajectory in self.active), self.model.vocab.size - 1)
@@ -147,15 +167,18 @@ class _HeadRows:
 
     def _write(self, which: Tensor, positions: Tensor, segments: Segments, m: int) -> Written:
         """Tokens for one chunk of rows, which may belong to several sequences."""
-        log_x, shaped = self._shaped(which, positions, segments)
+        log_x, shaped = self._kept(which, positions) or self._shaped(which, positions, segments)
         tokens, positions_of = torch.zeros(len(which), dtype=torch.int64), dict(segments)
-        for choice, members in self._by_choice(segments).items():
+        owners, confined = self._owners(segments) if self.spans else ([], NOTHING)
+        for choice, members in self._by_choice(segments).items() if len(confined) < len(which) else ():
             chosen = torch.isin(which, torch.tensor(members))
             uniform = torch.cat([self.active[i].uniform(positions_of[i]) for i in members])
             rows = shaped if chosen.all() else shaped[chosen.to(shaped.device)]
             tokens[chosen] = choice.tokens(rows, uniform).cpu()
         self._redraw(tokens, shaped, segments)
-        self._confined(tokens, shaped, segments)
+        if len(confined):
+            uniform = torch.cat([step.trajectory.uniform(torch.from_numpy(step.start + at)) for step, at in owners])
+            tokens[confined] = draw_tokens(owners, shaped[confined.to(shaped.device)], uniform)
         self._in_turn(tokens, log_x, segments)
         replayed = torch.zeros(len(which), dtype=torch.bool)
         for i, p in segments:

@@ -18,7 +18,7 @@ from ..types import Likelihood, Sample, State
 from .handles import Done, Event, Failed, RequestHandle, Step
 from .http import KEEP_ALIVE, event
 from .limits import Refusal
-from .schema import CompletionBody
+from .schema import ChatBody, CompletionBody
 
 STATUS = {"timeout": 408, "shutdown": 503, "failed": 500}
 
@@ -184,30 +184,28 @@ def samples_answer(name: str, handle: RequestHandle, done: list[Done], tokens: b
 # -- OpenAI's completions --------------------------------------------------------------------------------------------
 
 
-class Completion:
-    """Answers of /v1/completions to one request."""
+class ClientAnswer:
+    """Answers to one request of OpenAI's clients: as a whole, or in chunks that are never taken back."""
 
-    def __init__(self, name: str, lm: LM, asked: CompletionBody, handle: RequestHandle) -> None:
-        self.lm, self.asked, self.handle = lm, asked, handle
-        self.head = {
-            "id": new_id("cmpl"),
-            "object": "text_completion",
-            "created": int(time.time()),
-            "model": name,
-        }
-        self.prompts = [asked.prompt] if isinstance(asked.prompt, str) else asked.prompt
+    kind: str  # of its id
+    whole: str  # the name of a document
+    chunk: str  # and of a part of it
+    asked: CompletionBody | ChatBody
+
+    def __init__(self, name: str, lm: LM, handle: RequestHandle) -> None:
+        self.lm, self.handle = lm, handle
+        self.head = {"id": new_id(self.kind), "created": int(time.time()), "model": name}
         self.tops: list[dict[int, Change]] = [{} for _ in handle.requests]
 
     def document(self, done: list[Done]) -> dict[str, Any]:
         """The whole answer."""
         choices = [
-            self._choice(
-                item.index, self._cut(item.index, item.sample.text), _reason(item.sample), self._logprobs(item)
-            )
+            self.choice(item.index, self.cut(item.index, item.sample.text), _reason(item.sample), self.logprobs(item))
             for item in done
         ]
         samples = [item.sample for item in done]
         return self.head | {
+            "object": self.whole,
             "choices": choices,
             "usage": usage(self.handle.requests, samples),
             "unmask": {
@@ -229,6 +227,10 @@ class Completion:
         samples: list[Sample] = []
         options = self.asked.stream_options
         counts = options is not None and options.include_usage
+        head = self.head | {"object": self.chunk} | ({"usage": None} if counts else {})
+        for index in range(len(pieces)):
+            if first := self.first(index):
+                yield event(head | {"choices": [first]})
         async for item in events_of(self.handle):
             if item is None:
                 yield ": still here\n\n"
@@ -240,35 +242,64 @@ class Completion:
             if isinstance(item, Step):
                 self._keep(item)
                 pieces[index](_seen(item), None)
-                text, reason = self._cut(index, pieces[index].shown), None
+                text, reason = self.cut(index, pieces[index].shown), None
             else:
                 samples.append(item.sample)
-                text, reason = self._cut(index, item.sample.text), _reason(item.sample)
+                text, reason = self.cut(index, item.sample.text), _reason(item.sample)
             new, sent[index] = text[sent[index] :], max(sent[index], len(text))
             if new or reason:
-                logprobs = self._logprobs(item) if isinstance(item, Done) else None
-                chunk = self.head | {"choices": [self._choice(index, new, reason, logprobs)]}
-                yield event(chunk | ({"usage": None} if counts else {}))
+                logprobs = self.logprobs(item) if isinstance(item, Done) else None
+                yield event(head | {"choices": [self.part(index, new, reason, logprobs)]})
         if counts:
-            yield event(self.head | {"choices": [], "usage": usage(self.handle.requests, samples)})
+            yield event(head | {"choices": [], "usage": usage(self.handle.requests, samples)})
         yield event("[DONE]")
 
-    def _prompt(self, index: int) -> str:
-        return self.prompts[index // self.asked.n]
+    def cut(self, index: int, text: str) -> str:
+        """What is sent of a text."""
+        return text
 
-    def _cut(self, index: int, text: str) -> str:
-        """A text without its prompt and suffix."""
-        suffix = self.asked.suffix or ""
-        text = text[: len(text) - len(suffix)] if suffix and text.endswith(suffix) else text
-        return text if self.asked.echo else text[len(self._prompt(index)) :]
+    def first(self, index: int) -> dict[str, Any] | None:
+        """The part of a choice that comes before its text."""
+        return None
 
-    def _choice(self, index: int, text: str, reason: str | None, logprobs: Any = None) -> dict[str, Any]:
-        return {"text": text, "index": index, "logprobs": logprobs, "finish_reason": reason}
+    def choice(self, index: int, text: str, reason: str | None, logprobs: Any) -> dict[str, Any]:
+        """A whole choice."""
+        raise NotImplementedError
+
+    def part(self, index: int, text: str, reason: str | None, logprobs: Any) -> dict[str, Any]:
+        """A part of a choice; the last one has a reason."""
+        return self.choice(index, text, reason, logprobs)
+
+    def logprobs(self, done: Done) -> Any:
+        """Log-probabilities of a finished choice, if they were asked for."""
+        raise NotImplementedError
 
     def _keep(self, step: Step) -> None:
         self.tops[step.index].update({change.position: change for change in step.changes})
 
-    def _logprobs(self, done: Done) -> dict[str, Any] | None:
+
+class Completion(ClientAnswer):
+    """Of /v1/completions."""
+
+    kind, whole, chunk = "cmpl", "text_completion", "text_completion"
+    asked: CompletionBody
+
+    def __init__(self, name: str, lm: LM, asked: CompletionBody, handle: RequestHandle) -> None:
+        super().__init__(name, lm, handle)
+        self.asked = asked
+        self.prompts = [asked.prompt] if isinstance(asked.prompt, str) else asked.prompt
+
+    def cut(self, index: int, text: str) -> str:
+        """A text without its prompt and suffix."""
+        suffix = self.asked.suffix or ""
+        text = text[: len(text) - len(suffix)] if suffix and text.endswith(suffix) else text
+        return text if self.asked.echo else text[len(self.prompts[index // self.asked.n]) :]
+
+    def choice(self, index: int, text: str, reason: str | None, logprobs: Any) -> dict[str, Any]:
+        """A whole choice, or a part of one."""
+        return {"text": text, "index": index, "logprobs": logprobs, "finish_reason": reason}
+
+    def logprobs(self, done: Done) -> dict[str, Any] | None:
         """The written tokens in the order of the text, in OpenAI's format."""
         if self.asked.logprobs is None:
             return None
@@ -296,6 +327,48 @@ class Completion:
             "top_logprobs": tops if self.asked.logprobs else None,
             "text_offset": offsets,
         }
+
+
+class ChatCompletion(ClientAnswer):
+    """Of /v1/chat/completions: the canvas of an answer has its text alone."""
+
+    kind, whole, chunk = "chatcmpl", "chat.completion", "chat.completion.chunk"
+    asked: ChatBody
+
+    def __init__(self, name: str, lm: LM, asked: ChatBody, handle: RequestHandle) -> None:
+        super().__init__(name, lm, handle)
+        self.asked = asked
+
+    def first(self, index: int) -> dict[str, Any]:
+        """Who speaks."""
+        delta = {"role": "assistant", "content": ""}
+        return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+
+    def choice(self, index: int, text: str, reason: str | None, logprobs: Any) -> dict[str, Any]:
+        """A message."""
+        message = {"role": "assistant", "content": text, "refusal": None}
+        return {"index": index, "message": message, "logprobs": logprobs, "finish_reason": reason}
+
+    def part(self, index: int, text: str, reason: str | None, logprobs: Any) -> dict[str, Any]:
+        """More of a message."""
+        delta = {"content": text} if text else {}
+        return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
+
+    def logprobs(self, done: Done) -> dict[str, Any] | None:
+        """The written tokens in the order of the text, in OpenAI's format."""
+        if self.asked.alternatives is None:
+            return None
+        changes, content = self.tops[done.index], []
+        for position, token in enumerate(done.sample.tokens):
+            if not token.given:
+                tops = changes[position].tops if position in changes else ()
+                best = [_named_log(self.lm.tokenizer.pieces([other])[0], prob) for other, prob in tops]
+                content.append(_named_log(token.piece, token.prob or 0.0) | {"top_logprobs": best})
+        return {"content": content, "refusal": None}
+
+
+def _named_log(piece: str, prob: float) -> dict[str, Any]:
+    return {"token": piece, "logprob": _log(prob), "bytes": list(piece.encode())}
 
 
 def _seen(step: Step) -> State:

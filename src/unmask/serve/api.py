@@ -23,15 +23,25 @@ from ..lm import LM, Job
 from ..sampling import Request as WritingRequest
 from ..sampling.params import SAMPLERS, SamplingParams, default_words, settings_on
 from ..types import Likelihood, UserError
-from .answers import Completion, all_done, diffusion_events, marginals_answer, samples_answer, score_answer
+from .answers import (
+    ChatCompletion,
+    ClientAnswer,
+    Completion,
+    all_done,
+    diffusion_events,
+    marginals_answer,
+    samples_answer,
+    score_answer,
+)
 from .engine import Engine
 from .handles import RequestHandle
 from .http import EventStream, answer, read_body, while_connected
 from .limits import Limits, Refusal
-from .preparation import prepare, prepare_completion, ranged, readable_gaps, tokens
+from .preparation import prepare, prepare_chat, prepare_completion, ranged, readable_gaps, tokens
 from .schema import (
     NAMES,
     Body,
+    ChatBody,
     CompletionBody,
     DiffusionBody,
     Gapped,
@@ -196,13 +206,28 @@ class Service:
     async def completions(self, request: Request) -> Response:
         """POST /v1/completions: as OpenAI's."""
         asked = await self._asked(CompletionBody, request)
+        return await self._client(request, asked, prepare_completion, Completion)
+
+    async def chat_completions(self, request: Request) -> Response:
+        """POST /v1/chat/completions: as OpenAI's."""
+        asked = await self._asked(ChatBody, request)
+        return await self._client(request, asked, prepare_chat, ChatCompletion)
+
+    async def _client(
+        self,
+        request: Request,
+        asked: CompletionBody | ChatBody,
+        prepare: Callable[..., list[WritingRequest]],
+        make: Callable[..., ClientAnswer],
+    ) -> Response:
+        """Answer one of OpenAI's clients, with a document or a stream."""
         name, lm = self._lm(asked.model)
-        steps = bool(asked.stream) or bool(asked.logprobs)
-        handle = await self._submit(request.receive, name, prepare_completion, asked, steps)
-        completion = Completion(name, lm, asked, handle)
+        steps = bool(asked.stream) or bool(asked.alternatives)
+        handle = await self._submit(request.receive, name, prepare, asked, steps)
+        result = make(name, lm, asked, handle)
         if asked.stream:
-            return self._stream(handle, completion.stream())
-        return answer(await self._wait(request.receive, handle, completion.collect()))
+            return self._stream(handle, result.stream())
+        return answer(await self._wait(request.receive, handle, result.collect()))
 
     async def score(self, request: Request) -> Response:
         """POST /v1/score: the likelihood of texts."""
@@ -341,6 +366,7 @@ def _card(name: str, lm: LM, limits: Limits, created: int) -> dict[str, Any]:
             "max_length": longest,
             "max_n": limits.n,
             "labels": list(lm.labels),
+            "chat_template": None if lm.chat_template is None else lm.chat_template.name,  # null: no chat
             "recommended": lm.recommended.as_dict(),
             "parameters": sum(weight.numel() for weight in model.parameters()),
         },

@@ -11,6 +11,7 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     "/v1/diffusion": {"prompt": "Once upon a time", "length": 32, "tops": 3},
     "/v1/infill": {"text": "The {{2}} sat on the {{3}}.", "n": 2, "seed": 1},
     "/v1/completions": {"prompt": "One day", "max_tokens": 20},
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "Who are you?"}], "max_tokens": 64},
     "/v1/score": {"text": "The cat sat on the mat."},
     "/v1/marginals": {"text": "The {{1}} sat on the {{1}}.", "top": 3},
     "/v1/tokenize": {"text": "The {{2}} sat."},
@@ -43,7 +44,7 @@ Language Models</a>.</p>
 <ul>
 <li><b>Fill gaps</b>: select words and press Ctrl M, or write {{{{3}}}} for a gap of three tokens and {{{{2-6}}}} for
 one whose length the model chooses. <b>Write</b> continues a text; <b>Score</b> shows how much each token surprises the
-model.</li>
+model. Models with a chat template have <b>Chat</b>, too.</li>
 <li><b>Recommended</b> settings suit the model, and <b>Exact law</b> draws from the distribution by which it
 is scored. <b>Compare</b> runs two settings side by side.</li>
 <li>Point at a token for its probability and the alternatives; select tokens to rewrite them. A link, a film (GIF), a
@@ -52,6 +53,7 @@ replay (HTML) and the trace (JSON) of a text can be saved.</li>
 <h2>On the command line</h2>
 <pre>unmask sample MODEL --prompt 'Once upon a time'
 unmask fill MODEL
+unmask chat MODEL --template plain
 unmask train tiny data.source=my.txt --out runs/mine
 unmask --help</pre>
 </section>

@@ -30,10 +30,8 @@ from .page import assets
 LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 NOTHING = "there is nothing at this path{hint}; /docs lists what there is"
 INSTEAD = {  # paths of other servers, and what does the same here
-    "/v1/chat/completions": "these models have no chat; send the text so far as prompt to /v1/completions, or a text "
-    "with gaps to /v1/infill",
-    "/v1/responses": "these models have no chat; send the text so far as prompt to /v1/completions",
-    "/v1/messages": "these models have no chat; send the text so far as prompt to /v1/completions",
+    "/v1/responses": "send the messages to /v1/chat/completions, or the text so far as prompt to /v1/completions",
+    "/v1/messages": "send the messages to /v1/chat/completions, or the text so far as prompt to /v1/completions",
     "/v1/embeddings": "this server makes no embeddings; the command unmask embed does, for DNA models",
     "/generate": "send the text as prompt to /v1/completions, or a text with gaps to /v1/infill",
 }
@@ -102,6 +100,7 @@ def make_app(
         Route("/v1/diffusion", service.holding(service.diffusion), methods=["POST"]),
         Route("/v1/infill", service.holding(service.infill), methods=["POST"]),
         Route("/v1/completions", service.holding(service.completions), methods=["POST"]),
+        Route("/v1/chat/completions", service.holding(service.chat_completions), methods=["POST"]),
         Route("/v1/score", service.holding(service.score), methods=["POST"]),
         Route("/v1/marginals", service.holding(service.marginals), methods=["POST"]),
         Route("/v1/tokenize", service.holding(service.tokenize), methods=["POST"]),

@@ -10,7 +10,16 @@ from pydantic.json_schema import models_json_schema
 
 from ..version import __version__
 from .limits import Limits
-from .schema import CompletionBody, DiffusionBody, InfillBody, MarginalsBody, ScoreBody, TokenizeBody
+from .schema import (
+    ChatBody,
+    ClientBody,
+    CompletionBody,
+    DiffusionBody,
+    InfillBody,
+    MarginalsBody,
+    ScoreBody,
+    TokenizeBody,
+)
 
 ERRORS = {
     400: "Something in the request is wrong; the message says what.",
@@ -32,6 +41,10 @@ POSTS: dict[str, tuple[type[BaseModel], str, str, str]] = {
     "/v1/completions": (
         CompletionBody, "Write text, as OpenAI's clients ask for it.", "application/json",
         "A completion; with stream, events of chunks that are never taken back.",
+    ),
+    "/v1/chat/completions": (
+        ChatBody, "Answer a conversation, as OpenAI's clients ask for it.", "application/json",
+        "A message; with stream, events of chunks that are never taken back.",
     ),
     "/v1/score": (ScoreBody, "How likely texts are, token by token.", "application/json", "Likelihoods."),
     "/v1/marginals": (
@@ -59,13 +72,13 @@ def document(models: Sequence[str], limits: Limits, useless: Collection[str] = (
     paths: dict[str, Any] = {path: {"get": _get(path)} for path in GETS}
     for path, (kind, summary, media, what) in POSTS.items():
         content: dict[str, Any] = {media: {"schema": {"type": "string"} if media != "application/json" else _any()}}
-        if path == "/v1/completions":
+        if issubclass(kind, ClientBody):
             content["text/event-stream"] = {"schema": {"type": "string"}}
         body = {"schema": {"$ref": f"#/components/schemas/{kind.__name__}"}}
         paths[path] = {
             "post": {
                 "summary": summary,
-                "operationId": path.rpartition("/")[2],
+                "operationId": path.removeprefix("/v1/").replace("/", "_"),
                 "requestBody": {"required": True, "content": {"application/json": body}},
                 "responses": {"200": {"description": what, "content": content}} | _errors(ERRORS),
                 "security": [{}, {"key": []}],
@@ -105,7 +118,7 @@ def document(models: Sequence[str], limits: Limits, useless: Collection[str] = (
 def _narrow(schemas: dict[str, Any], models: Sequence[str], limits: Limits, useless: Collection[str]) -> None:
     """Lower the maxima of the fields to the limits of this server, and remove those that no model has a use for."""
     most = {"n": limits.n, "steps": limits.steps, "length": limits.length, "max_tokens": limits.length}
-    most["corrections"] = limits.steps
+    most |= {"corrections": limits.steps, "max_completion_tokens": limits.length}
     for schema in schemas.values():
         for name in useless:
             schema["properties"].pop(name, None)

@@ -3,17 +3,30 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from ..data.canvas import Canvas, Gap, parse_gaps, split_gaps
+from ..data.canvas import Canvas, ContextExceeded, Gap, parse_gaps, split_gaps
 from ..lm import LM
 from ..process.keys import check_seed
 from ..sampling import Request
 from ..sampling.params import SamplingParams
 from ..sampling.settings import STEPS
 from .limits import Limits, Refusal, megabytes
-from .schema import FORMS, CompletionBody, DiffusionBody, Gapped, InfillBody, TokenizeBody, Writing
+from .schema import (
+    FORMS,
+    ChatBody,
+    ChatMessage,
+    ClientBody,
+    CompletionBody,
+    ContentPart,
+    DiffusionBody,
+    Gapped,
+    InfillBody,
+    TokenizeBody,
+    Writing,
+)
 
 DEFAULT_TOKENS = 16  # what OpenAI's clients get unless they say how many
 
@@ -26,6 +39,13 @@ def ranged(text: str) -> bool:
 def prepare(lm: LM, asked: DiffusionBody | InfillBody, limits: Limits) -> list[Request]:
     """The sequences of /v1/diffusion and /v1/infill."""
     _within(asked, limits)
+    if isinstance(asked, DiffusionBody):
+        if asked.messages is not None:
+            _alone(asked, "messages", ("prompt", "suffix", "text", "length"))
+            canvas = _chat(lm, asked.messages, asked.max_tokens, asked.stride is not None, limits)
+            return _works(lm, [canvas] * asked.n, _options(lm, asked), limits, asked.tops)
+        if asked.max_tokens is not None:
+            raise Refusal(400, "max_tokens goes with messages; give the length of a text as length", param="max_tokens")
     options = _options(lm, asked)
     if asked.text is not None and (asked.prompt is not None or asked.suffix is not None or asked.length is not None):
         raise Refusal(400, "give either a text with gaps, or a prompt, suffix and length", param="text")
@@ -36,11 +56,7 @@ def prepare(lm: LM, asked: DiffusionBody | InfillBody, limits: Limits) -> list[R
 def prepare_completion(lm: LM, asked: CompletionBody, limits: Limits) -> list[Request]:
     """The sequences of /v1/completions: n for each prompt."""
     _within(asked, limits)
-    for name in ("presence_penalty", "frequency_penalty"):
-        if getattr(asked, name):
-            raise Refusal(400, f"{name} is not supported; leave it at 0", param=name)
-    if asked.logit_bias:
-        raise Refusal(400, "logit_bias is not supported; name tokens to leave out with ban", param="logit_bias")
+    _supported(asked)
     if asked.best_of not in (None, asked.n):
         raise Refusal(400, "best_of must equal n: every sample is sent", param="best_of")
     prompts = [asked.prompt] if isinstance(asked.prompt, str) else asked.prompt
@@ -66,6 +82,77 @@ def prepare_completion(lm: LM, asked: CompletionBody, limits: Limits) -> list[Re
             )
         canvases += [lm.prompt_canvas(prompt, length, suffix, asked.stride is not None)] * asked.n
     return _works(lm, canvases, options, limits, asked.logprobs or 0, "logprobs")
+
+
+def prepare_chat(lm: LM, asked: ChatBody, limits: Limits) -> list[Request]:
+    """The sequences of /v1/chat/completions: n answers."""
+    _within(asked, limits)
+    _supported(asked)
+    tokens = asked.max_tokens or asked.max_completion_tokens
+    if asked.max_completion_tokens not in (None, tokens):
+        raise Refusal(
+            400, "max_tokens and max_completion_tokens say the same; give one of them", param="max_completion_tokens"
+        )
+    if asked.top_logprobs and not asked.logprobs:
+        raise Refusal(400, "top_logprobs needs logprobs to be true", param="top_logprobs")
+    canvas = _chat(lm, asked.messages, tokens, asked.stride is not None, limits)
+    options = _options(lm, asked, **{"stop_at_eos": False} if asked.ignore_eos else {})
+    return _works(lm, [canvas] * asked.n, options, limits, asked.alternatives or 0, "top_logprobs")
+
+
+def _supported(asked: ClientBody) -> None:
+    for name in ("presence_penalty", "frequency_penalty"):
+        if getattr(asked, name):
+            raise Refusal(400, f"{name} is not supported; leave it at 0", param=name)
+    if asked.logit_bias:
+        raise Refusal(400, "logit_bias is not supported; name tokens to leave out with ban", param="logit_bias")
+
+
+def _alone(asked: Writing, name: str, others: Iterable[str]) -> None:
+    for other in others:
+        if getattr(asked, other) is not None:
+            raise Refusal(400, f"give either {name} or {other}", param=other)
+
+
+def _chat(lm: LM, messages: list[ChatMessage], tokens: int | None, windowed: bool, limits: Limits) -> Canvas:
+    """A conversation and masks for its answer."""
+    if lm.chat_template is None:
+        raise Refusal(
+            400,
+            "this model has no chat template; start the server with one, as unmask serve MODEL --template plain (or "
+            "chatml), or send a prompt to /v1/completions",
+            param="model",
+            code="no_chat_template",
+        )
+    if (tokens or 0) > limits.length:
+        raise Refusal(
+            400, f"max_tokens={tokens} is more than the {limits.length} that this server allows", param="max_tokens"
+        )
+    conversation = [_message(number, message) for number, message in enumerate(messages, 1)]
+    _fits(sum(len(message["content"]) for message in conversation) // 64, limits)
+    try:
+        return lm.chat_canvas(conversation, tokens, windowed)
+    except ContextExceeded as error:
+        raise Refusal(400, str(error), param="messages", code="context_length_exceeded") from None
+
+
+def _message(number: int, message: ChatMessage) -> dict[str, str]:
+    """Role and text of a message."""
+    if other := [name for name, value in (message.model_extra or {}).items() if value]:
+        raise Refusal(
+            400, f"message {number} has the field {other[0][:60]!r}, which these models do not read", param="messages"
+        )
+    parts = message.content
+    if parts is None:
+        raise Refusal(400, f"message {number} has no content", param="messages")
+    if isinstance(parts, str):
+        parts = [ContentPart(type="text", text=parts)]
+    if wrong := [part.type for part in parts if part.type != "text" or part.text is None]:
+        raise Refusal(
+            400, f"message {number} has a part of the type {wrong[0]!r}; these models read text only", param="messages"
+        )
+    role = "system" if message.role == "developer" else message.role
+    return {"role": role, "content": "".join(part.text or "" for part in parts)}
 
 
 def readable_gaps(lm: LM, texts: list[str], limits: Limits) -> int:

@@ -25,6 +25,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from ..constraints import json_object
+from ..data.canvas import ANSWER
 from ..errors import nearest
 from ..evaluation import METHODS
 from ..sampling.params import SAMPLERS, default_words, settings_on
@@ -60,6 +61,7 @@ Word = Annotated[StrictStr, Field(min_length=1, max_length=200)] | Annotated[Str
 Label = Annotated[StrictStr, Field(max_length=200)] | Whole
 Pair = Annotated[list[Annotated[StrictInt, Field(ge=0)]], Field(min_length=2, max_length=2)]
 FORMS = ("regex", "schema", "choices", "where")  # settings that say what gaps must be
+ANSWERS = f"If left out, {ANSWER}, or as many as the model has room for."
 NAMES = tuple(SAMPLERS)
 HOW = tuple(METHODS)
 Model = TypeVar("Model", bound="Body")
@@ -180,9 +182,35 @@ class Gapped(GappedFields, Writing):
     length: Count | None = Field(None, description="Tokens in total; the model's length if left out.")
 
 
+class ContentPart(BaseModel):
+    """A part of a message; only text is read."""
+
+    model_config = ConfigDict(extra="allow")
+
+    type: Annotated[StrictStr, Field(max_length=100)]
+    text: Text | None = None
+
+
+class ChatMessage(BaseModel):
+    """A message of a conversation. Other fields than these must be empty."""
+
+    model_config = ConfigDict(extra="allow")
+
+    role: Annotated[StrictStr, Field(max_length=100)] = Field(description="system (or developer), user or assistant.")
+    content: Text | Annotated[list[ContentPart], Field(max_length=1000)] | None = Field(
+        None, description="A text, or a list of parts with a text each."
+    )
+    name: Annotated[StrictStr, Field(max_length=1000)] | None = Field(None, description="Ignored.")
+
+
+Messages = Annotated[list[ChatMessage], Field(max_length=4096)]
+
+
 class DiffusionBody(Gapped):
     """POST /v1/diffusion."""
 
+    messages: Messages | None = Field(None, description="A conversation, in place of a prompt: its answer is written.")
+    max_tokens: Count | None = Field(None, description=f"With messages: tokens of the answer. {ANSWERS}")
     tops: Annotated[StrictInt, Field(ge=0, le=10)] = Field(
         0, description="Number of alternatives to send for every written token."
     )
@@ -223,22 +251,12 @@ class ResponseFormat(BaseModel):
     json_schema: NamedSchema | None = None
 
 
-class CompletionBody(Writing):
-    """POST /v1/completions, as OpenAI's clients send it; settings of diffusion go beside it."""
+class ClientBody(Writing):
+    """What OpenAI's clients send for completions and for chats; settings of diffusion go beside it."""
 
-    prompt: Text | Annotated[list[Text], Field(min_length=1, max_length=64)] = Field(
-        "", description="What the text begins with, or a list of such texts."
-    )
-    suffix: Text | None = Field(None, description="What comes after the text that is written.")
-    max_tokens: Count | None = Field(None, description="Tokens to write; 16 if left out.")
     stream: StrictBool | None = Field(None, description="Send the text as soon as it is final.")
     stream_options: StreamOptions | None = None
-    echo: StrictBool | None = Field(None, description="Send the prompt back, too.")
-    logprobs: Annotated[StrictInt, Field(ge=0, le=10)] | None = Field(
-        None, description="Log-probabilities of the written tokens and of this many alternatives."
-    )
     ignore_eos: StrictBool = Field(False, description="Continue after an end-of-text token.")
-    best_of: Count | None = Field(None, description="Must equal n.")
     presence_penalty: Number | None = Field(None, description="Only 0.")
     frequency_penalty: Number | None = Field(None, description="Only 0.")
     logit_bias: dict[str, Number] | None = Field(None, description="Must be empty; see ban.")
@@ -275,6 +293,43 @@ class CompletionBody(Writing):
             yield name, "schema", asked.json_schema.content
         elif asked.type == "json_object":
             yield name, "where", json_object()
+
+
+class CompletionBody(ClientBody):
+    """POST /v1/completions."""
+
+    prompt: Text | Annotated[list[Text], Field(min_length=1, max_length=64)] = Field(
+        "", description="What the text begins with, or a list of such texts."
+    )
+    suffix: Text | None = Field(None, description="What comes after the text that is written.")
+    max_tokens: Count | None = Field(None, description="Tokens to write; 16 if left out.")
+    echo: StrictBool | None = Field(None, description="Send the prompt back, too.")
+    logprobs: Annotated[StrictInt, Field(ge=0, le=10)] | None = Field(
+        None, description="Log-probabilities of the written tokens and of this many alternatives."
+    )
+    best_of: Count | None = Field(None, description="Must equal n.")
+
+    @property
+    def alternatives(self) -> int | None:
+        """How many alternatives to name for each token; None: no log-probabilities at all."""
+        return self.logprobs
+
+
+class ChatBody(ClientBody):
+    """POST /v1/chat/completions."""
+
+    messages: Messages = Field(description="The conversation so far; it ends with a message of the user.")
+    max_tokens: Count | None = Field(None, description=f"Tokens of the answer. {ANSWERS}")
+    max_completion_tokens: Count | None = Field(None, description="The newer name of max_tokens.")
+    logprobs: StrictBool | None = Field(None, description="Log-probabilities of the written tokens.")
+    top_logprobs: Annotated[StrictInt, Field(ge=0, le=10)] | None = Field(
+        None, description="With logprobs: also of this many alternatives."
+    )
+
+    @property
+    def alternatives(self) -> int | None:
+        """How many alternatives to name for each token; None: no log-probabilities at all."""
+        return self.top_logprobs or 0 if self.logprobs else None
 
 
 class ScoreBody(Body):

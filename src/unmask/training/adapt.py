@@ -3,6 +3,7 @@
 unmask finetune MODEL mdlm --data TEXT      a BERT learns to write; the bound before and after (also sedd, d3pm, plaid)
 unmask finetune MODEL block --data TEXT     an MDLM or AR model learns to write block after block
                                             a causal Llama or Qwen becomes a diffusion model by either (`both_ways`)
+unmask finetune MODEL sft --data CHAT       any language model learns to answer; prompts are given
 unmask finetune MODEL glue/sst2             a task with labels, one run per seed
 """
 
@@ -33,6 +34,7 @@ from ..models.block_diffusion import BlockDiffusion
 from ..progress import progress_bar
 from ..recipes import (
     block_finetuning,
+    chat_finetuning,
     dna_finetuning,
     genomics_finetuning,
     glue_finetuning,
@@ -45,11 +47,12 @@ from ..types import Likelihood
 from .both_ways import turned, turned_config, turns
 from .finetune import TaskResult, finetune
 from .loop import folder_of, open_folder, say_run
-from .text import TrainResult, check, train
+from .text import TrainResult, check, template_of, train
 
 KINDS = {  # method and loss of a model that is trained further as a language model
     "mdlm": ("mdlm", "bound"), "mlm": ("mdlm", "mlm"), "sedd": ("sedd", "bound"), "d3pm": ("d3pm", "bound"),
     "plaid": ("plaid", "bound"), "ar": ("ar", "bound"), "block": ("block", "bound"),
+    "sft": (None, "bound"),  # the method that it has
 }  # fmt: skip
 LIKE = (
     "mdlm",
@@ -93,14 +96,18 @@ def language_config(
     """The settings of a language model that is trained further: the paper's fine-tuning, on the data asked for."""
     method, loss = KINDS[kind]
     _check_start(lm, name, kind)
-    if lm.config.model.network == "llama" and kind in ("mdlm", "block"):
+    if kind == "sft":
+        config = chat_finetuning(lm.config)
+    elif lm.config.model.network == "llama" and kind in ("mdlm", "block"):
         config = llama_finetuning(lm.config, method)
         config = turned_config(config, lm.tokenizer.vocab) if turns(lm, kind) else config
     elif kind == "block":
         config = block_finetuning(lm.config, loss)
     elif lm.config.data.tokenizer == "dna":
+        assert method is not None
         config = dna_finetuning(lm.config, method, loss)
     else:
+        assert method is not None
         config = mdlm_finetuning(lm.config, loss, method)
     config = _with(config, "train", start=name)
     if data is not None:
@@ -109,7 +116,8 @@ def language_config(
     elif local is not None:
         config = _with(config, "data", local=local)
     if data is None and not any(text.startswith("data.source=") for text in overrides):
-        raise UserError(f"name the text on which {name} is to be trained: --data NAME_OR_PATH")
+        what = "conversations" if kind == "sft" else "text"
+        raise UserError(f"name the {what} on which {name} is to be trained: --data NAME_OR_PATH")
     of_network = ("model.prediction" if turns(lm, kind) else "model.dropout",)
     config, named = _overridden(config, overrides, of_network), named_keys(overrides)
     if kind == "block" and lm.config.model.method != "block" and "block.mixture" not in named:
@@ -125,7 +133,7 @@ def _check_start(lm: LM, name: str, kind: str) -> None:
         raise UserError(
             f"{name} looks both ways, and ar needs a model that looks to the left only; give one of method ar"
         )
-    if kind == "ar" or method == kind or turns(lm, kind):
+    if kind in ("ar", "sft") or method == kind or turns(lm, kind):
         return
     if kind == "block":
         _check_blocks(lm, name)
@@ -220,7 +228,9 @@ def bound(lm: LM, config: Config, world: Any, quiet: bool) -> Likelihood:
         model = model.in_blocks(None if size == "full" else size)
     model = model.to(world.device)
     with world.first(), progress_bar("tokenizing", quiet) as progress:
-        rows = prepare(config.data, lm.tokenizer, ("train", spec.split), progress).split(spec.split)
+        template = template_of(config, lm)
+        prepared = prepare(config.data, lm.tokenizer, ("train", spec.split), progress, template=template)
+        rows = prepared.split(spec.split)
     with progress_bar("bound before", quiet) as progress, torch.no_grad():
         return evaluate(
             model,

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from ..config import Config, load_yaml
+from ..data.chat import ChatTemplate
 from ..data.labels import load_labels, save_labels
 from ..data.pack import Prepared, prepare
 from ..data.tokenization import Tokenizer
@@ -120,9 +121,12 @@ class TextJob(TrainingJob):
         self.remark = ""  # to be said when a new run begins
         check(config, start, folder)
         tokenizer, labels = self._inherited(folder, start)
+        self.template = self._template(folder, start)
         if prepared is None:
             with world.first(), progress_bar("tokenizing", quiet) as progress:
-                prepared = prepare(config.data, tokenizer, ("train", config.eval.split), progress, labels)
+                prepared = prepare(
+                    config.data, tokenizer, ("train", config.eval.split), progress, labels, self.template
+                )
         self.prepared: Prepared = prepared
         self.data, self.valid_rows = self.prepared.split("train"), self.prepared.split(config.eval.split)
         torch.manual_seed(Keys(config.seed).torch_seed("init"))
@@ -153,6 +157,12 @@ class TextJob(TrainingJob):
         if start is not None:
             return start.tokenizer, start.labels or None
         return None, None
+
+    def _template(self, folder: Path | None, start: LM | None) -> ChatTemplate | None:
+        """The chat template of the run that is continued, or the one it begins with."""
+        if folder is not None:
+            return ChatTemplate.read(folder, Tokenizer.load(folder))
+        return None if start is None else template_of(self.config, start)
 
     def identity(self) -> dict[str, Any]:
         """The data."""
@@ -209,6 +219,7 @@ class TextJob(TrainingJob):
     def _writer(self) -> tuple[LM, int | None]:
         """The model with its tokenizer, and the steps of its samples: None where its sampler takes no steps."""
         lm = LM(self.model, self.prepared.tokenizer, self.config, labels=list(self.prepared.labels))
+        lm.chat_template = self.template
         return lm, self.config.sample.steps if "steps" in SAMPLERS[lm.model.default_sampler].takes else None
 
     def samples(self, trainer: Trainer, step: int) -> list[str]:
@@ -221,8 +232,10 @@ class TextJob(TrainingJob):
             return lm.sample(spec.n, length=spec.length, steps=steps, seed=self.config.seed)
 
     def describe(self, folder: Path, step: int) -> None:
-        """The tokenizer, the names of the labels, and the settings that the model recommends."""
+        """The tokenizer, its chat template, the names of the labels, and the settings that the model recommends."""
         self.prepared.tokenizer.save(folder)
+        if self.template is not None:
+            self.template.save(folder)
         if self.config.data.label is not None:
             save_labels(folder, self.config.data.label, self.prepared.labels)
         if self.recommended:
@@ -245,6 +258,12 @@ def check(config: Config, start: LM | None, folder: Path | None) -> None:
         raise UserError("a run that begins with the weights of a model must name it; set train.start")
     if start is None and spec.start is not None and folder is None:
         raise UserError(f"train.start={spec.start} names a model to begin with; use: unmask finetune {spec.start} mdlm")
+
+
+def template_of(config: Config, start: LM) -> ChatTemplate | None:
+    """The chat template that a new run is trained with: that of its settings, else that of its model."""
+    name = config.data.chat_template
+    return start.chat_template if name is None else ChatTemplate.named(name, start.tokenizer)
 
 
 def load_weights(model: nn.Module, source: nn.Module, where: str) -> None:

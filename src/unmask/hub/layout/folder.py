@@ -12,6 +12,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from ...config import Config
+from ...data.chat import ChatTemplate
 from ...data.tokenization import (
     CONFIG_FILE,
     JSON_FILE,
@@ -91,12 +92,14 @@ def write_folder(
     dtype: str = "float32",
     card: str | None = None,
     recommended: Recommended | None = None,
+    chat_template: ChatTemplate | None = None,
 ) -> Path:
     """Write a model as a portable folder, atomically; nothing is overwritten."""
     if is_quantized(model):
         raise UserError("this model is int8, for inference only; to save it, load it again without quantize")
     described = describe(config, tokenizer, labels, dtype)
-    return write_files(folder, described, tensors_of(model, config, dtype), tokenizer, card, recommended)
+    weights = tensors_of(model, config, dtype)
+    return write_files(folder, described, weights, tokenizer, card, recommended, chat_template)
 
 
 def write_files(
@@ -106,6 +109,7 @@ def write_files(
     tokenizer: Tokenizer | None = None,
     card: str | None = None,
     recommended: Recommended | None = None,
+    chat_template: ChatTemplate | None = None,
 ) -> Path:
     """Write the files of a folder."""
     folder = Path(folder)
@@ -120,6 +124,8 @@ def write_files(
             (new / CARD).write_text(card, encoding="utf-8")
         if recommended:
             recommended.write(new)
+        if chat_template is not None:
+            chat_template.save(new)
         seal(new, CARD, SETTINGS)  # which people edit
     return folder
 

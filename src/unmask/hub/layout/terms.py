@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import torch
 
 from ...config import Config
+from ...data.chat import TEMPLATE_FILE
 from ...data.tokenization import CONFIG_FILE, JSON_FILE, SpecialIds
 from ...sampling.recommended import FILE as SAMPLING_FILE
 from ...types import UserError, Vocab
@@ -23,7 +24,7 @@ CONFIG, WEIGHTS, INDEX, PICKLE, CARD = (
     "README.md",
 )
 CHECKPOINT = "weights.ckpt"  # of HyenaDNA, as its authors published it
-FILES = (CONFIG, "*.safetensors", JSON_FILE, CONFIG_FILE, SAMPLING_FILE)  # of a folder, beside its card
+FILES = (CONFIG, "*.safetensors", JSON_FILE, CONFIG_FILE, SAMPLING_FILE, TEMPLATE_FILE)  # of a folder, beside its card
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 SHAPE = ("hidden_dim", "n_blocks", "n_heads", "cond_dim", "mlp_ratio", "dropout", "time_conditioning")
 ROLES = ("mask", "pad", "bos", "eos")

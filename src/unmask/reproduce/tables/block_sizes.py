@@ -6,7 +6,6 @@ and with two seeds.
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,10 +14,11 @@ from ...models.block_diffusion import BlockDiffusion
 from ...models.language_model import LanguageModel
 from ...plot import Curve, Plot
 from .. import paper
-from ..bench import Bench, ScoredModel
-from ..claims import Claim, fewer_nats_of_seeds
+from ..bench import Bench
+from ..claims import Claim
 from ..figures import Figure
 from ..report import Report, Row, Table
+from ..scored import ScoredModel, mean_perplexity, mean_rate
 from ..specs import Changes, ModelSpec, PaperTable, Setup, changed
 from ..text_models import TEXT, text_models, train_words
 from ..timed_samples import (
@@ -47,30 +47,28 @@ MODELS: dict[str, Changes] = {
     **{f"block-{size}": {**PLAIN, "model": {"method": "block"}, "block": {"size": size}} for size in SIZES},
     "mixture": {**PLAIN, "model": {"method": "block"}, "block": {"size": 4, "mixture": MIXTURE}},
 }
-SEEDS = (0, 1)
 CALLS_IN_BLOCK = (16, 8, 4, 2)  # of blocks of 16
 
 
-def _name(model: str, seed: int) -> str:
-    return f"blocks-{model}-seed{seed}"
+def _name(model: str) -> str:
+    return f"blocks-{model}-seed0"
 
 
 def block_models(setup: Setup) -> dict[str, ModelSpec]:
-    """Every model with every seed; all of them train as many steps as MDLM, on the same rows."""
+    """All of them train as many steps as MDLM, on the same rows."""
     shared = text_models(setup)["mdlm"].config
     assert isinstance(shared, Config)
     models = {}
     for model, changes in MODELS.items():
-        for seed in SEEDS:
-            config = changed(shared, changes, {"seed": setup.seed + seed})
-            models[_name(model, seed)] = ModelSpec(config, command=train_words(setup, config))
+        config = changed(shared, changes)
+        models[_name(model)] = ModelSpec(config, command=train_words(setup, config))
     return models
 
 
 def blocks(bench: Bench) -> Report:
     """Perplexity by each law, and quality of samples against calls and seconds."""
-    names = [_name(model, seed) for model in MODELS for seed in SEEDS]
-    scorer = prepare(bench, names)
+    names = list(map(_name, MODELS))
+    (scorer,) = prepare(bench, names, 1)
     scored = _scored(bench)
     printed = paper.BD3LM
     rows = [_row(name, scored[name], printed.rows.get(name, {})) for name in scored]
@@ -83,7 +81,7 @@ def blocks(bench: Bench) -> Report:
         "blocks",
         printed.label,
         [
-            Table(printed.title, printed.label, [paper.PPL, NATS, *map(_seed, SEEDS)], rows),
+            Table(printed.title, printed.label, [paper.PPL, NATS], rows),
             Table("Samples and what they cost", "ours", columns, [*written, real]),
         ],
         plots=[
@@ -91,7 +89,8 @@ def blocks(bench: Bench) -> Report:
         ],
         checks=[claim.check(scored) for claim in CLAIMS],
         protocol={
-            "±": "standard error: over trainings for perplexities, over rounds for seconds, over samples for the rest",
+            "±": "standard error: over draws and trainings for perplexities, over rounds for seconds, over samples "
+            "for the rest",
             "training": "every model: as many steps and rows as MDLM; cross-entropy of hidden tokens; a mixture step "
             f"has one block size, shares {MIXTURE}",
             "law": "bound; exact for AR and for blocks of one token",
@@ -107,36 +106,46 @@ def blocks(bench: Bench) -> Report:
 
 
 NATS = "nats/token"
+
+
+def _printed(less: str, more: str) -> float:
+    return paper.log_ratio(paper.BD3LM, less, more)
+
+
 CLAIMS = (
-    Claim("blocks of 16 are better than MDLM", "blocks of 16", "MDLM", measure=fewer_nats_of_seeds),
-    Claim("blocks of 8 are better than blocks of 16", "blocks of 8", "blocks of 16", measure=fewer_nats_of_seeds),
-    Claim("blocks of 4 are better than blocks of 8", "blocks of 4", "blocks of 8", measure=fewer_nats_of_seeds),
-    Claim("AR is better than blocks of 4", "AR", "blocks of 4", measure=fewer_nats_of_seeds),
-    Claim("AR is better than the mixture by its blocks of 1", "AR", "mixture, 1", measure=fewer_nats_of_seeds),
+    Claim("blocks of 16 are better than MDLM", "blocks of 16", "MDLM", paper=_printed("blocks of 16", "MDLM")),
     Claim(
-        "blocks of 4 trained apart are better than the mixture",
-        "blocks of 4",
-        "mixture, 4",
-        measure=fewer_nats_of_seeds,
+        "blocks of 8 are better than blocks of 16",
+        "blocks of 8",
+        "blocks of 16",
+        paper=_printed("blocks of 8", "blocks of 16"),
     ),
-    Claim("MDLM is better than the mixture", "MDLM", "mixture, the whole row", measure=fewer_nats_of_seeds),
+    Claim(
+        "blocks of 4 are better than blocks of 8",
+        "blocks of 4",
+        "blocks of 8",
+        paper=_printed("blocks of 4", "blocks of 8"),
+    ),
+    Claim("AR is better than blocks of 4", "AR", "blocks of 4", paper=_printed("AR", "blocks of 4")),
+    Claim("AR is better than the mixture by its blocks of 1", "AR", "mixture, 1"),
+    Claim("blocks of 4 trained apart are better than the mixture", "blocks of 4", "mixture, 4"),
+    Claim("MDLM is better than the mixture", "MDLM", "mixture, the whole row"),
 )
 
 
-def _seed(seed: int) -> str:
-    return f"PPL, seed {seed}"
+def _models() -> dict[str, str]:
+    """By what a row of the table is called."""
+    rows = {"AR": "ar", "MDLM": "mdlm"} | {f"blocks of {size}": f"block-{size}" for size in SIZES}
+    return {row: _name(model) for row, model in rows.items()}
 
 
 def _scored(bench: Bench) -> dict[str, list[ScoredModel]]:
     """The likelihoods of all seeds, by what a row of the table is called."""
-    rows = {"AR": "ar", "MDLM": "mdlm"} | {f"blocks of {size}": f"block-{size}" for size in SIZES}
-    out = {row: [bench.score(_name(model, seed)) for seed in SEEDS] for row, model in rows.items()}
+    out = {row: bench.scores(name) for row, name in _models().items()}
     length = bench.base.data.length
     for law, size in LAWS.items():
         if size is None or length % size == 0:
-            out[f"mixture, {law}"] = [
-                bench.score(_name("mixture", seed), _law(size), what=f"mixture by blocks of {law}") for seed in SEEDS
-            ]
+            out[f"mixture, {law}"] = bench.scores(_name("mixture"), _law(size), what=f"mixture by blocks of {law}")
     return out
 
 
@@ -149,22 +158,12 @@ def _law(size: int | None) -> Any:
 
 
 def _row(name: str, scored: Sequence[ScoredModel], printed: dict[str, Any]) -> Row:
-    values = [one.perplexity.value for one in scored]
-    rates = [one.rate.value for one in scored]
-    bound = not scored[0].exact
-
-    def mean(of: list[float]) -> Figure:
-        error = statistics.stdev(of) / len(of) ** 0.5 if len(of) > 1 else None
-        return Figure(statistics.mean(of), error, bound=bound)
-
-    ours: dict[str, Any] = {paper.PPL: mean(values), NATS: mean(rates)}
-    ours |= {_seed(seed): Figure(value, bound=bound) for seed, value in zip(SEEDS, values, strict=True)}
-    return Row(name, printed, ours)
+    return Row(name, printed, {paper.PPL: mean_perplexity(scored), NATS: mean_rate(scored)})
 
 
 def _entries(bench: Bench) -> list[GenerationEntry]:
     """AR, MDLM with some numbers of steps, the mixture in blocks and by speculation, each warmed up."""
-    ar, mdlm, mixture = (bench.lm(_name(model, SEEDS[0])) for model in ("ar", "mdlm", "mixture"))
+    ar, mdlm, mixture = (bench.lm(_name(model)) for model in ("ar", "mdlm", "mixture"))
     length = bench.base.data.length
     entries = [GenerationEntry("AR", None, by_sampler(ar))]
     steps = sorted({length * 4, length, length // 2, length // 4, length // 8})
@@ -203,4 +202,12 @@ def _plot(name: str, column: str, entries: Sequence[GenerationEntry], written: S
     return Plot(f"blocks-{name}", title, column, PPL, curves, log_x=True, log_y=True)
 
 
-BLOCKS = PaperTable("blocks", blocks, TEXT.including(block_models), "lm1b")
+BLOCKS = PaperTable(
+    "blocks",
+    blocks,
+    TEXT.including(block_models),
+    "lm1b",
+    seeds=2,
+    claims=CLAIMS,
+    sides=_models() | {f"mixture, {law}": _name("mixture") for law in LAWS},
+)

@@ -15,8 +15,8 @@ from ...evaluation.uncertainty import combined, extent, mean
 from ...plot import Curve, Plot
 from ...types import UserError
 from .. import paper_dna
-from ..bench import SEEDS, Bench, ScoredModel
-from ..claims import Claim, fewer_nats_of_seeds
+from ..bench import SEEDS, Bench
+from ..claims import Claim, fewer_nats_a_base
 from ..figures import Figure
 from ..genome_models import (
     CADUCEUS,
@@ -31,11 +31,13 @@ from ..genome_models import (
     fine_tuned,
     genome_sizes,
     markov_scores,
+    tuned,
 )
 from ..markov import Markov
-from ..paper import PPL
+from ..paper import PPL, log_ratio
 from ..paper_dna import PARAMETERS
 from ..report import Cell, Report, Row, Table
+from ..scored import ScoredModel, mean_perplexity, pooled
 from ..specs import PaperTable
 from .perplexity import LOWER
 
@@ -46,17 +48,20 @@ MARKOV = (
     "counted on all training windows, + 1/2; contexts do not reach beyond a window or across N: there the longest one "
     "that is known serves, of a lower order; one strand"
 )
-CLAIMS = (
-    Claim("Mamba is better than HyenaDNA", "Mamba", "HyenaDNA", measure=fewer_nats_of_seeds),
-    Claim("MDLM is better than SEDD", "MDLM", "SEDD", measure=fewer_nats_of_seeds),
-    Claim("SEDD is better than Plaid", "SEDD", "Plaid", measure=fewer_nats_of_seeds),
-    Claim("AR is better than MDLM: Mamba", "Mamba", "MDLM", measure=fewer_nats_of_seeds),
-    Claim("AR is better than MDLM: HyenaDNA", "HyenaDNA", "MDLM", measure=fewer_nats_of_seeds),
+CLAIMS = tuple(
+    Claim(text, less, more, measure=fewer_nats_a_base, paper=log_ratio(paper_dna.GENOME_PPL, less, more))
+    for text, less, more in (
+        ("Mamba is better than HyenaDNA", "Mamba", "HyenaDNA"),
+        ("MDLM is better than SEDD", "MDLM", "SEDD"),
+        ("SEDD is better than Plaid", "SEDD", "Plaid"),
+        ("AR is better than MDLM: Mamba", "Mamba", "MDLM"),
+        ("AR is better than MDLM: HyenaDNA", "HyenaDNA", "MDLM"),
+    )
 )
 BEST = "the best of the Markov models"
 CURVE_CLAIMS = (
-    Claim(f"Mamba AR beats {BEST}", "Mamba AR", BEST),
-    Claim(f"the bound of MDLM beats {BEST}", "MDLM, Caduceus", BEST),
+    Claim(f"Mamba AR beats {BEST}", "Mamba AR", BEST, measure=fewer_nats_a_base),
+    Claim(f"the bound of MDLM beats {BEST}", "MDLM, Caduceus", BEST, measure=fewer_nats_a_base),
 )
 
 
@@ -68,7 +73,7 @@ def dna(bench: Bench) -> Report:
     names = {row: fine_tuned(row, bench.scale) for row in SYSTEMS}
     bench.need([MAMBA, HYENA, CADUCEUS, *(name for seeds in names.values() for name in seeds)])
     sizes, printed = genome_sizes(bench.scale), paper_dna.GENOME_PPL
-    scored = {row: [bench.score(name, limit=sizes.rows) for name in seeds] for row, seeds in names.items()}
+    scored = {row: _trainings(bench, seeds) for row, seeds in names.items()}
     rows = [_markov_row(order, model) for order, model in markov_scores(bench, count_contexts(bench)).items()]
     for row, seeds in scored.items():
         size = sum(p.numel() for p in bench.lm(names[row][0]).model.parameters())
@@ -80,15 +85,30 @@ def dna(bench: Bench) -> Report:
         checks=[claim.check(scored) for claim in CLAIMS],
         protocol={
             **protocol(bench, (MAMBA, HYENA, CADUCEUS)),
-            "PPL": f"mean over {sizes.seeds} fine-tunings of one pre-training; ± is the largest minus the "
+            "PPL": f"mean over {sizes.seeds} fine-tunings of {_number(bench.seeds)}; ± is the largest minus the "
             "smallest, as in the paper",
             NOISE: f"of that mean, from {SEEDS} draws of the bound; the AR models are exact",
             "claims": "difference of the means, paired over rows and fine-tuning seeds: errors of both kinds together; "
-            "the chance of the pre-training is not among them",
+            "the chance of the pre-training is not among them"
+            if bench.seeds == 1
+            else "difference of the means, paired over rows and pre-training seeds: errors of both kinds together",
             "Markov models": MARKOV,
         },
         notes=[*printed.remarks, f"The paper: {printed.protocol}."],
     )
+
+
+def _number(pretrainings: int) -> str:
+    return "one pre-training" if pretrainings == 1 else f"each of {pretrainings} pre-trainings, whose means count"
+
+
+def _trainings(bench: Bench, names: Sequence[str]) -> list[ScoredModel]:
+    """The fine-tunings of one pre-training; of several, the mean of the fine-tunings of each."""
+    limit = genome_sizes(bench.scale).rows
+    if bench.seeds == 1:
+        return [bench.score(name, limit=limit) for name in names]
+    each = [bench.scores(name, limit=limit) for name in names]
+    return [pooled(fine_tunings) for fine_tunings in zip(*each, strict=True)]
 
 
 def _figures(scored: Sequence[ScoredModel]) -> dict[str, Cell]:
@@ -199,17 +219,17 @@ def dna_curves(bench: Bench) -> Report:
     bench.need(list(LONG.values()))
     configs = {row: bench.config(name) for row, name in LONG.items()}
     past = {row: history(bench.path(name), configs[row]) for row, name in LONG.items()}
-    scored = {row: bench.score(name, limit=genome_sizes(bench.scale).rows) for row, name in LONG.items()}
+    scored = {row: bench.scores(name, limit=genome_sizes(bench.scale).rows) for row, name in LONG.items()}
     counted = count_contexts(bench)
     markov = markov_scores(bench, counted)
     unit = HOURS if all(run.cores for run in past.values()) else "hours of the clock"
     rows = [
-        Row(row, {}, {unit: Figure(past[row].hours[-1]), PPL: model.perplexity, BITS: _bits(model)})
-        for row, model in scored.items()
+        Row(row, {}, {unit: Figure(past[row].hours[-1]), PPL: mean_perplexity(each), BITS: _bits(pooled(each))})
+        for row, each in scored.items()
     ]
     for order, model in markov.items():
         rows.append(_with_error(_markov_row(order, model), model))
-    sides = scored | {BEST: min(markov.values(), key=lambda model: model.rate.value)}
+    sides = scored | {BEST: [min(markov.values(), key=lambda model: model.rate.value)] * bench.seeds}
     title = "Two trainings and Markov models of the same windows, test split"
     return bench.report(
         "dna-curves",
@@ -224,7 +244,7 @@ def dna_curves(bench: Bench) -> Report:
             "time": f"{unit}, evaluations included" + ("" if unit == HOURS else "; the journal has no processor time"),
             "Markov models": MARKOV,
         },
-        notes=[f"{LOWER}."],
+        notes=[f"{LOWER}."] if bench.seeds == 1 else ["The curves are of the first training seed."],
     )
 
 
@@ -268,5 +288,5 @@ def _long_protocol(bench: Bench, configs: dict[str, Config]) -> dict[str, str | 
     return facts
 
 
-DNA = PaperTable("dna", dna, GENOME, "hg38")
-DNA_CURVES = PaperTable("dna-curves", dna_curves, GENOME, "hg38")
+DNA = PaperTable("dna", dna, GENOME, "hg38", claims=CLAIMS, sides={row: tuned(*SYSTEMS[row], 1) for row in SYSTEMS})
+DNA_CURVES = PaperTable("dna-curves", dna_curves, GENOME, "hg38", claims=CURVE_CLAIMS, sides=LONG)

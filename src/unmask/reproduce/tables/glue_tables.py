@@ -17,15 +17,19 @@ from ..bert_models import BERT, BERTS, CAUSAL, FIVE, PLAIN, TUNED, GlueSizes, gl
 from ..claims import Claim, Difference, paired_by_seed
 from ..figures import Figure
 from ..report import Cell, Report, Row, Table
+from ..scored import mean_perplexity
 from ..specs import PaperTable
-from .perplexity import LOWER
+from .perplexity import LOWER, errors
 
 AVERAGE = "mean of these"
 Values = Mapping[str, Sequence[float]]  # number of the table -> x 100, one per seed
-BOUND_CLAIMS = (
-    Claim("MDLM fine-tuning lowers the bound of BERT", "BERT + MDLM-FT", "BERT"),
-    Claim("AR is better than BERT by the bound of MDLM", "AR", "BERT"),
-    Claim("AR is better than BERT + MDLM-FT", "AR", "BERT + MDLM-FT"),
+BOUND_CLAIMS = tuple(
+    Claim(text, less, more, paper=paper.log_ratio(paper.BERT_PPL, less, more))
+    for text, less, more in (
+        ("MDLM fine-tuning lowers the bound of BERT", "BERT + MDLM-FT", "BERT"),
+        ("AR is better than BERT by the bound of MDLM", "AR", "BERT"),
+        ("AR is better than BERT + MDLM-FT", "AR", "BERT + MDLM-FT"),
+    )
 )
 
 
@@ -34,11 +38,11 @@ def bert(bench: Bench) -> Report:
     known = available(FIVE, bench.local)
     bench.need(list(BERTS.values()))
     limit, sizes = scored_rows(bench.scale), glue_sizes(bench.scale)
-    scored = {row: bench.score(name, limit=limit) for row, name in BERTS.items()}
+    scored = {row: bench.scores(name, limit=limit) for row, name in BERTS.items()}
     simple = baselines(bench.rows("train"), bench.rows(), bench.data.tokenizer.vocab.size)
     printed = paper.BERT_PPL
     rows = [Row("unigram model", {}, {paper.PPL: Figure(math.exp(simple["unigram"]))}, "of the training text, add-one")]
-    rows += [Row(row, printed.rows[row], {paper.PPL: model.perplexity}) for row, model in scored.items()]
+    rows += [Row(row, printed.rows[row], {paper.PPL: mean_perplexity(model)}) for row, model in scored.items()]
     values = {row: learned(bench, name, known, sizes) for row, name in BERTS.items()}
     return bench.report(
         "bert",
@@ -47,10 +51,10 @@ def bert(bench: Bench) -> Report:
         checks=[claim.check(scored) for claim in BOUND_CLAIMS] + [claim.check(values) for claim in GLUE_CLAIMS],
         protocol={
             "test_rows": min(len(bench.rows()), limit or len(bench.rows())),
-            "±": "perplexity: standard error over draws, AR is exact",
-            **task_protocol(sizes),
+            "±": errors(bench, "perplexity: standard error over draws, AR is exact"),
+            **task_protocol(bench, sizes),
         },
-        notes=[*printed.remarks, *paper.GLUE.remarks, f"{LOWER}."],
+        notes=[*printed.remarks, *paper.GLUE.remarks, *([f"{LOWER}."] if bench.seeds == 1 else [])],
     )
 
 
@@ -67,7 +71,7 @@ def glue(bench: Bench) -> Report:
         paper.GLUE.label,
         [glue_table(values, paper.GLUE.rows)],
         checks=[claim.check(values) for claim in GLUE_CLAIMS],
-        protocol=task_protocol(sizes),
+        protocol=task_protocol(bench, sizes),
         notes=[*notes, *paper.GLUE.remarks],
     )
 
@@ -90,11 +94,18 @@ def available(names: Sequence[str], local: str | None) -> list[str]:
 
 
 def learned(bench: Bench, name: str, known: Sequence[str], sizes: GlueSizes) -> dict[str, list[float]]:
-    """The numbers of all tasks for a model, after the last epoch as run_glue reports them."""
-    values: dict[str, list[float]] = {}
-    for task in known:
-        values |= numbers(glue_classifiers(bench, name, task, sizes), task)
-    return values
+    """The numbers of all tasks for a model, after the last epoch as run_glue reports them.
+
+    One a classifier; with several trainings of the model one a training, the mean of its classifiers.
+    """
+    each: list[dict[str, list[float]]] = []
+    for training, one in enumerate(bench.of_seeds(name)):
+        each.append({})
+        for task in known:
+            each[-1] |= numbers(glue_classifiers(bench, one, task, sizes, training), task)
+    if len(each) == 1:
+        return each[0]
+    return {column: [mean(values[column]).value for values in each] for column in each[0]}
 
 
 def numbers(results: Sequence[TaskResult], name: str) -> dict[str, list[float]]:
@@ -138,26 +149,39 @@ def averages(values: Values) -> list[float]:
 def higher_mean(left: Values, right: Values) -> Difference:
     """The difference of the means over tasks, paired by seed."""
     each = [a - b for a, b in zip(averages(left), averages(right), strict=True)]
-    return paired_by_seed(Figure(*mean(each)))
+    return paired_by_seed(Figure(*mean(each)), len(each))
+
+
+def _gain(better: str, worse: str) -> float:
+    """The paper's difference of the averages."""
+    return _value(paper.GLUE.rows[better]["Avg"]) - _value(paper.GLUE.rows[worse]["Avg"])
 
 
 GLUE_CLAIMS = (
-    Claim("BERT is better than AR on GLUE", "BERT", "AR", measure=higher_mean),
-    Claim("MDLM fine-tuning does not lower the mean of GLUE", "BERT + MDLM-FT", "BERT", "no worse", higher_mean),
+    Claim("BERT is better than AR on GLUE", "BERT", "AR", measure=higher_mean, paper=_gain("BERT", "AR")),
+    Claim(
+        "MDLM fine-tuning does not lower the mean of GLUE",
+        "BERT + MDLM-FT",
+        "BERT",
+        "no worse",
+        higher_mean,
+        paper=_gain("BERT + MDLM-FT", "BERT"),
+    ),
 )
 
 
-def task_protocol(sizes: GlueSizes) -> dict[str, str]:
+def task_protocol(bench: Bench, sizes: GlueSizes) -> dict[str, str]:
     """How the numbers of GLUE were obtained."""
+    trained = f" of each of {bench.seeds} trainings, whose means count" if bench.seeds > 1 else ""
     return {
         "GLUE": f"dev sets, {sizes.epochs:g} epochs, lr {sizes.lr:g} with linear decay, batch 16, at most 128 tokens, "
         "metric after the last epoch; ± is the standard deviation over seeds; x 100",
         "training examples": "all" if sizes.rows is None else f"at most {sizes.rows} of a task, evenly spaced",
-        "seeds": f"{sizes.seeds} classifiers a task and model",
+        "seeds": f"{sizes.seeds} classifiers a task and model{trained}",
         "pooling": "first token, dense and tanh; of the causal model the last token",
         "MRPC": "where the official dev ids are missing, every 10th row of the training file is dev",
     }
 
 
-BERT_TABLE = PaperTable("bert", bert, BERT, "c4", local=True)
-GLUE = PaperTable("glue", glue, BERT, "c4", local=True)
+BERT_TABLE = PaperTable("bert", bert, BERT, "c4", local=True, claims=(*BOUND_CLAIMS, *GLUE_CLAIMS), sides=BERTS)
+GLUE = PaperTable("glue", glue, BERT, "c4", local=True, claims=GLUE_CLAIMS, sides=BERTS)

@@ -12,11 +12,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from ...evaluation.uncertainty import combined, deviation, mean, rate
+from ...evaluation.uncertainty import combined, deviation, freedom_of, mean, rate
 from ...plot import Curve, Plot
 from ...types import UserError
-from ..bench import Bench, ScoredModel
-from ..claims import Claim, Difference, Measure, fewer_nats_of_seeds, nats_gap
+from ..bench import Bench
+from ..claims import Claim, Difference, Measure, fewer_nats, nats_gap
 from ..figures import Figure, significant
 from ..lead import Reached, lasting, reached
 from ..learning_models import (
@@ -25,6 +25,7 @@ from ..learning_models import (
     DRAWS,
     FINALISTS,
     LEARNED,
+    MOST_SEEDS,
     PARTS,
     RECIPES,
     TUNED,
@@ -33,6 +34,7 @@ from ..learning_models import (
     study_sizes,
 )
 from ..report import Cell, Check, Report, Row, Table
+from ..scored import Trainings
 from ..specs import PaperTable
 from ..study import Run, Study
 
@@ -82,7 +84,7 @@ def _recipes(study: Study) -> Table:
     """Every recipe with the smallest budget and one seed, on the validation split."""
     first, sizes = study.sizes.first, study.sizes
     named = {
-        f"{SHOWN[recipe]}, rate {lr:g}": (recipe, model_name(recipe, lr, first, 0))
+        f"{SHOWN[recipe]}, rate {lr:g}": (recipe, model_name(recipe, lr, first))
         for recipe in TUNED
         for lr in sizes.rates
     }
@@ -137,7 +139,7 @@ def _mean_nats(runs: Sequence[Run]) -> Figure:
 
 def _gap(left: Sequence[Run], right: Sequence[Run]) -> Figure:
     """The nats that the right has more, paired over texts and seeds."""
-    gap = fewer([run.scored for run in left], [run.scored for run in right])
+    gap = fewer_nats([run.scored for run in left], [run.scored for run in right])
     return Figure(gap.value, gap.error)
 
 
@@ -198,21 +200,17 @@ def _ratio_plot(leads: Mapping[str, list[Reached]]) -> Plot:
 # -- claims ----------------------------------------------------------------------------------------------------------
 
 
-def fewer(left: Sequence[ScoredModel], right: Sequence[ScoredModel]) -> Difference:
-    """For two recipes, with the seeds that both have."""
-    n = min(len(left), len(right))
-    return fewer_nats_of_seeds(left[:n], right[:n], unit="token")
+def with_chance(chance: float | None, trainings: int = 0) -> Measure:
+    """For one training on each side: `chance` is the standard deviation of so many trainings, if it is known."""
 
-
-def with_chance(chance: float | None) -> Measure:
-    """For one training on each side: `chance` is the standard deviation of a training over seeds, if it is known."""
-
-    def measure(left: Sequence[ScoredModel], right: Sequence[ScoredModel]) -> Difference:
-        gap = fewer(left, right)
+    def measure(left: Trainings, right: Trainings) -> Difference:
+        gap = fewer_nats(left, right)
         if chance is None:
             return gap
+        spread = math.sqrt(2) * chance
         remark = f" (one seed: the error has the spread of seeds, {significant(chance, 2)} nats, on both sides)"
-        return replace(gap, error=combined(gap.error, math.sqrt(2) * chance), remark=remark)
+        freedom = freedom_of((spread, trainings - 1), (gap.texts, gap.freedom))
+        return replace(gap, error=combined(gap.error, spread), spread=spread, freedom=freedom, remark=remark)
 
     return measure
 
@@ -224,15 +222,13 @@ def _claims(study: Study) -> list[Claim]:
             f"all parts are better than the baseline{method}, {tokens:,} tokens",
             f"{best} {tokens}",
             f"{base} {tokens}",
-            measure=fewer,
         )
         for method, (base, best) in (("", PAIRS["MDLM"]), (" of AR", PAIRS["AR"]))
         for tokens in sizes.budgets
     ]
     if sizes.ablation:
-        alone, together = (
-            with_chance(deviation([run.nats for run in study.runs(recipe, sizes.first)])) for recipe in PAIRS["MDLM"]
-        )
+        nats = ([run.nats for run in study.runs(recipe, sizes.first)] for recipe in PAIRS["MDLM"])
+        alone, together = (with_chance(deviation(each), len(each)) for each in nats)
         claims += [Claim(f"{part} helps the baseline", f"paper+{part}", "paper", measure=alone) for part in PARTS]
         claims += [
             Claim(f"{part} helps on top of the other parts", "all", f"all-without-{part}", measure=together)
@@ -310,4 +306,4 @@ def _notes(study: Study, finals: Finals, leads: Mapping[str, list[Reached]]) -> 
     return notes
 
 
-LEARNING = PaperTable("learning", learning, LEARNED, "", partial=True)
+LEARNING = PaperTable("learning", learning, LEARNED, "", partial=True, seeds=MOST_SEEDS)

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from ...evaluation import ESTIMATORS
-from ...evaluation.uncertainty import deviation, mean
+from ...evaluation.uncertainty import combined, deviation, mean
 from ...models.language_model import LanguageModel
 from ...models.masked import Objective, as_masked
 from ...process.schedule import ContinuousTime, Cosine, Linear, LogUniform, Polynomial, Schedule
 from .. import paper
-from ..bench import Bench, ScoredModel
+from ..bench import Bench
 from ..claims import Claim, smaller
 from ..figures import Figure
 from ..report import Check, Report, Row, Table
+from ..scored import ScoredModel
 from ..specs import PaperTable
 from ..text_models import TEXT
 
@@ -36,7 +37,14 @@ REMARKS = {
 }
 
 CLAIMS = tuple(
-    Claim(f"log-linear has less variance than {name}", "log-linear", name, measure=smaller)
+    Claim(
+        f"log-linear has less variance than {name}",
+        "log-linear",
+        name,
+        measure=smaller,
+        paper=paper.log_ratio(paper.NOISE_SCHEDULES, "log-linear", name, "variance"),
+        trained=False,
+    )
     for name in ("cosine", "cosine squared", "linear")
 )
 
@@ -46,6 +54,12 @@ def per_point(scored: ScoredModel) -> tuple[Figure, Figure]:
     bits = scored.nats / scored.tokens[:, None] / math.log(2)
     within = bits.var(1, ddof=1)
     return Figure(*mean(bits.mean(0).tolist())), Figure(*mean(within.tolist()))
+
+
+def _average(figures: Sequence[Figure]) -> Figure:
+    """Of several trainings, with the error of one: their texts and draws are the same."""
+    error = combined(*(figure.error for figure in figures)) / math.sqrt(len(figures))
+    return Figure(mean([figure.value for figure in figures]).value, error)
 
 
 def _under(schedule: Schedule) -> Callable[[LanguageModel], LanguageModel]:
@@ -74,18 +88,20 @@ def schedules(bench: Bench) -> Report:
         "limit": None if bench.scale.rows is None else bench.scale.rows // 4,
     }
     for name, schedule in SCHEDULES.items():
-        drawn[name] = bench.score("mdlm", _under(schedule), what=name, **settings)
-        figures[name] = per_point(drawn[name])
+        drawn[name] = bench.scores("mdlm", _under(schedule), what=name, **settings)
+        figures[name] = [per_point(scored) for scored in drawn[name]]
         rows.append(_schedule_row(name, figures[name], REMARKS.get(name, "")))
-    counts = bench.score("mdlm", estimator=ESTIMATORS["strata"], what="counts", **settings)
-    rows.append(_schedule_row("stratified over mask counts", per_point(counts), "no schedule: --estimator strata"))
+    counts = bench.scores("mdlm", estimator=ESTIMATORS["strata"], what="counts", **settings)
+    rows.append(
+        _schedule_row("stratified over mask counts", list(map(per_point, counts)), "no schedule: --estimator strata")
+    )
     table = Table(printed.title, printed.label, printed.columns, rows)
-    means, variances = ({name: both[i] for name, both in figures.items()} for i in (0, 1))
+    means, variances = ({name: [both[i] for both in seeds] for name, seeds in figures.items()} for i in (0, 1))
     return bench.report(
         "schedules",
         printed.label,
         [table, _discrepancy(bench, settings, drawn)],
-        checks=[_equal_means(list(means.values())), *(claim.check(variances) for claim in CLAIMS)],
+        checks=[_equal_means(list(map(_average, means.values()))), *(claim.check(variances) for claim in CLAIMS)],
         protocol={
             "mean": "bits a token, mean over texts; ± standard error over draws",
             "variance": "of one draw of one text in squared bits a token, mean over texts; ± standard error over texts",
@@ -102,8 +118,9 @@ def schedules(bench: Bench) -> Report:
     )
 
 
-def _schedule_row(name: str, figures: tuple[Figure, Figure], note: str = "") -> Row:
-    return Row(name, paper.NOISE_SCHEDULES.rows.get(name, {}), {"mean": figures[0], "variance": figures[1]}, note)
+def _schedule_row(name: str, figures: Sequence[tuple[Figure, Figure]], note: str = "") -> Row:
+    middle, variance = (_average([both[i] for both in figures]) for i in (0, 1))
+    return Row(name, paper.NOISE_SCHEDULES.rows.get(name, {}), {"mean": middle, "variance": variance}, note)
 
 
 def _equal_means(means: list[Figure]) -> Check:
@@ -117,12 +134,12 @@ def _equal_means(means: list[Figure]) -> Check:
     return Check("all schedules have the same mean", chi < freedom + 3 * math.sqrt(2 * freedom), shown)
 
 
-def _discrepancy(bench: Bench, settings: dict[str, Any], drawn: dict[str, ScoredModel]) -> Table:
-    """How much the mean over all texts varies from draw to draw, with low-discrepancy times and without."""
+def _discrepancy(bench: Bench, settings: dict[str, Any], drawn: dict[str, list[ScoredModel]]) -> Table:
+    """How much the mean over all texts varies from draw to draw, with low-discrepancy times and without: one model."""
     rows = []
     for name, schedule in SCHEDULES.items():
         alone = bench.score("mdlm", proposed(schedule, stratified=False), what=f"{name}, independent", **settings)
-        rows.append(Row(name, {}, {"strata": _of_sums(drawn[name]), "independent": _of_sums(alone)}))
+        rows.append(Row(name, {}, {"strata": _of_sums(drawn[name][0]), "independent": _of_sums(alone)}))
     title = "Standard deviation of the mean over all texts, from draw to draw (bits a token)"
     return Table(title, "appendix D.3", ["strata", "independent"], rows)
 
@@ -134,4 +151,6 @@ def _of_sums(scored: ScoredModel) -> Figure:
     return Figure(spread, spread / math.sqrt(2 * (len(sums) - 1)))
 
 
-SCHEDULES_TABLE = PaperTable("schedules", schedules, TEXT, "lm1b")
+SCHEDULES_TABLE = PaperTable(
+    "schedules", schedules, TEXT, "lm1b", claims=CLAIMS, sides=dict.fromkeys(SCHEDULES, "mdlm")
+)

@@ -16,6 +16,8 @@ FILES = (
     "editor.js",
     "stage.js",
     "score.js",
+    "chat.js",
+    "chat.css",
     "export.js",
     "film.js",
     "gif.js",

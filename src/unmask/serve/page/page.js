@@ -1,4 +1,5 @@
 // The live page: a form, a stage, a player. Everything that a model wrote enters the page as text, never as HTML.
+import { Conversation } from "./chat.js";
 import { fit, hasGap, makeEditor } from "./editor.js";
 import { fillShell, save, traceOf } from "./export.js";
 import { makeFilm } from "./film.js";
@@ -13,8 +14,8 @@ const say = (text) => { $("live").textContent = text; };
 const chosen = (name) => document.querySelector(`[name=${name}]:checked`).value;
 const anySeed = () => Math.floor(Math.random() * 1e6);
 const TOPS = 5;
-const FIELD = { write: "prompt", fill: "gaps", score: "scored" };
-const VERB = { write: "Write", fill: "Fill", score: "Score" };
+const FIELD = { write: "prompt", fill: "gaps", score: "scored", chat: "message" };
+const VERB = { write: "Write", fill: "Fill", score: "Score", chat: "Send" };
 
 let models = [], sides = [], stopper = null, generation = 0;
 let unfolded = false; // whether the settings were shown without being asked for
@@ -30,6 +31,7 @@ const transport = makeTransport({
   sentence: stage.sentence, leave: () => { card.leave(); hideRewrite(); },
   keys: (event) => card.walk(event) || rewriteKey(event),
 });
+const conversation = new Conversation($("turns"), { say, uncover });
 const editor = makeEditor($("gaps"), $("backdrop"), {
   kind: () => sides[0]?.facts.kind, say, changed: () => {},
   count: async (text) => (await postJson("/v1/tokenize", { model: sides[0]?.model?.id, text })).count,
@@ -42,14 +44,14 @@ function mode(name) {
   document.querySelector(`[name=mode][value=${name}]`).checked = true;
   for (const box of document.querySelectorAll("[data-for]")) box.hidden = box.dataset.for !== name;
   $("run").firstElementChild.textContent = VERB[name];
-  const scoring = name === "score";
+  const scoring = name === "score", chatting = name === "chat", staged = !scoring && !chatting;
   $("scores").hidden = !scoring;
-  $("stage").hidden = $("views").hidden = $("compareBox").hidden = $("dice").hidden = scoring;
-  $("legend").hidden = scoring;
-  if (scoring) uncover(1);
-  $("player").hidden = scoring || !stage.ready();
-  $("keep").hidden = scoring ? true : !stage.ready();
-  for (const side of sides) side.box.classList.toggle("filling", name === "fill");
+  $("actions").hidden = chatting;
+  $("stage").hidden = $("views").hidden = $("compareBox").hidden = $("dice").hidden = !staged;
+  $("legend").hidden = !staged;
+  if (!staged) uncover(1);
+  $("player").hidden = $("keep").hidden = !staged || !stage.ready();
+  for (const side of sides) { side.box.classList.toggle("filling", name === "fill"); side.chat(chatting); }
   compare($("compare").checked);
   told();
   $("sides").classList.toggle("scoring", scoring);
@@ -69,7 +71,7 @@ function view(name) {
 
 function compare(on) {
   $("compare").checked = on;
-  const two = on && chosen("mode") !== "score";
+  const two = on && !["score", "chat"].includes(chosen("mode"));
   sides[1].box.hidden = !two;
   $("sides").classList.toggle("two", two);
   offerBases();
@@ -86,7 +88,7 @@ function told() {
   $("customBox").hidden = law !== "custom";
 }
 
-const active = () => ($("compare").checked ? sides : sides.slice(0, 1));
+const active = () => ($("compare").checked && chosen("mode") !== "chat" ? sides : sides.slice(0, 1));
 
 // -- running --------------------------------------------------------------------------------------------------------------
 
@@ -98,7 +100,8 @@ function fail(error) {
 
 function busy(on) {
   if (!on && document.activeElement === $("halt")) $("run").focus();
-  $("halt").hidden = !on;
+  if (!on && document.activeElement === $("hush")) $("message").focus();
+  $("halt").hidden = $("hush").hidden = !on;
   document.body.classList.toggle("busy", on);
 }
 
@@ -116,6 +119,7 @@ async function run() {
   if (!sides.length) return begin();
   await editor.settled(); // a gap may still be counted
   if (!active().every((side) => side.valid(chosen("mode")))) return;
+  if (chosen("mode") === "chat") return chat();
   if (chosen("mode") === "score") return score();
   if (chosen("mode") === "fill" && !hasGap($("gaps").value)) {
     $("gaps").focus();
@@ -197,6 +201,29 @@ async function score() {
   }
 }
 
+async function chat() {
+  const area = $("message"), text = area.value;
+  if (conversation.busy) return;
+  if (!text.trim()) return area.focus();
+  const { n, length, seed, ...settings } = sides[0].request();
+  if (length) settings.max_tokens = length;
+  if (seed !== undefined) settings.seed = seed + conversation.answers; // each answer has its own
+  area.value = "";
+  fit(area);
+  busy(true);
+  say("writing");
+  try {
+    await conversation.send(text, $("system").value.trim(), settings);
+  } catch (error) {
+    if (!area.value) area.value = text; // to be sent again
+    fit(area);
+    if (error.name === "AbortError") say("stopped");
+    else fail(error);
+  } finally {
+    busy(false);
+  }
+}
+
 // -- rewriting part of a result -----------------------------------------------------------------------------------
 
 let part = null; // {sequence, run, from, to}
@@ -263,9 +290,9 @@ function link() {
 function follow(hash) {
   const { a, b, rest, empty } = fromHash(hash);
   if (empty) return;
-  const name = Object.hasOwn(FIELD, rest.mode ?? "") ? rest.mode : "write";
   const first = { model: models[0]?.id, length: "", seed: "0", n: "1" }; // nothing of what stood here before
   sides[0].start({ ...first, ...a });
+  const name = Object.hasOwn(FIELD, rest.mode ?? "") && (rest.mode !== "chat" || sides[0].facts.chat_template) ? rest.mode : "write";
   sides[1].start({ ...first, ...b });
   $("compare").checked = rest.compare === "1";
   for (const field of Object.values(FIELD)) $(field).value = "";
@@ -340,7 +367,14 @@ function offerBases() {
   if (!dna && chosen("view") === "bases") view("order");
 }
 
+// Only models with a template chat.
+function offerChat() {
+  $("chatBox").hidden = !sides[0].facts.chat_template;
+  if ($("chatBox").hidden && chosen("mode") === "chat") mode("write");
+}
+
 function about() {
+  offerChat();
   const { method, parameters, length, kind, default_sampler: sampler, block_size: block } = sides[0].facts;
   const size = parameters >= 1e6 ? `${(parameters / 1e6).toFixed(parameters < 1e7 ? 1 : 0)}M parameters` : parameters ? `${(parameters / 1e3).toFixed(0)}k parameters` : "";
   $("about").textContent = [sides[0].model?.id, sampler === "left-to-right" ? "writes left to right" : block ? `blocks of ${block}` : method && method.toUpperCase(), size, length && `${length} ${kind === "dna" ? "bases" : "tokens"}`].filter(Boolean).join(" · ");
@@ -356,8 +390,16 @@ for (const area of document.querySelectorAll("textarea")) {
   area.addEventListener("input", () => fit(area));
 }
 $("halt").onclick = () => stopper?.abort();
+$("ask").addEventListener("submit", (event) => { event.preventDefault(); run(); });
+$("hush").onclick = () => conversation.stop();
+$("renew").onclick = () => { conversation.clear(); fail(null); $("message").focus(); say("a new conversation"); };
+$("message").addEventListener("keydown", (event) => {
+  if (event.key !== "Escape" || !conversation.busy) return;
+  event.stopPropagation(); // the focus stays
+  conversation.stop();
+});
 $("dice").onclick = () => { const seed = anySeed(); for (const { inputs } of sides) inputs.seed.value = seed; run(); };
-document.querySelector(".skip").onclick = (event) => { event.preventDefault(); $(chosen("mode") === "score" ? "scores" : "stage").focus(); }; // the address already holds the settings
+document.querySelector(".skip").onclick = (event) => { event.preventDefault(); $({ score: "scores", chat: "message" }[chosen("mode")] ?? "stage").focus(); }; // the address already holds the settings
 $("makeGap").onmousedown = (event) => event.preventDefault(); // the selection stays
 $("makeGap").onclick = () => editor.gap();
 $("compare").onchange = () => {

@@ -172,6 +172,13 @@ export class Side {
     this.advice.textContent = `Recommended by ${this.model?.id}: ${known.map(([name, value]) => `${titleOf(name)} ${value}`).join(", ")}. The exact law has temperature 1 and no filter; figures and scores always use it.`;
   }
 
+  // In a conversation the length is that of an answer.
+  chat(on) {
+    this.box.classList.toggle("chatting", on);
+    this.inputs.length.previousElementSibling.textContent = on ? "Answer tokens" : "Length";
+    this.inputs.length.placeholder = (on ? "auto" : this.facts.length) ?? "";
+  }
+
   // What goes to the server: only what was said, and whatever the model would recommend something else for.
   request() {
     const body = {}, advised = this.recommended();
@@ -202,7 +209,7 @@ export class Side {
   // Whether all that a mode uses can be sent. A field that is folded away is shown first: the browser points at it.
   // Steps are for the arrow keys only: a temperature of 0.72 is as good as any.
   valid(mode) {
-    const unused = { fill: (field) => field === "length", score: (field) => field !== "model" }[mode] ?? (() => false);
+    const unused = { fill: (field) => field === "length", score: (field) => field !== "model", chat: (field) => field === "n" }[mode] ?? (() => false);
     const wrong = ALL.find(({ name, whole }) => {
       const input = this.inputs[name], { validity } = input;
       const bad = !input.disabled && !input.closest("[hidden]") && !unused(name) && !validity.valid && (whole || !validity.stepMismatch);

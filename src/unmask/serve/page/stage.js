@@ -84,6 +84,9 @@ export class Run {
   done(data) {
     const sequence = this.sequences[data.index];
     Object.assign(sequence, { text: data.text, done: true, stopped: data.stopped, calls: data.calls });
+    const { player, board } = sequence;
+    player.finish();
+    if (player.at() === player.events.length) board.show(player.at(), true); // masks that are left vanish
   }
 
   get events() { return Math.max(0, ...this.sequences.map(({ player }) => player.events.length)); }
@@ -130,7 +133,7 @@ export class Stage {
   count = () => Math.max(0, ...this.runs.map((run) => run.events));
   growing = () => this.runs.some((run) => !run.over);
   most = () => Math.max(this.count(), ...this.sequences.map(({ expected, player }) => (this.growing() ? expected() : player.events.length)));
-  rate = () => Math.max(2.5, Math.min(30, this.most() / 8));
+  rate = () => pace(this.most());
 
   // More has arrived: the timeline is redrawn, at most once per frame.
   changed() {
@@ -158,7 +161,7 @@ export class Stage {
   status() {
     this.place(this.k, Math.max(1, this.most()), this.sentence());
     this.chart.at(this.k);
-    const all = this.sequences, left = all.reduce((sum, { player }) => sum + player.left[player.at()], 0);
+    const all = this.sequences, left = all.reduce((sum, { player }) => sum + player.masks(), 0);
     const first = all.reduce((sum, { player }) => sum + player.left[0], 0);
     this.uncover(1 - left / Math.max(1, left, first));
   }
@@ -167,7 +170,7 @@ export class Stage {
     const all = this.sequences;
     if (!all.length) return ["waiting"];
     if (all.length === 1) return sentenceOf(all[0].player);
-    const left = all.reduce((sum, { player }) => sum + player.left[player.at()], 0);
+    const left = all.reduce((sum, { player }) => sum + player.masks(), 0);
     return [`step ${this.k} of ${this.most()}`, plural(all.length, "text"), left ? `${plural(left, "mask")} left` : "all written"];
   };
 }

@@ -20,7 +20,7 @@ const spellPiece = (piece) => visible(piece).map(([kind, text]) => (kind === "te
 // What a step did, in words: the first part is the most important.
 function sentenceOf(player) {
   const at = player.at(), event = player.events[at - 1];
-  const left = player.left[at], all = plural(player.length[at], "token");
+  const left = player.masks(), all = plural(player.length[at], "token");
   if (!event) return ["start", `${all}, ${plural(left, "mask")}`];
   const time = event.t === null || event.t === undefined ? [] : [`t = ${event.t.toFixed(3)}`];
   const block = event.block ? [`block ${event.block[0] + 1}–${event.block[1]}`] : [];

@@ -2,7 +2,8 @@
 "use strict";
 
 // A change knows which change held its position before, so that a step back is as cheap as a step forward.
-// Events may still come: `push` takes one more.
+// Events may still come: `push` takes one more, `finish` says that none will. A text may end before all masks are written;
+// those that are left vanish at its end.
 function makePlayer(recording, mask) {
   const events = [];
   const position = [], token = [], prob = [], tops = [], event = [], before = [], last = [];
@@ -12,7 +13,7 @@ function makePlayer(recording, mask) {
   const held = recording.canvas.slice();
   const given = [], seen = [];
   const holder = []; // the change that holds a position; none: the first canvas does
-  let at = 0;
+  let at = 0, done = recording.done === true, over = false; // over: at the end of a finished text
   for (const id of held) left[0] += id === mask;
   for (const [start, end] of recording.given) for (let p = start; p < end; p++) given[p] = true;
 
@@ -45,18 +46,24 @@ function makePlayer(recording, mask) {
     for (; at > k; at--)
       for (let c = first[at] - 1; c >= first[at - 1]; c--) { holder[position[c]] = before[c]; touch(position[c]); }
     for (let p = Math.min(from, to); p < Math.max(from, to); p++) touch(p);
+    if (over !== (done && at === events.length)) {
+      over = !over;
+      if (left[events.length]) for (let p = 0; p < held.length; p++) if (held[p] === mask) touch(p);
+    }
     for (const p of touched) seen[p] = false;
     return touched;
   }
 
   return {
     events, left, length, seek, push,
+    finish: () => { done = true; },
+    masks: () => (over ? 0 : left[at]), // that will still be written
     get size() { return held.length; },
     at: () => at,
     token: (p) => tokenOf(p, holds(p)),
     finally: (p) => held[p],
     canvas: () => Array.from({ length: length[at] }, (_, p) => tokenOf(p, holds(p))),
-    exists: (p) => p < length[at],
+    exists: (p) => p < length[at] && !(over && held[p] === mask),
     given: (p) => given[p] === true && holds(p) < 0,
     // The change that holds a position now: null where the first canvas does.
     change: (p) => {

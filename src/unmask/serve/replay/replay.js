@@ -12,7 +12,7 @@
 
   function show(k, lively) {
     board.show(k, lively);
-    const at = player.at(), left = player.left[at];
+    const at = player.at(), left = player.masks();
     transport.place(at, player.events.length, sentenceOf(player));
     chart.at(at);
     uncover(1 - left / Math.max(1, left, player.left[0]));
@@ -25,7 +25,7 @@
     at: () => player.at(),
     count: () => player.events.length,
     growing: () => false,
-    rate: () => Math.max(2.5, Math.min(30, player.events.length / 10)),
+    rate: () => pace(player.events.length),
     sentence: () => sentenceOf(player),
     keys: card.walk,
     leave: card.leave,

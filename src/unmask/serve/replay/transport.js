@@ -1,6 +1,9 @@
 // Play, pause, step, scrub, speed: the player at the bottom of the replay and of the live page, with its keys.
 "use strict";
 
+const SECONDS = 4; // that a text takes at most
+const pace = (events) => Math.max(2.5, events / SECONDS); // events per second: short texts play step by step
+
 // `deck`: {count(): number of events, at(), show(k, playing), growing(): more may arrive, rate(): events per second at 1x,
 // say(text), sentence(), keys(event): whether the page has used the key itself, leave()}.
 function makeTransport(deck) {

@@ -1,0 +1,188 @@
+"""One page of all results: every claim with the paper's size, ours, and the verdict; made from results.json files.
+
+What stands between the marks of the page is written anew, what stands around them is kept. Figures that any page
+quotes can be filled in as well: between `<!-- FOLDER | ROW | COLUMN -->` and `<!-- / -->`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..files import write_text
+from ..plot import EffectBar, Forest, forest_svg, svg
+from ..text_tables import escape_markdown, markdown_table
+from ..types import UserError
+from .figures import Figure, significant
+from .rendering import MARKS, markdown
+from .report import NATS, NONE, POINTS, RATIO, Check, Report, plot_stems
+from .report_files import load_results
+
+PAGE = "README.md"
+BEGIN, END = "<!-- summary: written by `unmask reproduce summary` -->", "<!-- end of the summary -->"
+QUOTED = re.compile(r"<!-- ([^|\n]+?) \| ([^|\n]+?) \| ([^|\n]+?) -->(.*?)<!-- / -->")
+NEW_PAGE = f"# Results of `unmask reproduce`\n\n{BEGIN}\n{END}\n"
+COLOURS = {"holds": "#009E73", "refuted": "#D55E00", "not decided": "#8c959f"}  # by verdict
+FORESTS = (  # units, the name of the plot, its axis, and where this begins to be logarithmic
+    (
+        (NATS, RATIO),
+        "claims-nats",
+        "logarithm of the ratio: of perplexities, nats a token; of seconds, of variances",
+        0.01,
+    ),
+    ((POINTS,), "claims-points", "points of the mean score", 1.0),
+)
+
+
+@dataclass(frozen=True)
+class Result:
+    """A report and the folder that it is in, relative to that of the page."""
+
+    folder: str
+    report: Report
+
+    @property
+    def data(self) -> str:
+        """The name of its text or genome."""
+        return Path(self.report.data.rstrip("/")).name or self.folder
+
+    @property
+    def heading(self) -> str:
+        """The name of its table, its data and its scale."""
+        return f"{self.report.name}, {self.folder.partition('/')[0]}, scale {self.report.scale}"
+
+
+def write_summary(folder: str | Path) -> Path:
+    """Write the page, its plots, and the reports below the folder again from their results.json. Returns the page."""
+    folder = Path(folder)
+    for name, text in summary_files(folder).items():
+        write_text(folder / name, text)
+    return folder / PAGE
+
+
+def summary_files(folder: Path) -> dict[str, str]:
+    """All files that follow from the results.json files below a folder, by their paths in it."""
+    results = collect(folder)
+    files = {}
+    for result in results:
+        report = result.report
+        for stem, plot in zip(plot_stems(report.plots), report.plots, strict=True):
+            files[f"{result.folder}/{stem}.svg"] = svg(plot)
+        files[f"{result.folder}/report.md"] = markdown(report)
+    forests = [forest for spec in FORESTS if (forest := forest_of(results, *spec)).groups]
+    files |= {f"{forest.name}.svg": forest_svg(forest) for forest in forests}
+    page = folder / PAGE
+    before = page.read_text(encoding="utf-8") if page.exists() else NEW_PAGE
+    files[PAGE] = filled(_between(before, _body(results, forests)), results)  # the page last: it shows the others
+    return files
+
+
+def collect(folder: Path) -> list[Result]:
+    """The reports below a folder, by their paths."""
+    paths = sorted(folder.rglob("results.json"))
+    found = [Result(str(path.parent.relative_to(folder)), load_results(path)) for path in paths if _is_report(path)]
+    if not found:
+        raise UserError(f"{folder} has no results.json of `unmask reproduce` in it; give such a folder with --out")
+    return found
+
+
+def _is_report(path: Path) -> bool:
+    return "models" not in path.parts and "tasks" not in path.parts  # classifiers have a results.json of their own
+
+
+def filled(text: str, results: list[Result]) -> str:
+    """The text with every quoted figure as the results have it."""
+    tables = {result.folder: result.report.tables for result in results}
+
+    def figure(found: re.Match[str]) -> str:
+        folder, row, column, _ = found.groups()
+        for table in tables.get(folder, ()):
+            for line in table.rows:
+                if line.name == row and line.ours.get(column) is not None:
+                    return f"<!-- {folder} | {row} | {column} -->{line.ours[column]}<!-- / -->"
+        raise UserError(f"there is no figure {folder} | {row} | {column} in the results; correct the mark in the page")
+
+    return QUOTED.sub(figure, text)
+
+
+def _between(page: str, body: str) -> str:
+    if BEGIN not in page or END not in page:
+        raise UserError(f"the page has no lines {BEGIN!r} and {END!r}; put them where the summary should be")
+    head, _, rest = page.partition(BEGIN)
+    return f"{head}{BEGIN}\n\n{body}\n\n{END}{rest.partition(END)[2]}"
+
+
+# -- the page --------------------------------------------------------------------------------------------------------
+
+
+def _kind(check: Check) -> str:
+    return check.verdict.partition(" (")[0]
+
+
+def _count(checks: list[Check]) -> str:
+    counted = Counter(map(_kind, checks))
+    return ", ".join(f"{counted[kind]} {kind}" for kind in COLOURS if counted[kind])
+
+
+def _body(results: list[Result], forests: list[Forest]) -> str:
+    """Counts, plots, a line for each table, then every claim."""
+    judged = [result for result in results if result.report.checks and not result.report.unjudged]
+    claims = [check for result in judged for check in result.report.checks]
+    decided = sum(check.holds is not None for check in claims)
+    parts = [
+        f"**{decided} of {len(claims)} claims are decided:** {_count(claims)}. A claim holds or is refuted when its "
+        "interval, over texts and trainings together, says so; one training on each side decides nothing."
+    ]
+    parts += [f"![{forest.title}]({forest.name}.svg)" for forest in forests]
+    parts += [
+        "| table | data | claims | trainings | version |\n|---|---|---|---|---|\n" + "\n".join(map(_line, results))
+    ]
+    for result in judged:
+        report = result.report
+        link = f"[{escape_markdown(report.name)}]({result.folder}/report.md)"
+        where = f"{escape_markdown(report.label)}, on {escape_markdown(result.data)}, scale {report.scale}"
+        parts += [f"### {link}: {where}", f"```sh\n{report.command}\n```"]
+        header = ["", "claim", "paper", "here", "trainings", "verdict"]
+        parts.append(markdown_table([header, *map(_cells, report.checks)], words={0, 1, 5}))
+    return "\n\n".join(parts)
+
+
+def _line(result: Result) -> str:
+    report = result.report
+    claims = "not judged at this scale" if report.unjudged else _count(report.checks)
+    seeds = sorted({check.effect.trainings for check in report.checks if check.effect and check.effect.trainings})
+    cells = [
+        f"[{report.name}]({result.folder}/report.md): {report.label}",
+        f"{result.data}, {report.scale}",
+        claims or "none",
+        ", ".join(map(str, seeds)) or NONE,
+        str(report.environment.get("unmask", NONE)),
+    ]
+    return f"| {' | '.join(escape_markdown(cell) if i else cell for i, cell in enumerate(cells))} |"
+
+
+def _cells(check: Check) -> list[str]:
+    effect = check.effect
+    if effect is None:
+        return [MARKS[check.holds], check.claim, NONE, NONE, NONE, check.verdict]
+    theirs = NONE if effect.paper is None else f"{significant(effect.paper, 2)} {effect.unit}"
+    ours = f"{Figure(effect.value, effect.error or None)} {effect.unit}"
+    trainings = NONE if effect.trainings is None else str(effect.trainings)
+    return [MARKS[check.holds], check.claim, theirs, ours, trainings, check.verdict]
+
+
+def forest_of(results: list[Result], units: tuple[str, ...], name: str, label: str, smallest: float) -> Forest:
+    """Every claim whose size has one of these units, beside the paper's."""
+    groups = {
+        result.heading: [
+            EffectBar(check.claim, effect.value, effect.low, effect.high, effect.paper, _kind(check))
+            for check in result.report.checks
+            if (effect := check.effect) is not None and effect.unit in units
+        ]
+        for result in results
+    }
+    shown = {heading: bars for heading, bars in groups.items() if bars}
+    title = f"Every claim: by how much it holds, in {units[0]}"
+    return Forest(name, title, f"{label}; to the right: as claimed", shown, COLOURS, "paper", smallest)
