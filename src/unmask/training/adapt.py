@@ -99,7 +99,7 @@ def language_config(
     if kind == "sft":
         config = chat_finetuning(lm.config)
     elif lm.config.model.network == "llama" and kind in ("mdlm", "block"):
-        config = llama_finetuning(lm.config, method)
+        config = llama_finetuning(lm.config, kind)
         config = turned_config(config, lm.tokenizer.vocab) if turns(lm, kind) else config
     elif kind == "block":
         config = block_finetuning(lm.config, loss)

@@ -25,6 +25,8 @@ def in_whole_numbers(rows: Tensor) -> tuple[Tensor, Tensor]:
 class Int8Linear(nn.Module):
     """A linear layer with its matrix in int8; bias and results are of the type that they were."""
 
+    scale: Tensor
+
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
         matrix, scale = in_whole_numbers(linear.weight.detach().float())
@@ -57,6 +59,9 @@ def quantize(backbone: Network) -> None:
     for name in names:
         above, _, last = name.rpartition(".")
         setattr(backbone.get_submodule(above), last, Int8Linear(backbone.get_submodule(name)))  # type: ignore[arg-type]
+    for weight in backbone.parameters():
+        if weight.is_floating_point():
+            weight.data = weight.data.clone()  # so that the mapped file of the other ones can go
 
 
 def is_quantized(model: nn.Module) -> bool:
