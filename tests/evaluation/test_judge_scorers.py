@@ -18,6 +18,9 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 
+import unmask
+from support.families import tensors_of
+from support.families import write as write_family
 from support.paths import DATA
 from unmask.data.tokenization import bytes_tokenizer
 from unmask.evaluation.judge import Scorer, open_scorer
@@ -355,3 +358,29 @@ def test_formats_are_imported_by_their_prefix_only():
     code = "import sys, unmask.evaluation.generative; print([name for name in sys.modules if 'judge.formats' in name])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+def test_a_causal_folder_of_ours_is_a_judge_though_its_tokenizer_has_a_mask_too_many(tmp_path):
+    """[MASK] is a token that the network has no row for; where a text spells it, its letters are scored."""
+    named = {"bos_token": "<|endoftext|>"}
+    how = {"tensors": without_padding("llama"), "tokenizer": named, "vocab_size": 258}
+    theirs = write_family(tmp_path / "theirs", "llama", **how)
+    ours = unmask.load(theirs).save_pretrained(tmp_path / "ours")
+    scorer = open_scorer(f"hf:{ours}")
+    assert len(scorer.tokenizer) == 259 and scorer.vocab_size == 258
+    texts = ["some words", "a [MASK] b [MASK]", "[MASK]"]
+    for text in texts:
+        assert scorer.encode(text) == list(text.encode())
+    for one, two in zip(scorer.nats(texts), open_scorer(f"hf:{theirs}").nats(texts), strict=True):
+        assert one.nats == pytest.approx(two.nats, rel=1e-5) and one.tokens == two.tokens
+
+
+def test_a_tokenizer_with_other_tokens_too_many_is_refused(tmp_path):
+    folder = write_family(tmp_path / "m", "llama", tensors=without_padding("llama", 250), vocab_size=250)
+    with pytest.raises(UserError, match="has 250 tokens and its tokenizer 258; they do not belong together"):
+        open_scorer(f"hf:{folder}")
+
+
+def without_padding(family: str, rows: int = 258) -> dict[str, torch.Tensor]:
+    tables = ("model.embed_tokens.weight", "lm_head.weight")
+    return {name: t[:rows].clone() if name in tables else t for name, t in tensors_of(family).items()}

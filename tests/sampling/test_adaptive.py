@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ import torch
 from oracles.enumeration import MASK, SCHEDULES, XS, TableNet, V, random_joint
 from oracles.laws import collect, hitting_law, masks_of, order_law, ruled, surest, surest_law, windows_law
 from support.drawing import CANVASES, Law, generate, keys_of, outcomes, p_value, tensors
-from support.helpers import random_model, tiny_config
+from support.helpers import random_model, refused, tiny_config
 from unmask.models.masked import MaskedDiffusion
 from unmask.sampling import (
     Adaptive,
@@ -26,6 +27,7 @@ from unmask.sampling import (
     replay,
 )
 from unmask.sampling.adaptive import MEASURES, by_score, loss_at_once
+from unmask.sampling.params import SamplingParams
 from unmask.sampling.sampler import positions_of
 from unmask.types import UserError, Vocab
 
@@ -83,6 +85,51 @@ def test_a_threshold_that_is_just_reached_is_reached(measure, threshold):
     model = MaskedDiffusion(TableNet(table), SCHEDULES["log-linear"])
     (state,) = generate(model, [torch.tensor(M3)], Adaptive(measure, threshold=threshold), keys_of(1))
     assert state.positions.tolist() == [0, 1, 2]
+
+
+# -- an end-of-text that waits -----------------------------------------------------------------------------------------
+
+END = 2
+
+
+def ending(seed: int) -> MaskedDiffusion:
+    """A network that often thinks that the text is over."""
+    net = TableNet.random(seed, length=5)
+    net.vocab = replace(net.vocab, eos=END)
+    with torch.no_grad():
+        net.table[..., 2:, END] += 2.5
+    return MaskedDiffusion(net, SCHEDULES["log-linear"])
+
+
+@pytest.mark.parametrize("measure", MEASURES)
+@pytest.mark.parametrize("how", [{"k": 1}, {"k": 3}, {"threshold": 0.5}, {"entropy_bound": 0.9}], ids=repr)
+def test_a_late_end_waits_for_the_text_before_it(measure, how):
+    model, n, waited = ending(4), 30, 0
+    denoise, before = model.backbone.denoiser(), dict.fromkeys(range(n), (MASK,) * 5)
+    states = generate(model, tensors([(MASK,) * 5] * n), Adaptive(measure, late_eos=True, **how), keys_of(n))
+    for state in states:
+        was = before[state.row]
+        log_x = denoise(was, math.nan)
+        is_end = {i: int(log_x[i].argmax()) == END for i in masks_of(was)}
+        waiting = {i for i in is_end if is_end[i] and any(j < i and not is_end[j] for j in is_end)}
+        ready = tuple(0 if i in waiting else token for i, token in enumerate(was))
+        due = surest(ready, log_x, measure, how.get("k"), how.get("threshold"), how.get("entropy_bound"))
+        assert state.positions.tolist() == sorted(due)
+        waited += len(waiting)
+        before[state.row] = tuple(state.canvas.tolist())
+    assert waited and all(MASK not in canvas for canvas in before.values())
+
+
+def test_a_late_end_needs_an_end():
+    model = MaskedDiffusion(TableNet.random(3), SCHEDULES["log-linear"])
+    with pytest.raises(UserError, match="late_eos needs a tokenizer with an end-of-text token"):
+        list(generate(model, [torch.tensor(M3)], Adaptive("entropy", k=1, late_eos=True), keys_of(1)))
+
+
+def test_late_ends_are_a_setting_of_orders_by_sureness_only():
+    assert SamplingParams(sampler="confidence", late_eos=True).describe()["late_eos"] is True
+    said = refused("sample", "tiny-en", "--sampler", "plan", "--late-eos")
+    assert said == "sampler 'plan' does not take late_eos; it belongs to confidence, entropy, margin"
 
 
 # -- a bound on the entropy of what is written together --------------------------------------------------------------

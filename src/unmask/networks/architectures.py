@@ -150,6 +150,8 @@ def understood_by_library(tree: Mapping[str, Any], spec: Any, where: Any) -> Non
     turns = set() if "rope_parameters" in declared else {"rope_scaling", "rope_theta", "rope_parameters"}
     kept = vars(spec).keys() | turns  # what is not kept was translated to a declared field
     left = {key: value for key, value in plain(tree).items() if key not in declared and key in kept}
+    if left.get("layer_norm_eps") == getattr(spec, "norm_eps", ...):  # ModernBERT's files say it twice
+        left.pop("layer_norm_eps", None)
     only(left, PLAIN if "position_embedding_type" not in declared else {}, where)
     modules = {inspect.getmodule(part) for part in (class_of(spec), type(spec))}
     source = "".join(inspect.getsource(module) for module in modules if module is not None)

@@ -83,6 +83,12 @@ class Adaptive(Sampler):
         least=0,
         instead=("steps", "k", "threshold"),
     )
+    late_eos: bool = setting(
+        False,
+        "A position where an end-of-text is most likely waits for all before it (against the flood of LLaDA)",
+        title="Late end-of-text",
+        needs="eos",
+    )
     deterministic = True
     timeless = True
 
@@ -106,7 +112,10 @@ class Adaptive(Sampler):
         least = self.threshold
         if least is not None and self.measure == "entropy":
             least = -least
-        return _AdaptiveTrajectory(request, model.vocab, MEASURES[self.measure], k, least, self.entropy_bound)
+        if self.late_eos and model.vocab.eos is None:
+            raise UserError("late_eos needs a tokenizer with an end-of-text token, which this model's does not have")
+        late = model.vocab.eos if self.late_eos else None
+        return _AdaptiveTrajectory(request, model.vocab, MEASURES[self.measure], k, least, self.entropy_bound, late)
 
 
 class _AdaptiveTrajectory(Trajectory):
@@ -118,9 +127,10 @@ class _AdaptiveTrajectory(Trajectory):
         k: int | None,
         least: float | None,
         bound: float | None,
+        late: int | None,
     ) -> None:
         super().__init__(request, vocab)
-        self.measure, self.k, self.least, self.bound = measure, k, least, bound
+        self.measure, self.k, self.least, self.bound, self.late = measure, k, least, bound, late
         self.left = positions_of(self.open)
         self.total, self.chosen = len(self.left), self.left[:0]
 
@@ -133,19 +143,27 @@ class _AdaptiveTrajectory(Trajectory):
 
     def score(self, log_x: Tensor) -> Tensor:
         scores = self.measure(log_x)
-        return scores if self.bound is None else torch.stack([scores, -entropy(log_x)], -1)
+        if self.bound is None and self.late is None:
+            return scores
+        nats = scores if self.bound is None else -entropy(log_x)
+        ends = torch.zeros_like(scores) if self.late is None else (log_x.argmax(-1) == self.late).to(scores)
+        return torch.stack([scores, nats, ends], -1)
 
     def choose(self, scores: Tensor) -> None:
+        left, nats = self.left, scores
+        if scores.ndim > 1:
+            text = scores[:, 2] == 0
+            ready = text | (text.cumsum(0) == 0)  # an end does not wait if there is no text before it
+            left, (scores, nats, _) = left[ready], scores[ready].unbind(-1)
         enough = torch.zeros(len(scores), dtype=torch.bool)
         if self.bound is not None:
-            scores, nats = scores.unbind(-1)
             order = by_score(scores)
             enough[order] = loss_at_once(nats[order]) <= self.bound
         elif self.least is not None:
             enough = scores >= self.least
         if not enough.any():
             enough[by_score(scores)[: self.k or 1]] = True
-        self.chosen = self.left[enough]
+        self.chosen = left[enough]
 
     def due(self) -> Tensor:
         return self.chosen

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -33,11 +34,7 @@ class HfScorer(CausalScorer):
             raise UserError(f"scorer {where} has a context of {self.context} tokens; it must be at least 2")
         self.bos = self.tokenizer.bos_token_id
         self.vocab_size = int(config.vocab_size)
-        if len(self.tokenizer) > self.vocab_size:
-            raise UserError(
-                f"scorer {where} has {self.vocab_size} tokens and its tokenizer {len(self.tokenizer)}; "
-                "they do not belong together"
-            )
+        self.inside = self._inside_extras()
         self._check_causal()
 
     @property
@@ -48,8 +45,24 @@ class HfScorer(CausalScorer):
 
     def encode(self, text: str) -> list[int]:
         """The tokens of a text, without special tokens around it."""
+        pieces = [text] if self.inside is None else self.inside.split(text)
         with quiet():  # it warns that a text is longer than the model; that is what windows are for
-            return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+            return [token for piece in pieces for token in self.tokenizer(piece, add_special_tokens=False)["input_ids"]]
+
+    def _inside_extras(self) -> re.Pattern[str] | None:
+        """The places after the first letter of special tokens that the network has no row for, as our [MASK].
+
+        A text that is cut there has none of them, but their letters.
+        """
+        added = self.tokenizer.added_tokens_decoder
+        beyond = [added.get(token) for token in range(self.vocab_size, len(self.tokenizer))]
+        if not all(extra is not None and extra.special and len(extra.content) > 1 for extra in beyond):
+            raise UserError(
+                f"scorer {self.name} has {self.vocab_size} tokens and its tokenizer {len(self.tokenizer)}; "
+                "they do not belong together"
+            )
+        places = [rf"(?<={re.escape(word[0])})(?={re.escape(word[1:])})" for word in (t.content for t in beyond)]
+        return re.compile("|".join(places)) if places else None
 
     def hidden(self, tokens: Tensor, present: Tensor) -> tuple[Tensor, Callable[[int, Tensor], Tensor]]:
         """The logits of the model: some models scale or cap them after the head, so the head alone would be wrong."""
