@@ -1,4 +1,4 @@
-"""The main object of the Python API: a model with its tokenizer. Sample, infill, stream, score, marginals."""
+"""The main object of the Python API: a model with its tokenizer. Sample, infill, stream, score, choose, marginals."""
 
 from __future__ import annotations
 
@@ -380,6 +380,17 @@ class LM:
         return evaluation.score(
             self.model, self.prompt_builder, texts, label=SamplingParams(label=label).label_id(self.labels), **how
         )
+
+    def choose(
+        self, text: str, choices: Sequence[str], *, label: str | int | None = None, **how: Any
+    ) -> list[evaluation.Answer]:
+        """How probable each choice is in the gap of a text (or at its end), among these choices; in their order.
+
+        The gap is {{}}, or written as for `infill`: its length does not matter. `how` as in `evaluation.answers`:
+        `seed` and `batch_size`.
+        """
+        named = SamplingParams(label=label).label_id(self.labels)
+        return evaluation.answers(self.model, self.prompt_builder, text, choices, label=named, **how)
 
     @overload
     def marginals(self, texts: str, **how: Any) -> Marginals: ...

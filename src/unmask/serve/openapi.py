@@ -10,7 +10,7 @@ from pydantic.json_schema import models_json_schema
 
 from ..version import __version__
 from .limits import Limits
-from .schema import CompletionBody, DiffusionBody, InfillBody, MarginalsBody, ScoreBody, TokenizeBody
+from .schema import ChooseBody, CompletionBody, DiffusionBody, InfillBody, MarginalsBody, ScoreBody, TokenizeBody
 
 ERRORS = {
     400: "Something in the request is wrong; the message says what.",
@@ -37,6 +37,10 @@ POSTS: dict[str, tuple[type[BaseModel], str, str, str]] = {
     "/v1/marginals": (
         MarginalsBody, "The model's distribution at every open position of a text; nothing is written.",
         "application/json", "The most likely tokens of each position, their probabilities, and its entropy.",
+    ),
+    "/v1/choose": (
+        ChooseBody, "How probable each of several texts is in a gap; nothing is written.", "application/json",
+        "The choices in their order, with probabilities that sum to 1.",
     ),
     "/v1/tokenize": (TokenizeBody, "The tokens of a text.", "application/json", "Ids and pieces."),
 }  # fmt: skip
