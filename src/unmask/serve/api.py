@@ -28,7 +28,7 @@ from .engine import Engine
 from .handles import RequestHandle
 from .http import EventStream, answer, read_body, while_connected
 from .limits import Limits, Refusal
-from .preparation import prepare, prepare_completion, ranged, readable_gaps, tokens
+from .preparation import patterned, prepare, prepare_completion, ranged, readable_gaps, tokens
 from .schema import (
     NAMES,
     Body,
@@ -168,7 +168,7 @@ class Service:
         deadline = clock() + self.limits.timeout
         if isinstance(asked, Gapped) and asked.text is not None and ranged(asked.text):
             made = await self._long(receive, prepare, lm, asked, self.limits)
-        elif asked.has_form:
+        elif asked.has_form or (isinstance(asked, Gapped) and asked.text is not None and patterned(asked.text)):
             made = await self._compiled(receive, prepare, lm, asked, self.limits)
         else:
             made = await while_connected(receive, self._off(self._prepare, prepare, lm, asked, self.limits))

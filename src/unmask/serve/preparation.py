@@ -20,7 +20,12 @@ DEFAULT_TOKENS = 16  # what OpenAI's clients get unless they say how many
 
 def ranged(text: str) -> bool:
     """Whether a text has a gap of variable length, which needs the network to choose."""
-    return any("-" in inside for inside in split_gaps(text)[1::2])
+    return any("-" in inside.partition(":")[0] for inside in split_gaps(text)[1::2])
+
+
+def patterned(text: str) -> bool:
+    """Whether a gap of a text has a pattern, which is compiled."""
+    return any(":" in inside for inside in split_gaps(text)[1::2])
 
 
 def prepare(lm: LM, asked: DiffusionBody | InfillBody, limits: Limits) -> list[Request]:
