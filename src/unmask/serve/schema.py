@@ -363,6 +363,15 @@ class MarginalsBody(Body):
     label: Label | None = None
 
 
+class ChooseBody(Body):
+    """POST /v1/choose."""
+
+    text: Text = Field(description="A text with one gap, {{}}; without one the choices stand at its end.")
+    choices: Annotated[list[Text], Field(min_length=2, max_length=1000)] = Field(description="Texts for the gap.")
+    seed: Whole = 0
+    label: Label | None = None
+
+
 class TokenizeBody(Body):
     """POST /v1/tokenize."""
 

@@ -95,6 +95,8 @@ const active = () => ($("compare").checked && chosen("mode") !== "chat" ? sides 
 function fail(error) {
   $("error").hidden = !error;
   $("error").textContent = error ? error.message ?? String(error) : "";
+  const pattern = error?.code === "impossible" && /^patterns\[(\d+)\]$/.exec(error.param ?? "");
+  editor.impossible(pattern ? Number(pattern[1]) : null);
   if (error?.status === 401) { $("keyBox").hidden = false; $("settings").open = true; $("key").focus(); }
 }
 
