@@ -317,6 +317,7 @@ def _score(lm: LM, asked: ScoreBody, texts: list[str], limits: Limits) -> Likeli
         label=asked.label,
         method=asked.method,
         span=span,
+        block=asked.block,
         seed=asked.seed,
         batch_size=_rows(lm),
         **numbers,

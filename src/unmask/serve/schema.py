@@ -345,6 +345,9 @@ class ScoreBody(Body):
     draws: Annotated[StrictInt, Field(ge=1, le=256)] | None = None
     calls: Annotated[StrictInt, Field(ge=1, le=256)] | None = None
     orders: Annotated[StrictInt, Field(ge=1, le=256)] | None = None
+    block: Annotated[StrictInt, Field(ge=1, le=1 << 20)] | Literal["full"] | None = Field(
+        None, description="Tokens of a block, of a model with blocks, or full: the whole row; its own if left out."
+    )
     seed: Whole = 0
     label: Label | None = None
     spans: Annotated[list[Pair], Field(min_length=1, max_length=64)] | None = Field(

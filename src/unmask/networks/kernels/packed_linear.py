@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-LEAST = 2**18  # numbers of a weight for which it pays
+LEAST = 400_000  # numbers of a weight for which it pays
 FROM_MEMORY = 2**19  # networks with weights so large do not fit into the caches of a CPU ...
 FEWEST = 4  # ... and fewer rows than this take longer
 MOST_BYTES = 2**31  # of all copies
