@@ -83,8 +83,8 @@ def larger_than_error(difference: float, error: float, sigmas: float = 2.0) -> b
 
 
 def student(probability: float, freedom: float) -> float:
-    """The quantile of Student's law; with infinite freedom, of the normal law."""
-    if math.isinf(freedom):
+    """The quantile of Student's law; with much freedom, of the normal law."""
+    if freedom > 1e6:
         return NormalDist().inv_cdf(probability)
     if probability < 0.5:
         return -student(1 - probability, freedom)

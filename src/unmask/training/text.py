@@ -125,6 +125,8 @@ class TextJob(TrainingJob):
                 prepared = prepare(config.data, tokenizer, ("train", config.eval.split), progress, labels)
         self.prepared: Prepared = prepared
         self.data, self.valid_rows = self.prepared.split("train"), self.prepared.split(config.eval.split)
+        if config.train.rows is not None:
+            self.data = self.data.first(config.train.rows)
         torch.manual_seed(Keys(config.seed).torch_seed("init"))
         self.model = registry.model(config, self.prepared.tokenizer.vocab, len(self.prepared.labels))
         self.recommended = of_training(
@@ -237,6 +239,8 @@ def check(config: Config, start: LM | None, folder: Path | None) -> None:
             f"task.name={config.task.name} is a task for a classifier; "
             f"train one with: unmask finetune MODEL {config.task.name}"
         )
+    if spec.rows is not None and config.data.tokenizer == "dna":
+        raise UserError("train.rows takes the first rows of a text; for DNA choose regions with data.intervals")
     if spec.patience is not None and not config.eval.every:
         raise UserError("train.patience counts evaluations; set eval.every to the steps between two of them")
     if start is not None and spec.start is None:
