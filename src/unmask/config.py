@@ -480,6 +480,7 @@ class TrainConfig(Section):
 
     steps: PositiveInt = 1000
     minutes: PositiveFloat | None = None  # choose the steps of a new run, measured, so that it takes this long
+    rows: PositiveInt | None = None  # learn from so many rows of the text only, its first; None = all
     batch_size: PositiveInt = 64  # global: over all processes and accumulation steps
     micro_batch_size: PositiveInt | None = None  # rows that go through the network of a process at once
     optimizer: Literal["adamw", "muon"] = "adamw"  # muon: for the matrices of the blocks; adamw for all other weights

@@ -130,6 +130,8 @@ class TextJob(TrainingJob):
                 )
         self.prepared: Prepared = prepared
         self.data, self.valid_rows = self.prepared.split("train"), self.prepared.split(config.eval.split)
+        if config.train.rows is not None:
+            self.data = self.data.first(config.train.rows)
         torch.manual_seed(Keys(config.seed).torch_seed("init"))
         self.base: str | None = None  # the fingerprint of the weights that adapters stand beside
         if config.train.lora.rank is None:
@@ -265,6 +267,8 @@ def check(config: Config, start: LM | None, folder: Path | None) -> None:
             f"task.name={config.task.name} is a task for a classifier; "
             f"train one with: unmask finetune MODEL {config.task.name}"
         )
+    if spec.rows is not None and config.data.tokenizer == "dna":
+        raise UserError("train.rows takes the first rows of a text; for DNA choose regions with data.intervals")
     if spec.patience is not None and not config.eval.every:
         raise UserError("train.patience counts evaluations; set eval.every to the steps between two of them")
     if start is not None and spec.last_blocks is not None:
