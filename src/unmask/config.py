@@ -464,6 +464,17 @@ class PlaidConfig(Section):
         return self
 
 
+class AdapterConfig(Section):
+    """LoRA: small matrices that are trained beside the frozen weights of train.start."""
+
+    rank: PositiveInt | None = None  # their inner size; None: no adapters, all weights are trained
+    alpha: PositiveFloat | None = None  # what they add is scaled by alpha / rank; default: twice the rank
+    dropout: float = Field(0.0, ge=0, lt=1)  # of their input
+    targets: list[str] | None = (
+        None  # linear layers by their last names, as [q_proj, v_proj]; default: all of the blocks
+    )
+
+
 class TrainConfig(Section):
     """Optimisation, checkpoints and the machine."""
 
@@ -494,6 +505,8 @@ class TrainConfig(Section):
     keep_last: PositiveInt = 2
     patience: PositiveInt | None = None  # stop after this many evaluations in a row without improvement
     start: str | None = Field(None, min_length=1)  # a model with the initial weights: a run, a folder or a Hub id
+    lora: AdapterConfig = AdapterConfig()
+    recompute: bool = False  # keep only the inputs of blocks for the backward pass: a third more time, far less memory
     embeddings: Literal["random", "counts"] = "random"  # of a new model: or from the pairs of tokens in its text
     sinks: list[Literal["tensorboard", "trackio", "wandb"]] = []
 

@@ -45,6 +45,10 @@ def finetune(
     pad: Annotated[
         str | None, typer.Option(help="sft: eos (rows end with EOS that is learned, the default) or cut.")
     ] = None,
+    lora: Annotated[
+        int | None,
+        typer.Option(help="Train LoRA adapters of this rank (train.lora.rank) instead of all weights.", min=1),
+    ] = None,
     minutes: Minutes = None,
     out: RunFolder = None,
     seeds: Annotated[str | None, typer.Option(help="Tasks: one run per seed, for example 0,1,2.")] = None,
@@ -69,6 +73,7 @@ def finetune(
         if value is not None and task != "sft":
             raise UserError(f"--{name} is for conversations: unmask finetune MODEL sft; leave it out")
         changes += [] if value is None else [f"data.{key}={value}"]
+    changes += [] if lora is None else [f"train.lora.rank={lora}"]
     if language and seeds is not None:
         raise UserError("--seeds is for tasks; set seed=1 for another seed")
     if sweep:
@@ -78,7 +83,8 @@ def finetune(
     chosen = _seeds(seeds)
     place = out or f"runs/{Path(model.rstrip('/')).name}-{task.replace('/', '-')}"
     lm = adapt.begun(place) if language else None  # a run that is continued no longer needs the model it started from
-    lm = lm or adapt.load_start(model, weights, which, tokenizer)
+    adapters = any(text.startswith("train.lora.rank=") for text in changes)
+    lm = lm or adapt.load_start(model, weights, which, tokenizer, adapters=adapters)
     if language:
         config = adapt.language_config(lm, model, task, data, local, changes)
         config = fit_machine(lm, config, place, changes, quiet=quiet or print_config or not is_main())

@@ -23,7 +23,7 @@ from .interface import Network, NetworkInput, TokenWeights
 from .kernels.attention import Attention
 from .kernels.dropout import dropout
 from .kernels.positions import rotary_table, rotate
-from .layers import Embedding, LabelEmbedding, LayerNorm, TimestepEmbedder, wide
+from .layers import Embedding, LabelEmbedding, LayerNorm, TimestepEmbedder, weight_of, wide
 
 KeyValue = tuple[Tensor, Tensor]  # keys (rotated) and values of one block, (B, H, L, D) each
 Rotary = tuple[Tensor, Tensor]  # cos and sin, (1 or B, L, 1, D) each, float32
@@ -104,7 +104,7 @@ class DiTBlock(nn.Module):
     def _qkv(self, h: Tensor, how: BlockCall) -> Sequence[Tensor]:
         """Queries, keys and values, (B, H, L, D) each; with `how.queries`, only the queries of these columns."""
         if how.queries is not None:
-            q, k, v, turn = how.of_some(h, self.attn_qkv.weight, self.n_heads)
+            q, k, v, turn = how.of_some(h, weight_of(self.attn_qkv), self.n_heads)
             q, k = rotate(q, *turn).to(q.dtype), rotate(k, *how.rotary).to(k.dtype)
             return [part.transpose(1, 2) for part in (q, k, v)]
         qkv = self.attn_qkv(h).view(*h.shape[:2], 3, self.n_heads, -1)

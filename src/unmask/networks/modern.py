@@ -23,7 +23,7 @@ from .interface import Network, NetworkInput, Parts, TokenWeights
 from .kernels.attention import Attention, Causal, Full
 from .kernels.dropout import dropout
 from .kernels.fused import rms_norm, squared_relu
-from .layers import LabelEmbedding, TiedEmbedding, TimestepEmbedder, wide
+from .layers import LabelEmbedding, TiedEmbedding, TimestepEmbedder, weight_of, wide
 
 LOGIT_STD = 0.5  # of a fresh network
 
@@ -72,7 +72,7 @@ class ModernBlock(nn.Module):
             turn = how.rotary
             q, k, v = self.qkv(h).unflatten(-1, (3, self.n_heads, -1)).unbind(2)
         else:
-            q, k, v, turn = how.of_some(h, self.qkv.weight, self.n_heads)
+            q, k, v, turn = how.of_some(h, weight_of(self.qkv), self.n_heads)
         q, k = norm(q, *turn).to(v.dtype), norm(k, *how.rotary).to(v.dtype)
         return [part.transpose(1, 2) for part in (q, k, v)]
 

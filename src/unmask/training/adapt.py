@@ -59,6 +59,7 @@ LIKE = (
     "block",
 )  # methods whose weights mean the same: a token for each [MASK]
 INSTEAD = {"train.steps": "task.epochs", "data.length": "task.length", "data.local": "task.local"}  # for tasks
+LORA_RATE = 2e-4  # of adapters, which begin at zero: higher than that of trained weights
 BEFORE = "before.json"  # in the folder of the run
 
 
@@ -113,6 +114,8 @@ def language_config(
         what = "conversations" if kind == "sft" else "text"
         raise UserError(f"name the {what} on which {name} is to be trained: --data NAME_OR_PATH")
     config, named = _overridden(config, overrides), named_keys(overrides)
+    if config.train.lora.rank is not None and "train.lr" not in named:
+        config = _with(config, "train", lr=LORA_RATE)
     if kind == "block" and lm.config.model.method != "block" and "block.mixture" not in named:
         sizes = mixed_blocks(config.data.length, config.block.size if "block.size" in named else None)
         config = _with(config, "block", size=sizes.size, mixture=sizes.mixture)
@@ -271,9 +274,24 @@ def begun(out: str | Path) -> LM | None:
 
 
 def load_start(
-    model: str, weights: str = "ema", which: str = "last", tokenizer: str | None = None, device: str = "cpu"
+    model: str,
+    weights: str = "ema",
+    which: str = "last",
+    tokenizer: str | None = None,
+    device: str = "cpu",
+    adapters: bool = False,
 ) -> LM:
-    """The model that is to be fine-tuned; an encoder without a head for masks gets a fresh one."""
+    """The model that is to be fine-tuned; an encoder without a head for masks gets a fresh one.
+
+    With `adapters` its name alone must say which weights they belong to.
+    """
+    if adapters:
+        if (weights, which, tokenizer) != ("ema", "last", None):
+            raise UserError(
+                "LoRA needs a base model that its name alone describes, without --weights, --which and --tokenizer; "
+                f"make one with: unmask convert {model} DIR"
+            )
+        return load(model, device=device)
     how: dict[str, Any] = {"which": which, "weights": weights, "device": device, "tokenizer": tokenizer}
     try:
         return load(model, **how)
