@@ -13,8 +13,13 @@ places. A call of MDLM reads the whole text wherever it is, so one call is timed
                   those of a trained model (--trained), and a round with drafts of that length is timed here.
     mdlm          the reveal plan, one token a call, whole canvas
 
+With one thread the clock is that of the process, so that others may use the machine meanwhile. Several lengths show
+whether a token costs the same everywhere: its cost without attention, which is timed alone with as many keys, should.
+
     python benchmarks/blocks.py                                  OWT size, batch 1, L = 1024
     python benchmarks/blocks.py --network 10m --length 2048 --batch 16
+    python benchmarks/blocks.py --network 10m --length 256 512 1024 2048 --threads 1
+    python benchmarks/blocks.py --trained tiny-en --temperature 0.9 --top-p 0.9
 """
 
 from __future__ import annotations
@@ -24,8 +29,10 @@ import json
 import statistics
 import sys
 import time
+from collections.abc import Callable
 
 import torch
+import torch.nn.functional as F
 
 import unmask
 from measure import sgemm_peak
@@ -33,6 +40,7 @@ from sampling import NETWORKS
 from unmask.config import Config, ModelConfig
 from unmask.models import registry
 from unmask.models.language_model import LanguageModel
+from unmask.networks.kernels.packed_linear import PackedWeights
 from unmask.process.keys import Keys
 from unmask.sampling import Batcher, BlockByBlock, FirstHitting, LeftToRight, Request, RevealPlan, Sampler, Slot
 from unmask.sampling.params import SamplingParams
@@ -41,6 +49,11 @@ from unmask.types import Vocab
 
 WRITTEN = 32  # tokens at each place: whole blocks of every size
 PLACES = 4
+
+
+def clock() -> float:
+    """Seconds: of this process if it has one thread, else of the wall."""
+    return time.process_time() if torch.get_num_threads() == 1 else time.perf_counter()
 
 
 def random_model(name: str, method: str, kind: str) -> LanguageModel:
@@ -69,12 +82,12 @@ class Writing:
 
     def __call__(self) -> float:
         """Seconds a token of a text."""
-        start, written, alive = time.perf_counter(), 0, True
+        start, written, alive = clock(), 0, True
         while alive and self.batcher.busy:
             states = self.batcher.step()
             written += sum(len(state.positions) for state, _ in states)
             alive = not any(state.done for state, _ in states)
-        return (time.perf_counter() - start) * self.batch / written
+        return (clock() - start) * self.batch / written
 
 
 def places(length: int) -> list[int]:
@@ -87,13 +100,19 @@ class Round:
 
     def __init__(self, model: LanguageModel, place: int, batch: int, n: int) -> None:
         self.model, self.place, self.n, self.denoiser = model, place, n, model.denoiser()
+        self.packed = PackedWeights()
         length = place + n + 1
         self.z = torch.randint(0, model.vocab.mask, (batch, length), generator=torch.Generator().manual_seed(place))
         self()  # which also reads the prompts
 
     def __call__(self) -> float:
         """Seconds of a round."""
-        start = time.perf_counter()
+        start = clock()
+        with self.packed.in_use():
+            self._calls()
+        return clock() - start
+
+    def _calls(self) -> None:
         for count, block in ((self.n, None), (self.n + 1, 1)):
             z = self.z[:, : self.place + count].clone()
             if block is None:
@@ -102,79 +121,121 @@ class Round:
             queries = torch.arange(self.place, self.place + count).expand(len(z), -1)
             hidden = self.denoiser.hidden(z, torch.ones(len(z), dtype=torch.float64), None, None, queries, slots)
             self.denoiser.log_x(hidden.flatten(0, 1)).exp()
-        return time.perf_counter() - start
 
 
-def drafts_of(name: str) -> tuple[float, int]:
-    """Calls a token and tokens of a draft of a trained model that writes speculatively, at temperature 1."""
+def drafts_of(name: str, **choice: float | None) -> tuple[float, int, float]:
+    """Calls a token, tokens of a draft, and the share of them that is accepted, of a model that writes speculatively."""
     lm = unmask.load(name)
-    samples = lm.write([lm.prompt_canvas("")] * 8, SamplingParams(sampler="speculative"))
-    calls = sum(sample.network_calls for sample in samples)
+    samples = lm.write([lm.prompt_canvas("")] * 8, SamplingParams(sampler="speculative", **choice))
+    calls, drafted, accepted = (
+        sum(getattr(sample, name) for sample in samples) for name in ("network_calls", "drafted", "accepted")
+    )
     tokens = sum(len(sample.ids) for sample in samples)
-    return calls / tokens, max(1, round(2 * sum(sample.drafted for sample in samples) / calls))
+    return calls / tokens, max(1, round(2 * drafted / calls)), accepted / drafted
+
+
+def attention(name: str, batch: int, place: int, columns: int) -> float:
+    """Seconds of the attention of a call, all blocks."""
+    blocks, width, heads, *_ = NETWORKS[name]
+    q, k, v = (torch.randn(batch, heads, n, width // heads) for n in (columns, place, place))
+    return blocks * least(lambda: F.scaled_dot_product_attention(q, k, v))
+
+
+def least(call: Callable[[], object], times: int = 5) -> float:
+    """The least seconds of some calls."""
+    found = []
+    for _ in range(times):
+        start = clock()
+        call()
+        found.append(clock() - start)
+    return min(found)
+
+
+WAYS: dict[str, tuple[str, Sampler, float, int]] = {  # method, sampler, calls a token, columns of most calls
+    "ar": ("ar", LeftToRight(1), 1.0, 1),
+    "block 4": ("block", BlockByBlock(FirstHitting(), 4), 1.0, 4),
+    "block 16": ("block", BlockByBlock(FirstHitting(), 16), 1.0, 16),
+    "block 16 / 4": ("block", BlockByBlock(RevealPlan(4), 16), 0.25, 16),
+}
+
+
+def seconds_a_token(
+    args: argparse.Namespace, models: dict[str, LanguageModel], length: int, draft: int, calls: float
+) -> dict[str, float]:
+    """Seconds that each way takes for a token of each text of the batch: one round."""
+    costs: dict[str, list[float]] = {}
+    for place in places(length):
+        for name, (method, sampler, *_) in WAYS.items():
+            costs.setdefault(name, []).append(Writing(models[method], sampler, place, args.batch)())
+        if draft:
+            a_round = Round(models["block"], place, args.batch, draft)()
+            costs.setdefault("speculative", []).append(a_round * calls / 2)
+    if not args.no_mdlm:
+        whole = Batcher(models["mdlm"].denoiser(), args.batch)
+        for row in range(args.batch):
+            whole.add(Request(row, torch.full((length,), models["mdlm"].vocab.mask), RevealPlan(1000), Keys(row)))
+        whole.step()
+        start = clock()
+        whole.step()
+        costs["mdlm"] = [clock() - start]
+    return {name: statistics.mean(values) for name, values in costs.items()}
 
 
 def main() -> None:
-    """Time all methods and print a table."""
+    """Time all methods and print a table for each length."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--network", default="owt", choices=NETWORKS)
     parser.add_argument("--kind", default="modern", choices=("modern", "dit"))
     parser.add_argument("--batch", type=int, default=1)
-    parser.add_argument("--length", type=int, default=1024)
+    parser.add_argument("--length", type=int, nargs="+", default=[1024])
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--trained", default=None, help="a trained block model, for what speculation accepts")
+    parser.add_argument("--temperature", type=float, default=1.0, help="of the trained model's texts")
+    parser.add_argument("--top-p", type=float, default=None)
+    parser.add_argument("--no-mdlm", action="store_true", help="leave the whole canvas out")
     parser.add_argument("--json", default=None)
     args = parser.parse_args()
+    torch.set_num_threads(args.threads)
     keep_pages()
-    ar, block, mdlm = (random_model(args.network, method, args.kind) for method in ("ar", "block", "mdlm"))
-    ways: dict[str, tuple[LanguageModel, Sampler]] = {
-        "ar": (ar, LeftToRight(1)),
-        "block 4": (block, BlockByBlock(FirstHitting(), 4)),
-        "block 16": (block, BlockByBlock(FirstHitting(), 16)),
-        "block 16 / 4": (block, BlockByBlock(RevealPlan(4), 16)),
-    }
-    calls = dict.fromkeys((*ways, "mdlm"), 1.0) | {"block 16 / 4": 0.25}
+    calls = {name: each for name, (_, _, each, _) in WAYS.items()} | {"mdlm": 1.0}
     draft = 0
     if args.trained is not None:
-        calls["speculative"], draft = drafts_of(args.trained)
-    seconds: dict[str, list[float]] = {name: [] for name in calls}
-    with torch.no_grad():
-        for round_ in range(args.rounds):
-            costs: dict[str, list[float]] = {name: [] for name in ways}
-            for place in places(args.length):
-                for name, (model, sampler) in ways.items():
-                    costs[name].append(Writing(model, sampler, place, args.batch)())
-                if draft:
-                    spent = Round(block, place, args.batch, draft)() * calls["speculative"] / 2
-                    costs.setdefault("speculative", []).append(spent)
-            for name, values in costs.items():
-                seconds[name].append(statistics.mean(values))
-            canvas = torch.full((args.length,), mdlm.vocab.mask)
-            whole = Batcher(mdlm.denoiser(), args.batch)
-            for row in range(args.batch):
-                whole.add(Request(row, canvas, RevealPlan(1000), Keys(row)))
-            start = time.perf_counter()
-            whole.step()
-            seconds["mdlm"].append(time.perf_counter() - start)
-            print(f"round {round_ + 1} of {args.rounds}", file=sys.stderr)
-    report(args, seconds, calls)
-    if draft:
-        print(f"speculative: drafts of {draft} tokens, as {args.trained} makes them")
-
-
-def report(args: argparse.Namespace, seconds: dict[str, list[float]], calls: dict[str, float]) -> None:
-    """The table: seconds of a text, and in units of AR's."""
-    text = {name: statistics.median(values) * args.length for name, values in seconds.items()}
-    print(
-        f"{args.network} ({args.kind}), batch {args.batch}, L = {args.length}, {torch.get_num_threads()} threads, "
-        f"matrix peak {sgemm_peak() / 1e9:.0f} GFLOP/s"
-    )
-    print(f"{'':16}{'seconds a text':>16}{'calls a token':>15}{'times AR':>10}")
-    for name, value in text.items():
-        print(f"{name:16}{value / args.batch:16.1f}{calls[name]:15.2f}{value / text['ar']:10.2f}")
+        calls["speculative"], draft, share = drafts_of(args.trained, temperature=args.temperature, top_p=args.top_p)
+        print(f"speculative: drafts of {draft} tokens, {share:.2f} of them accepted, as by {args.trained}")
+    methods = ("ar", "block") if args.no_mdlm else ("ar", "block", "mdlm")
+    models = {method: random_model(args.network, method, args.kind) for method in methods}
+    results = []
+    for length in args.length:
+        rounds = []
+        for number in range(args.rounds):
+            with torch.no_grad():
+                rounds.append(seconds_a_token(args, models, length, draft, calls.get("speculative", 0.0)))
+            print(f"L = {length}, round {number + 1} of {args.rounds}", file=sys.stderr)
+        token = {name: statistics.median(one[name] for one in rounds) for name in rounds[0]}
+        seen = {
+            name: calls[name] * statistics.mean(attention(args.network, args.batch, p, m) for p in places(length))
+            for name, (_, _, _, m) in WAYS.items()
+        }
+        report(args, length, token, seen, calls)
+        results.append({"length": length, "seconds_a_token": token, "attention": seen, "calls": calls})
     if args.json:
         with open(args.json, "w", encoding="utf-8") as file:
-            json.dump({"settings": vars(args), "seconds": text, "calls": calls}, file, indent=1)
+            json.dump({"settings": vars(args), "results": results}, file, indent=1)
+
+
+def report(
+    args: argparse.Namespace, length: int, token: dict[str, float], seen: dict[str, float], calls: dict[str, float]
+) -> None:
+    """The table: what a text and a token of it cost, and in units of AR's."""
+    threads = torch.get_num_threads()
+    how = "1 thread, CPU time" if threads == 1 else f"{threads} threads, peak {sgemm_peak() / 1e9:.0f} GFLOP/s"
+    print(f"\n{args.network} ({args.kind}), batch {args.batch}, L = {length}, {how}")
+    print(f"{'':16}{'seconds a text':>16}{'calls a token':>15}{'times AR':>10}{'ms a token':>12}{'of it attention':>17}")
+    for name, value in token.items():
+        ms = value / args.batch * 1e3
+        part = f"{seen[name] / args.batch * 1e3:17.2f}" if name in seen else ""
+        print(f"{name:16}{ms * length / 1e3:16.1f}{calls[name]:15.2f}{value / token['ar']:10.2f}{ms:12.2f}{part}")
 
 
 if __name__ == "__main__":

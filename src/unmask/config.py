@@ -464,11 +464,23 @@ class PlaidConfig(Section):
         return self
 
 
+class AdapterConfig(Section):
+    """LoRA: small matrices that are trained beside the frozen weights of train.start."""
+
+    rank: PositiveInt | None = None  # their inner size; None: no adapters, all weights are trained
+    alpha: PositiveFloat | None = None  # what they add is scaled by alpha / rank; default: twice the rank
+    dropout: float = Field(0.0, ge=0, lt=1)  # of their input
+    targets: list[str] | None = (
+        None  # linear layers by their last names, as [q_proj, v_proj]; default: all of the blocks
+    )
+
+
 class TrainConfig(Section):
     """Optimisation, checkpoints and the machine."""
 
     steps: PositiveInt = 1000
     minutes: PositiveFloat | None = None  # choose the steps of a new run, measured, so that it takes this long
+    rows: PositiveInt | None = None  # learn from so many rows of the text only, its first; None = all
     batch_size: PositiveInt = 64  # global: over all processes and accumulation steps
     micro_batch_size: PositiveInt | None = None  # rows that go through the network of a process at once
     optimizer: Literal["adamw", "muon"] = "adamw"  # muon: for the matrices of the blocks; adamw for all other weights
@@ -496,6 +508,8 @@ class TrainConfig(Section):
     anneal: Steps = 0  # of a causal model: the first steps, in which columns to the right come into sight; 0 = at once
     last_blocks: PositiveInt | None = None  # train only so many blocks of the network, and what follows them
     start: str | None = Field(None, min_length=1)  # a model with the initial weights: a run, a folder or a Hub id
+    lora: AdapterConfig = AdapterConfig()
+    recompute: bool = False  # keep only the inputs of blocks for the backward pass: a third more time, far less memory
     embeddings: Literal["random", "counts"] = "random"  # of a new model: or from the pairs of tokens in its text
     sinks: list[Literal["tensorboard", "trackio", "wandb"]] = []
 

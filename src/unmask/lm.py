@@ -1,9 +1,10 @@
-"""The main object of the Python API: a model with its tokenizer. Sample, infill, stream, score, marginals."""
+"""The main object of the Python API: a model with its tokenizer. Sample, infill, stream, score, choose, marginals."""
 
 from __future__ import annotations
 
 import functools
 import logging
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from numbers import Integral
@@ -26,7 +27,7 @@ from .evaluation.predictions import diffusion
 from .models.block_diffusion import whole_row
 from .models.language_model import LanguageModel
 from .process.keys import Keys
-from .sampling import BlockByBlock, Request, Windows, run_particles
+from .sampling import BlockByBlock, Choice, Request, Windows, run_particles
 from .sampling.params import SamplingParams, Stop, all_settings
 from .sampling.recommended import Recommended
 from .types import Ending, Likelihood, Sample, State, Token
@@ -45,6 +46,8 @@ WRITING = (
     "particles",
 )  # beside the settings
 log = logging.getLogger("unmask")
+MOST_RUNS = 64  # weighted runs by which the chance of a gap to fit is estimated ...
+ROWS = 4096  # ... and rows of the network for all of them
 HALF = "\ufffd"  # what an incomplete character (its other bytes are still missing) is decoded to
 
 
@@ -315,7 +318,8 @@ class LM:
 
         The bound is that of the given tokens with the gap masked throughout: -log p(given | lengths). The same tokens
         are scored for all lengths, so long gaps are neither preferred nor avoided. Lengths that do not fit into the
-        model are left out, and so are those at which `options` leave nothing to write. Without `draws` there are as
+        model are left out, and so are those at which `options` leave nothing to write; under a constraint the chance
+        that a free gap of a length fits counts too, by weighted runs. Without `draws` there are as
         many as the choice needs (`evaluation.gap_lengths`); one that stays undecided is logged as a warning, and
         `Canvas.undecided` names the lengths that may be as good.
         """
@@ -328,7 +332,7 @@ class LM:
             )
         lengths_of_gaps = self.prompt_builder.candidates(parts)
         canvases = self._possible([self.prompt_builder.gaps(parts, lengths) for lengths in lengths_of_gaps], options)
-        compared = self._compare([canvas.ids for canvas in canvases], draws)
+        compared = self._compare([canvas.ids for canvas in canvases], draws, self._misfits(canvases, options))
         names = ["+".join(map(str, canvas.lengths)) for canvas in canvases]
         canvas = replace(
             canvases[compared.best],
@@ -360,8 +364,24 @@ class LM:
             raise wrong
         return result
 
-    def _compare(self, canvases: Sequence[Tensor], draws: int | None) -> GapLengths:
-        """The bounds on the given tokens of canvases that differ in the lengths of their gaps."""
+    def _misfits(self, canvases: list[Canvas], options: SamplingParams | None) -> list[tuple[float, float]] | None:
+        """-log p(the gaps fit | the given text) of canvases under a constraint, with standard errors; None without."""
+        if options is None or options.settle(self.model).constraint(canvases[0], self.prompt_builder) is None:
+            return None
+        rows = sum(sum(canvas.lengths) for canvas in canvases)
+        n = min(MOST_RUNS, max(4, ROWS // rows))
+        result = []
+        with evaluating(self.model):
+            for canvas in canvases:
+                request = replace(self.request(canvas, options), choice=Choice(), key=eval_keys(0), stop=None)
+                runs = run_particles(self.model.denoiser(), request, n)
+                result.append((-runs.log_chance, math.sqrt(max(0.0, 1 / runs.effective - 1 / n))))
+        return result
+
+    def _compare(
+        self, canvases: Sequence[Tensor], draws: int | None, extra: list[tuple[float, float]] | None = None
+    ) -> GapLengths:
+        """The bounds on the given tokens of canvases that differ in the lengths of their gaps, and `extra` nats."""
         net = diffusion(whole_row(self.model), "ranged gaps")
         first = 0 if self.prompt_builder.block_ends is None else 1  # BOS costs nothing worth comparing
         known = torch.tensor([self.tokenizer.vocab.mask, *self.tokenizer.never_hidden])
@@ -369,7 +389,7 @@ class LM:
         if not len(places[0]):
             raise UserError("a gap of unknown length needs given text next to it; write {{3}} for three tokens")
         with evaluating(self.model):
-            return compare_lengths(net, canvases, places, eval_keys(0), draws)
+            return compare_lengths(net, canvases, places, eval_keys(0), draws, extra)
 
     def encode(self, text: str) -> list[int]:
         """The ids of a text."""
@@ -397,6 +417,17 @@ class LM:
         return evaluation.score(
             self.model, self.prompt_builder, texts, label=SamplingParams(label=label).label_id(self.labels), **how
         )
+
+    def choose(
+        self, text: str, choices: Sequence[str], *, label: str | int | None = None, **how: Any
+    ) -> list[evaluation.Answer]:
+        """How probable each choice is in the gap of a text (or at its end), among these choices; in their order.
+
+        The gap is {{}}, or written as for `infill`: its length does not matter. `how` as in `evaluation.answers`:
+        `seed` and `batch_size`.
+        """
+        named = SamplingParams(label=label).label_id(self.labels)
+        return evaluation.answers(self.model, self.prompt_builder, text, choices, label=named, **how)
 
     @overload
     def marginals(self, texts: str, **how: Any) -> Marginals: ...

@@ -44,7 +44,7 @@ class Batch:
     """
 
     tokens: Tensor  # (B, L) int64
-    index: Tensor  # (B,) int64, global
+    index: Tensor  # (B,) int64, global; where rows are blocks, those of a text are a row of it
     total: int
     scored: Tensor | None = None  # (B, L) bool: counts in the likelihood; None = all
     present: Tensor | None = None  # (B, L) bool: may be attended to; None = all

@@ -289,3 +289,15 @@ def test_a_preview_reads_no_more_than_it_shows(tmp_path, words, monkeypatch):
     preview(prepared, "train", 3)
     assert len(seen) <= 4
     assert not list(prepared.folder.glob("*.bin"))
+
+
+@pytest.mark.parametrize("layout", ["wrap", "pad"])
+def test_the_first_rows_are_those_of_the_whole(tmp_path, layout):
+    lines = [f"{i} a b c" for i in range(20)]
+    settings = {"length": 4, "layout": layout, "tokenizer": "chars"}
+    whole = prepare(spec_for(tmp_path, "ptb", lines, **settings), splits=["train"]).split("train")
+    part = whole.first(7)
+    assert len(part) == 7 and len(whole) > 7 and whole.first(10**6) is whole
+    for mine, theirs in zip(part.rows(range(7)), whole.rows(range(7)), strict=True):
+        assert (mine is None and theirs is None) or (mine == theirs).all()
+    assert part.tokens <= 7 * 20 < whole.tokens or layout == "wrap"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 
 import numpy as np
 import pytest
@@ -11,6 +12,8 @@ import torch
 
 from oracles.enumeration import MASK, SCHEDULES, State, TableNet
 from support.dna_models import dna_lm
+from support.helpers import random_lm
+from unmask.data.tokenization import chars_tokenizer
 from unmask.evaluation.gap_lengths import MOST, ROWS, compare_lengths
 from unmask.models.masked import MaskedDiffusion
 from unmask.process.keys import Keys
@@ -120,3 +123,38 @@ def test_n_beside_a_gap_is_seen_and_never_hidden() -> None:
     for z in seen:
         gap = z.shape[1] - 4
         assert (z[:, 1] == unknown).all() and (z[:, -1] == unknown).all() and (z[:, 2 : 2 + gap] == mask).all()
+
+
+# -- under a constraint ----------------------------------------------------------------------------------------------
+
+
+def fits_by_length(lm, text, pattern, lengths):
+    """-log p(a free gap of each length matches | the given text): every text that matches, in any order."""
+    before, _, after = text.partition("{{")[0], None, text.partition("}}")[2]
+    result = []
+    for n in lengths:
+        inside = ["".join(letters) for letters in itertools.product("abcd", repeat=n)]
+        scores = [
+            lm.score(before + letters + after, span=(len(before), len(before) + n), method="exact").nats
+            for letters in inside
+            if re.fullmatch(pattern, letters)
+        ]
+        result.append(-math.log(sum(math.exp(-nats) for nats in scores)))
+    return result
+
+
+@pytest.mark.parametrize("pattern", ["[bcd]|cda", "(ab|c)+"])
+def test_a_length_counts_by_its_chance_to_fit(pattern):
+    lm = random_lm(chars_tokenizer(["abcd"]), "data.length=12")
+    free = lm.gap_canvas("a{{1-3}}b", draws=256)
+    how = lm.sampling_params({"regex": pattern, "sampler": "first-hitting"})
+    formed = lm.gap_canvas("a{{1-3}}b", draws=256, options=how)
+    lengths = [int(name) for name in formed.nats]
+    assert lengths == ([1, 3] if "|cda" in pattern else [1, 2, 3])
+    wanted = fits_by_length(lm, "a{{1-3}}b", pattern, lengths)
+    for n, more in zip(lengths, wanted, strict=True):  # the same draws of the bound, so only the chance is left
+        assert formed.nats[str(n)] - free.nats[str(n)] == pytest.approx(more, abs=0.25)
+    total = {n: free.nats[str(n)] + more for n, more in zip(lengths, wanted, strict=True)}
+    assert formed.lengths == [min(total, key=total.__getitem__)]
+    assert formed.lengths != free.lengths or "|cda" not in pattern
+    assert all(error < 0.3 for error in formed.errors.values())

@@ -13,12 +13,13 @@ from unmask.evaluation.uncertainty import (
     combined,
     deviation,
     extent,
-    larger_than_error,
+    freedom_of,
     mean,
     rate,
     rate_variance,
     ratio,
     standard_errors,
+    student,
 )
 
 VALUES = np.random.default_rng(0).gamma(2.0, 3.0, size=23)
@@ -74,17 +75,15 @@ def test_independent_errors_add_in_squares():
     assert combined(None) == 0.0
 
 
-def test_which_differences_are_larger_than_their_error():
-    assert larger_than_error(-0.21, 0.1) and not larger_than_error(0.2, 0.1)
-    assert larger_than_error(0.31, 0.1, sigmas=3.0) and not larger_than_error(0.29, 0.1, sigmas=3.0)
-    assert larger_than_error(1e-9, 0.0) and not larger_than_error(0.0, 0.0)
-    for value, error in ((math.nan, 0.1), (math.inf, 0.1), (1.0, math.nan), (1.0, math.inf)):
-        assert not larger_than_error(value, error)
+@pytest.mark.parametrize("freedom", [1, 1.3, 2, 4.5, 30, 1023, 9e5])
+def test_quantiles_of_students_law(freedom):
+    for probability in (0.5, 0.5001, 0.8, 0.975, 0.9999, 0.025):
+        assert student(probability, freedom) == pytest.approx(stats.t.ppf(probability, freedom), rel=1e-8, abs=1e-12)
+    assert student(0.975, math.inf) == pytest.approx(stats.norm.ppf(0.975))
 
 
-def test_equal_means_are_rarely_called_different():
-    """The chance is that of the two tails of the normal law."""
-    rng = np.random.default_rng(4)
-    gaps = rng.normal(0.0, combined(0.3, 0.4), 4000)
-    called = sum(larger_than_error(float(gap), 0.5) for gap in gaps)
-    assert stats.binomtest(called, 4000, 2 * stats.norm.sf(2.0)).pvalue > 1e-3
+def test_freedom_of_errors_that_add_up_is_welchs():
+    first, second = np.random.default_rng(0).normal(size=9), np.arange(5.0)
+    found = freedom_of((stats.sem(first), len(first) - 1), (stats.sem(second), len(second) - 1))
+    assert found == pytest.approx(stats.ttest_ind(first, second, equal_var=False).df)
+    assert freedom_of((0.0, 3), (None, 2)) == math.inf and freedom_of((1e-200, 3), (0.0, 2)) == pytest.approx(3)

@@ -29,7 +29,7 @@ def bench():
     sys.path.insert(0, str(FOLDER))
     yield {
         name: importlib.import_module(name)
-        for name in ("sampling", "sampling_table", "scan", "corpus_sizes", "constraints")
+        for name in ("sampling", "sampling_table", "scan", "corpus_sizes", "constraints", "conditional_law")
     }
     sys.path.remove(str(FOLDER))
 
@@ -218,6 +218,26 @@ def test_what_constraints_cost_is_measured(bench, capsys, monkeypatch):
     assert (record["vocabulary"], record["states"]) == (600, 11) and record["kept_bytes"] < record["peak_bytes"]
     constraints.main(["--sizes=600", "--lengths=9", "--turns=1"])
     assert "date" in capsys.readouterr().out
+    constraints.main(["--network=1x16", "--sizes=600", "--lengths=64", "--turns=1", "--states=10", "--json"])
+    (record,) = json.loads(capsys.readouterr().out)
+    assert record["states"] == 11 and record["ratio"] == record["formed_seconds"] / record["free_seconds"]
+
+
+def test_laws_given_a_pattern(bench, capsys, monkeypatch):
+    """Each step is nearer to the true law than masking from left to right, and many particles are nearest."""
+    laws = bench["conditional_law"]
+    monkeypatch.setattr(laws, "PATTERNS", ("a*b*c*",))
+    laws.main(["--chains=2", "--particles=64", "--draws=128", "--json"])
+    (record,) = json.loads(capsys.readouterr().out)
+    assert record["left to right"] > record["each step"] > record["64 particles"] + 0.1
+    law = laws.chain_law(0)
+    fits = (laws.TEXTS == 0).all(1) | (laws.TEXTS[:, 0] == 1)  # b and anything, or a alone
+    for order in ("left", "random"):
+        assert laws.step_exact(law, fits, order).sum() == pytest.approx(1)
+    masked = laws.masked_left_to_right(law, fits)
+    assert masked.sum() == pytest.approx(1)
+    firsts = [law[laws.TEXTS[:, 0] == y].sum() for y in (0, 1)]
+    assert masked[0] == pytest.approx(firsts[0] / sum(firsts))  # a is possible at first, however unlikely aaaaaa is
 
 
 # -- the selective scan ----------------------------------------------------------------------------------------------

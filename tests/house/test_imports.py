@@ -21,7 +21,7 @@ EXCEPTIONS = {
 }
 OPTIONAL = """
     tensorboard trackio wandb transformers scipy matplotlib lm_eval starlette uvicorn prometheus_client mauve
-    pocketsphinx accelerate sklearn mamba_ssm gguf
+    pocketsphinx accelerate sklearn mamba_ssm gguf jinja2 peft
 """.split()  # noqa: SIM905
 FILES = [file for file in sorted(ROOT.rglob("*.py")) if "compat" not in file.parts]  # old names: each a stub
 

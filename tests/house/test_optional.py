@@ -18,6 +18,8 @@ EXTRAS = (
     "pyarrow",
     "transformers",
     "gguf",
+    "peft",
+    "jinja2",
     "lm_eval",
     "sklearn",
     "scipy",

@@ -163,11 +163,11 @@ class Scripted(Keys):
     positions: Tensor | None = None
 
     def permute(self, purpose: str, index, total: int) -> np.ndarray:
-        return np.full(len(index), self.place * total)
+        return np.full(tuple(index.shape), self.place * total)
 
     def uniform(self, purpose: str, index, *shape: int) -> Tensor:
         value = torch.zeros(()) if purpose == "time" or self.positions is None else self.positions
-        return value.double().expand(len(index), *shape)  # "mask": of all rows or blocks alike, or of each
+        return value.double().expand(index.numel(), *shape).view(*index.shape, *shape)  # "mask": of all alike, or of each
 
 
 def mean_nats(model: BlockDiffusion, x: State) -> float:

@@ -41,7 +41,7 @@ def test_a_block_is_a_row_with_all_that_a_row_has():
     flags = {name: torch.rand(ROWS, 10) < 0.5 for name in ("scored", "present", "given", "padding")}
     batch = batch_of(length=10, label=torch.arange(ROWS), **flags)
     blocks = block_batch(batch, SIZE)
-    assert len(blocks) == blocks.total == 3 * ROWS and blocks.index.tolist() == list(range(3 * ROWS))
+    assert len(blocks) == blocks.total == 3 * ROWS and blocks.index.flatten().tolist() == list(range(3 * ROWS))
     assert blocks.label is not None and blocks.label.tolist() == [row for row in range(ROWS) for _ in range(3)]
     for name in ("free", "weight", "counted"):  # and what is beyond the end of a row does not exist
         value = getattr(blocks, name)()

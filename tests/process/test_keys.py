@@ -23,6 +23,15 @@ def test_a_row_does_not_depend_on_the_rows_beside_it():
     assert together.dtype == torch.float64 and keys.uniform("time", [1, 2]).shape == (2,)
 
 
+def test_indices_of_a_row_share_a_stream():
+    keys = Keys(3, 1)
+    rows = torch.tensor([[10, 11, 12], [40, 41, 42]])
+    for shape in ((), (2,)):
+        drawn = keys.uniform("time", rows, *shape)
+        assert torch.equal(drawn, keys.uniform("time", [10, 40], 3, *shape))
+        assert len(drawn.unique()) == drawn.numel()
+
+
 def test_streams_differ_by_every_part_of_their_name():
     names = [
         (seed, step, index, purpose)

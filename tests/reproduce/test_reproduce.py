@@ -101,6 +101,7 @@ NEEDED = {
     "ar-judge",
     "ssd-lm",
     "sedd-independent",
+    "sedd-independent-longer",
     *(
         f"{name}{end}"
         for name in ("mdlm", "mdlm-seed", "mdlm-T1000", "no-carry-over", "d3pm", "mdlm-time", "sedd", "ar")
@@ -317,6 +318,8 @@ def test_the_papers_scale_prints_commands_that_train(tmp_path, name):
                 "sedd": ("sedd", 10**6),
                 "d3pm": ("d3pm", 10**6),
                 "mdlm": ("mdlm", 10**6),
+                "mdlm-time": ("mdlm", 10**6),
+                "mdlm-time-longer": ("mdlm", 10**7),
                 "ar-longer": ("ar", 5 * 10**6),
                 "sedd-longer": ("sedd", 10**7),
                 "d3pm-longer": ("d3pm", 10**7),

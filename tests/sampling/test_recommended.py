@@ -73,6 +73,30 @@ def test_what_a_user_leaves_open_is_as_the_model_recommends(explicit, kept):
     assert exact == SamplingParams(**explicit) and not exact.recommended and "recommended" not in exact.describe()
 
 
+@pytest.mark.parametrize(
+    ("explicit", "block"),
+    [
+        ({}, 16),
+        ({"sampler": "confidence"}, 16),
+        ({"steps": 4}, 16),
+        ({"temperature": 0.5}, 16),
+        ({"block": 4}, 4),
+        ({"block": None}, None),  # the model's
+        ({"sampler": "speculative"}, None),  # which has none
+        ({"temperature": 1}, None),
+    ],
+)
+def test_a_block_size_may_be_recommended(explicit, block):
+    assert Recommended({"block": 16, "temperature": 0.9}).params(explicit).block == block
+
+
+def test_a_block_size_must_suit_the_sampler():
+    with pytest.raises(UserError, match="leave block out"):
+        Recommended({"block": 16, "sampler": "speculative"})
+    with pytest.raises(UserError, match="block"):
+        Recommended({"block": 0})
+
+
 def test_without_a_recommendation_nothing_changes():
     assert Recommended().params({"steps": 3}) == SamplingParams(steps=3) and not Recommended()
 

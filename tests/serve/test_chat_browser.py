@@ -121,6 +121,20 @@ def test_an_answer_can_be_stopped(open_page, held):
     assert turns(page)[1][1] == expected
 
 
+def test_a_new_conversation_forgets_the_answer_under_way(open_page, held):
+    page = open_page("#mode=chat&model=held&length=8&steps=4&seed=1")
+    held.hold()
+    ask(page, "Hello", wait=False)
+    until(page, "!document.getElementById('hush').hidden")
+    page.click("#renew")
+    until(page, "!document.body.classList.contains('busy')")
+    held.release()
+    assert page.locator(".turn").count() == 0 and page.input_value("#message") == ""
+    ask(page, "Hi")
+    expected = held.lm.chat([{"role": "user", "content": "Hi"}], max_tokens=8, steps=4, seed=1)[0]
+    assert turns(page) == [("user", "Hi"), ("assistant", expected)]
+
+
 def test_what_is_wrong_is_said(open_page):
     page = open_page("#mode=chat&model=left&length=20")
     ask(page, "x" * 200)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import shutil
 import time
 from pathlib import Path
@@ -188,6 +189,31 @@ def test_infill_by_selecting_words(open_page, lms, artefacts):
     finish(page)
     assert masks(page) == 0 and shown(page).startswith("The") and shown(page).endswith(" house.")
     assert page.input_value("#gaps").count("{{1}}") == 1
+
+
+def test_a_gap_carries_a_pattern_and_a_dead_end_is_seen(open_page, lms, artefacts):
+    page = open_page()
+    choose(page, "mode", "fill")
+    text = "Tom has {{1:two|three|four}} dogs and {{2}} cats. He is {{1:[0-9]{3,}}} years old."
+    page.fill("#gaps", text)
+    assert page.locator("#backdrop .gap").count() == 3 and page.locator("#backdrop .impossible").count() == 0
+    page.press("#gaps", "Enter")
+    page.wait_for_selector("#error:not([hidden])")
+    assert "from position" in page.locator("#error").inner_text() and "[0-9]{3,}" in page.locator("#error").inner_text()
+    assert page.locator("#backdrop .impossible").all_inner_texts() == ["{{1:[0-9]{3,}}}"]
+    page.screenshot(path=artefacts / "impossible.png")
+    open_page.wrong[:] = [said for said in open_page.wrong if "400" not in said]
+    page.locator("#gaps").evaluate("a => { const at = a.value.indexOf('{3,}'); a.setSelectionRange(at, at); }")
+    page.press("#gaps", "Alt+ArrowUp")  # longer, with its pattern
+    page.press("#gaps", "Alt+ArrowUp")
+    assert page.input_value("#gaps").endswith("{{3:[0-9]{3,}}} years old.")
+    assert page.locator("#backdrop .impossible").count() == 0
+    page.press("#gaps", "Enter")
+    finish(page)
+    page.screenshot(path=artefacts / "pattern.png")
+    (expected,) = lms["tiny-en"].infill(page.input_value("#gaps"), seed=0)
+    assert shown(page) == expected
+    assert re.fullmatch(r"Tom has (two|three|four) dogs and .* cats. He is [0-9]{3,} years old\.", expected)
 
 
 def test_a_gap_has_the_tokens_that_stood_there(open_page, lms):

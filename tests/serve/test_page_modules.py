@@ -181,7 +181,14 @@ def test_gaps_are_found_as_python_finds_them(folder):
             continue  # the server says what is wrong
         assert has, text
     code = "console.log(JSON.stringify(given.map((at) => own.gapAt('ab {{3}} c {{2-6}}', at))));"
-    assert in_node(folder, "editor.js", code, [0, 5, 9, 14]) == [None, [3, 8, 3, None], None, [11, 18, 2, 6]]
+    found = in_node(folder, "editor.js", code, [0, 5, 9, 14])
+    assert found == [None, [3, 8, 3, None, None], None, [11, 18, 2, 6, None]]
+    text = r"x {{3:[a-z]{2}}} {{1-2: b|c }}"
+    code = f"console.log(JSON.stringify(given.map((at) => own.gapAt({json.dumps(text)}, at))));"
+    found = in_node(folder, "editor.js", code, [4, 20])
+    assert [gap[2:] for gap in found] == [[3, None, "[a-z]{2}"], [1, 2, " b|c "]]
+    assert [part.pattern for part in parse_gaps(text)[1::2]] == ["[a-z]{2}", "b|c"]
+    assert [text[gap[0] : gap[1]] for gap in found] == ["{{3:[a-z]{2}}}", "{{1-2: b|c }}"]
     code = "console.log(JSON.stringify(given.map(([text, kind]) => own.tokensIn(text, kind))));"
     assert in_node(folder, "editor.js", code, [["ACG T", "dna"], ["é", "bytes"], ["two words.", "text"]]) == [4, 2, 3]
 

@@ -334,7 +334,7 @@ def test_openai_errors_are_those_of_its_client(client):
         client.completions.create(model="tiny", prompt="a", max_tokens=1000)
     with pytest.raises(openai.BadRequestError, match="presence_penalty"):
         client.completions.create(model="tiny", prompt="a", presence_penalty=1)
-    with pytest.raises(openai.NotFoundError, match="as prompt to /v1/completions"):
+    with pytest.raises(openai.BadRequestError, match="send a prompt to /v1/completions"):
         client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": "hello"}])
     assert [model.id for model in client.models.list()] == ["tiny", "ar"]
     assert client.models.retrieve("ar").id == "ar"

@@ -203,7 +203,7 @@ def test_blocks_are_documented_where_there_are_any(server: Running):
         schemas = one.get("/openapi.json").json["components"]["schemas"]
         return {name for name, schema in schemas.items() if "block" in schema["properties"]}
 
-    assert bodies(server) == {"DiffusionBody", "InfillBody", "CompletionBody"}
+    assert bodies(server) == {"DiffusionBody", "InfillBody", "CompletionBody", "ScoreBody"}
     with running({"tiny": diffusion_lm()}) as other:
         assert bodies(other) == set()
 
@@ -214,3 +214,15 @@ def test_a_model_without_blocks_refuses_them(server: Running, model):
     assert answer.status == 400
     assert answer.error["message"].startswith("block=4 is for models of method block, which this one is not")
     assert server.post("/v1/infill", {"model": "blocks", "prompt": "a", "length": 9, "block": 0}).status == 400
+
+
+def test_scores_are_by_the_law_of_a_block_size(server: Running):
+    lm = block_lm()
+    for block in (1, 4, "full", None):
+        body = {"model": "blocks", "text": "hello you", "seed": 4} | ({} if block is None else {"block": block})
+        found, expected = server.post("/v1/score", body).json, lm.score("hello you", block=block, seed=4)
+        assert found["total"]["nats"] == pytest.approx(expected.nats, rel=1e-5)
+        assert found["protocol"]["law"] == expected.protocol["law"]
+    for wrong in (0, "whole", 1.5):
+        assert server.post("/v1/score", {"model": "blocks", "text": "hello", "block": wrong}).status == 400
+    assert "block" in server.post("/v1/score", {"model": "tiny", "text": "hello", "block": 4}).error["message"]

@@ -5,8 +5,13 @@ from __future__ import annotations
 import json
 
 import pytest
+from tokenizers import AddedToken
 
+from support.families import byte_tokenizer
+from support.helpers import random_lm
 from support.serving import Running, chat_lm, diffusion_lm, running
+from unmask.data.chat import ChatTemplate
+from unmask.data.tokenization import adopt
 
 HELLO = [{"role": "user", "content": "Hello"}]
 TURNS = [
@@ -89,10 +94,27 @@ def test_answers_end_at_the_end_of_the_turn(client):
     assert through.usage.completion_tokens == 16 * 8
 
 
+def test_the_end_of_a_turn_need_not_be_that_of_a_text(client):
+    """A template has a token of its own for it; both end an answer."""
+    backend = byte_tokenizer()
+    backend.add_special_tokens([AddedToken("<|im_start|>", special=True, normalized=False)])
+    tokenizer = adopt(backend, "bytes", {"eos_token": "<|endoftext|>", "mask_token": "<|mask|>"})
+    lm = random_lm(tokenizer, "data.length=96", "model.hidden_dim=32")
+    lm.chat_template = ChatTemplate.named("chatml", tokenizer)
+    end, eos = backend.token_to_id("<|im_end|>"), backend.token_to_id("<|endoftext|>")
+    canvas, only = lm.chat_canvas(HELLO, 8), [*"abcdefgh", end, eos]
+    assert lm.chat_template.end == end and canvas.ends == {end, eos}
+    free = lm.write([canvas] * 24, seed=0, only=only, temperature=50, stop_at_eos=False)
+    first = [next((t.id for t in one.tokens if not t.given and t.id in (end, eos)), None) for one in free]
+    assert {end, eos, None} == set(first)
+    for one, cut, which in zip(free, lm.write([canvas] * 24, seed=0, only=only, temperature=50), first, strict=True):
+        written = [token.id for token in one.tokens if not token.given]
+        kept = written if which is None else written[: written.index(which)]
+        assert cut.text == tokenizer.decode(kept) and cut.stopped == ("length" if which is None else "eos")
+
+
 def test_a_text_can_end_a_turn_too(client):
     """Of a template without a special token for it."""
-    from unmask.data.chat import ChatTemplate
-
     turn, begin = (
         "[{{ m.role }}]{{ m.content }}[/{{ m.role }}]\n",
         "{% if add_generation_prompt %}[assistant]{% endif %}",
@@ -237,3 +259,12 @@ def test_an_answer_without_a_length_fits_into_the_model(server: Running):
     body = {"messages": HELLO, "ignore_eos": True, "seed": 1}
     answer = server.post("/v1/chat/completions", body).json
     assert answer["usage"]["total_tokens"] == 96 and answer["choices"][0]["finish_reason"] == "length"
+
+
+def test_a_template_that_begins_answers_in_another_way_is_served(client):
+    """As those that make a model think first: its earlier answers are without thoughts."""
+    lm, begin = chat_lm("ar"), "{% if add_generation_prompt %}[assistant]<think>{% endif %}"
+    turn = "[{{ m.role }}]{{ m.content }}{% if m.role == 'assistant' %}{{ eos_token }}{% endif %}"
+    template = ChatTemplate(lm.tokenizer, f"{{% for m in messages %}}{turn}{{% endfor %}}{begin}")
+    assert template.stops() == (lm.tokenizer.vocab.eos,) and template.end_text == ""
+    assert lm.tokenizer.decode(template.prompt(HELLO)) == "[user]Hello[assistant]<think>"

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from support.serving import Running, ar_lm, diffusion_lm, running, wait_for
+from support.serving import Running, ar_lm, chat_lm, diffusion_lm, running, wait_for
 from unmask.serve.limits import Limits
 
 SAMPLERS = [{"steps": 6}, {"sampler": "first-hitting"}, {"sampler": "confidence", "k": 4},
@@ -203,6 +203,7 @@ def test_five_hundred_requests_with_faults():
 SMALL = {
     "/v1/infill": {"prompt": "a", "length": 6}, "/v1/diffusion": {"length": 6}, "/v1/score": {"text": "ab"},
     "/v1/marginals": {"text": "a{{1}}"}, "/v1/completions": {"prompt": "a", "max_tokens": 4},
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "a"}], "max_tokens": 4},
 }  # fmt: skip
 
 
@@ -212,7 +213,7 @@ def schema_run(examples: int) -> None:
     from hypothesis import HealthCheck, given, settings
 
     limits = Limits(length=24, steps=8, n=2, texts=2, grace=2.0, timeout=20.0)
-    with running({"tiny": diffusion_lm(), "ar": ar_lm()}, limits) as server:
+    with running({"tiny": chat_lm(), "ar": ar_lm()}, limits) as server:
         base = f"http://127.0.0.1:{server.port}"
         schema = schemathesis.openapi.from_dict(server.get("/openapi.json").json)
         statuses: Counter = Counter()

@@ -11,7 +11,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from support.serving import Running, ar_lm, diffusion_lm, running, wait_for
+from support.serving import Running, ar_lm, chat_lm, diffusion_lm, running, wait_for
 from unmask.evaluation import default_method
 from unmask.sampling.recommended import Recommended
 from unmask.serve.api_page import EXAMPLES
@@ -21,7 +21,15 @@ from unmask.serve.preparation import prepare
 from unmask.serve.schema import DiffusionBody, read
 
 HEAD = b"POST %s HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
-POSTS = ("/v1/diffusion", "/v1/infill", "/v1/completions", "/v1/score", "/v1/marginals", "/v1/tokenize")
+POSTS = (
+    "/v1/diffusion",
+    "/v1/infill",
+    "/v1/completions",
+    "/v1/chat/completions",
+    "/v1/score",
+    "/v1/marginals",
+    "/v1/tokenize",
+)
 
 
 @pytest.fixture(scope="module")
@@ -146,7 +154,12 @@ class Links(HTMLParser):
         self.ids += [value for name, value in attrs if name == "id"]
 
 
-def test_the_document_is_a_page_for_people(server: Running):
+def test_the_document_is_a_page_for_people():
+    with running({"tiny": chat_lm()}) as server:
+        check_document(server)
+
+
+def check_document(server: Running) -> None:
     answer, document = server.get("/docs"), server.get("/openapi.json").json
     assert answer.status == 200 and answer.headers["content-type"].startswith("text/html")
     page = answer.body.decode()

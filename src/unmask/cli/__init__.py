@@ -16,6 +16,7 @@ import typer
 from ..errors import UserError
 from . import (
     chat,
+    choose,
     compare,
     convert,
     data,
@@ -99,6 +100,7 @@ app.command(cls=HelpfulCommand)(finetune.finetune)
 for name, (command, _) in SETTINGS.items():
     app.command(name, cls=HelpfulCommand)(with_settings(command, None))
 app.command(cls=HelpfulCommand)(marginals.marginals)
+app.command(cls=HelpfulCommand)(choose.choose)
 app.command(cls=HelpfulCommand)(serve.serve)
 app.command(cls=HelpfulCommand)(variants.variants)
 app.command(cls=HelpfulCommand)(embed.embed)

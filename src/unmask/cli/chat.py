@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from ..errors import UserError
+from .sample import sample_protocol
 from .shared import (
     Device,
     Exact,
@@ -72,12 +73,12 @@ def chat(
         if answers is None:
             break
         for answer in answers:
-            if as_json:  # only a terminal shows it before the end
-                err_console.print(answer.text if live else "", markup=False, end="\n" if live else "")
-                continue
-            sys.stdout.write(answer.text + "\n")
-            sys.stdout.flush()
+            if not as_json:
+                sys.stdout.write(answer.text + "\n")
+                sys.stdout.flush()
+            elif live is not None:
+                live.print(answer.text, markup=False)
     if as_json:
-        print_json(loop.document(model))
+        print_json(loop.document(sample_protocol(lm, model, which, weights)))
     if wrong and not typed:
         raise typer.Exit(2)

@@ -66,8 +66,8 @@ class ChatLoop:
 
     def check(self) -> None:
         """Check that the settings are compatible and that there is room, before anything is typed."""
-        asked = replace(self, turns=[{"role": "user", "content": "?"}]).messages
-        self.lm.check(Job(self.lm.chat_canvas(asked, self.max_tokens, self.options.stride is not None), self.options))
+        options, asked = self.options, [*self.messages, {"role": "user", "content": "?"}]
+        self.lm.check(Job(self.lm.chat_canvas(asked, self.max_tokens, options.stride is not None), options))
 
     def line(self, line: str, say: Callable[[str], object]) -> list[Sample] | None:
         """Execute a line; returns its answer (nothing if all it did was `say` something), or None to quit."""
@@ -106,14 +106,13 @@ class ChatLoop:
         self.answers.append(sample)
         return sample
 
-    def document(self, model: str) -> dict[str, Any]:
+    def document(self, protocol: dict[str, Any]) -> dict[str, Any]:
         """The conversation, and how its answers were written."""
         assert self.lm.chat_template is not None
-        return {
-            "messages": self.messages,
-            "answers": [sample.as_dict() for sample in self.answers],
-            "protocol": {"model": model, "template": self.lm.chat_template.name, **self.options.describe()},
-        }
+        options = self.options
+        described = {"template": self.lm.chat_template.name, **options.describe(), "seed": options.seed}
+        answers = [sample.as_dict() for sample in self.answers]
+        return {"messages": self.messages, "answers": answers, "protocol": protocol | described}
 
     def _command(self, words: str, say: Callable[[str], object]) -> list[Sample] | None:
         name, _, value = words.partition(" ")

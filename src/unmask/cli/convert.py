@@ -21,7 +21,9 @@ def convert(
         typer.Option(help="Tokens per row of a masked LM of others (default: its positions, at most 1024).", min=2),
     ] = None,
     weights: Weights = "ema",
-    to: Annotated[str, typer.Option(help="unmask (a portable folder) or published (MDLM's layout).")] = "unmask",
+    to: Annotated[
+        str, typer.Option(help="unmask (a portable folder), published (MDLM's layout), adapter (LoRA).")
+    ] = "unmask",
     dtype: Annotated[str, typer.Option(help="float32, float16 or bfloat16.")] = "float32",
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of a Hub model.")] = None,
     new_head: Annotated[

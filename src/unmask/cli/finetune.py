@@ -45,6 +45,10 @@ def finetune(
     pad: Annotated[
         str | None, typer.Option(help="sft: eos (rows end with EOS that is learned, the default) or cut.")
     ] = None,
+    lora: Annotated[
+        int | None,
+        typer.Option(help="Train LoRA adapters of this rank (train.lora.rank) instead of all weights.", min=1),
+    ] = None,
     minutes: Minutes = None,
     anneal: Annotated[
         str | None,
@@ -79,6 +83,7 @@ def finetune(
         changes += [] if value is None else [f"data.{key}={value}"]
     if anneal is not None:
         changes.append(f"train.anneal={anneal}")
+    changes += [] if lora is None else [f"train.lora.rank={lora}"]
     if language and seeds is not None:
         raise UserError("--seeds is for tasks; set seed=1 for another seed")
     if sweep:

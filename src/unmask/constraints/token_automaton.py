@@ -89,7 +89,8 @@ class TokenAutomaton:
     @functools.cached_property
     def _others(self) -> tuple[np.ndarray, np.ndarray, int]:
         """The tokens that are not of the largest class, class after class and at last those that never fit; where each
-        of these begins; the largest class."""
+        of these begins; the largest class.
+        """
         order, begin = self.members
         sizes = np.diff(np.append(begin, len(order)))
         largest = int(sizes.argmax())

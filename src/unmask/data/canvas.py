@@ -24,7 +24,7 @@ from .unknown import UnknownTokens
 
 MOST_LENGTHS = 256  # combinations of lengths of ranged gaps that are compared
 LONGEST = 2**22  # tokens of a text that is written in windows
-ANSWER = 128  # tokens of an answer unless somebody says how many; if the model has room for them
+ANSWER_TOKENS = 128  # tokens of an answer unless somebody says how many; if the model has room for them
 BLANKS = re.compile(r"(?<![\w{])_+(?!\w)|(?:\[MASK\])+")
 TORN = re.compile(r"\{\{\s*[0-9][0-9 -]*\}?(?!\})|(?<!\{)\{\s*[0-9][0-9 -]*\}\}")  # {{3}, {{3 and {3}}
 SINGLE = re.compile(r"\{[0-9]+(?:-[0-9]+)?\}")
@@ -37,10 +37,11 @@ class ContextExceeded(UserError):
 
 @dataclass(frozen=True)
 class Gap:
-    """A gap of `low` to `high` tokens."""
+    """A gap of `low` to `high` tokens, and the regular expression that it must match, if any."""
 
     low: int
     high: int
+    pattern: str | None = None
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,7 @@ class Canvas:
     closed: int = 0  # tokens at its end that only say that the text ends there
     ends: frozenset[int] = frozenset()  # tokens that end what is written: in a conversation, the end of a turn
     stop: tuple[str, ...] = ()  # and texts that do
+    patterns: tuple[str | None, ...] = ()  # that gaps (slices of `parts`) must match; empty: none has one
 
     @property
     def open_end(self) -> bool:
@@ -67,10 +69,14 @@ class Canvas:
 def split_gaps(text: str) -> list[str]:
     """What stands outside and inside of gaps, in turns: an odd number of strings, in linear time.
 
-    {{3}} is a gap. In a text without braces ___ is a gap of three tokens, and [MASK] one of one token.
+    {{3}} is a gap, and {{3:[a-z]{2}}} one with a pattern. In a text without braces ___ is a gap of three tokens, and
+    [MASK] one of one token.
     """
     parts, at = [], 0
     while (start := text.find("{{", at)) >= 0 and (end := text.find("}}", start + 2)) >= 0:
+        if ":" in text[start:end]:  # a pattern may have braces of its own
+            while text[end + 2 : end + 3] == "}":
+                end += 1
         parts += [text[at:start], text[start + 2 : end]]
         at = end + 2
     return [*parts, text[at:]] if parts else blanks(text, least=2)
@@ -97,18 +103,19 @@ def parse_gaps(text: str) -> list[str | Gap]:
                 raise UserError(f"{torn[0]!r} is half a gap; write {{{{{cure}}}}}, with two braces on either side")
             parts.append(piece)
             continue
-        match = LENGTHS.fullmatch(piece)
-        if not match:
+        length, colon, pattern = piece.partition(":")
+        match, pattern = LENGTHS.fullmatch(length), pattern.strip()
+        if not match or (colon and not pattern):
             shown = piece if len(piece) <= 40 else piece[:37] + "..."
             raise UserError(
                 f"{{{{{shown}}}}} is not a gap; write {{{{3}}}} for a gap of 3 tokens (at least 1) "
-                "or {{2-6}} for one of 2 to 6"
+                "or {{2-6}} for one of 2 to 6; a pattern follows a colon, as in {{3:[0-9]+}}"
             )
         low = int(match[1])
         high = int(match[2] or low)
         if high < low:
-            raise UserError(f"{{{{{piece}}}}} is not a gap: write the smaller length first, {{{{{high}-{low}}}}}")
-        parts.append(Gap(low, high))
+            raise UserError(f"{{{{{length}}}}} is not a gap: write the smaller length first, {{{{{high}-{low}}}}}")
+        parts.append(Gap(low, high, pattern or None))
     if len(parts) == 1:
         single = SINGLE.search(text)
         meant = f"{single[0]} has one brace on either side, write {{{single[0]}}}" if single else "mark one with {{3}}"
@@ -185,20 +192,16 @@ class PromptBuilder:
         """
         if tokens is not None:
             at_least("max_tokens", tokens)
-        bos = [] if self.block_ends is None or windowed else [self.block_ends[0]]
-        given = [*conversation] if [*conversation[:1]] == bos else [*bos, *conversation]
-        length = len(given) + (ANSWER if tokens is None else tokens)
-        most = LONGEST if windowed or self.any_length else self.spec.length
-        if tokens is None:
-            length = min(length, most)
-        if not len(given) < length <= most:
-            wanted = f" and max_tokens={tokens} make {length}" if tokens is not None and len(given) < most else ""
+        given, most = len(conversation), LONGEST if windowed or self.any_length else self.spec.length
+        length = min(given + ANSWER_TOKENS, most) if tokens is None else given + tokens
+        if not given < length <= most:
+            wanted = f" and max_tokens={tokens} make {length}" if tokens is not None and given < most else ""
             raise ContextExceeded(
-                f"this model reads and writes {most} tokens, but the conversation has {len(given)}{wanted}; shorten it"
+                f"this model reads and writes {most} tokens, but the conversation has {given}{wanted}; shorten it"
                 f"{' or reduce max_tokens' if wanted else ''}"
             )
-        ids = torch.tensor([*given, *[self.vocab.mask] * (length - len(given))], dtype=torch.int64)
-        return Canvas(ids, [slice(len(given), length)], [length - len(given)], **ends)
+        ids = torch.tensor([*conversation, *[self.vocab.mask] * (length - given)], dtype=torch.int64)
+        return Canvas(ids, [slice(given, length)], [length - given], **ends)
 
     def prompt_tokens(self, prompt: str, suffix: str = "", windowed: bool = False) -> int:
         """How many tokens of such a canvas are given."""
@@ -212,6 +215,7 @@ class PromptBuilder:
         sizes = iter(chosen)
         ids: list[int] = [] if self.block_ends is None or windowed else [self.block_ends[0]]
         shown: list[str | slice] = []
+        patterns: list[str | None] = []
         for i, part in enumerate(parts):
             if isinstance(part, str):
                 ids += self._part_ids(parts, i)
@@ -227,9 +231,12 @@ class PromptBuilder:
                 )
             last = shown[-1] if shown else ""
             if isinstance(last, slice):
+                if patterns[-1] is not None or part.pattern is not None:
+                    raise UserError("two gaps side by side are one, which has no pattern; write it as one gap")
                 shown[-1] = slice(last.start, len(ids) + size)
             else:
                 shown.append(slice(len(ids), len(ids) + size))
+                patterns.append(part.pattern)
             ids += [self.vocab.mask] * size
         if not windowed and len(ids) > self.spec.length:
             raise UserError(
@@ -238,7 +245,13 @@ class PromptBuilder:
             )
         complete = parts[-1] != "" and not windowed and len(ids) < self.spec.length  # it ends in given text
         closing = self.closing if complete else []
-        return Canvas(torch.tensor([*ids, *closing], dtype=torch.int64), shown, list(chosen), closed=len(closing))
+        return Canvas(
+            torch.tensor([*ids, *closing], dtype=torch.int64),
+            shown,
+            list(chosen),
+            closed=len(closing),
+            patterns=tuple(patterns) if any(patterns) else (),
+        )
 
     def candidates(self, parts: list[str | Gap]) -> list[list[int]]:
         """Every combination of lengths of the ranged gaps that fits into the model's length; at most 256."""

@@ -131,9 +131,10 @@ class ChatTemplate:
     @functools.cached_property
     def end(self) -> int | None:
         """The special token that ends an answer; None where a template has none."""
-        ids, answers = self.ids([{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}])
-        last = next((token for token, answer in zip(reversed(ids), reversed(answers), strict=True) if answer), None)
-        return last if last in self.tokenizer.special else None
+        question, answer = "Who?", "I, robot."  # text that no template contains
+        text = self._text([{"role": "user", "content": question}, {"role": "assistant", "content": answer}], False)
+        mark = self._special.search(text, text.rindex(answer) + len(answer)) if answer in text else None
+        return None if mark is None else self.tokenizer.with_special(mark[0])[0][0]
 
     def stops(self) -> tuple[int, ...]:
         """The tokens that end an answer: that of the template, and the end of a text."""
@@ -143,9 +144,11 @@ class ChatTemplate:
     @functools.cached_property
     def end_text(self) -> str:
         """The text that ends an answer where no special token does: the first line between it and the next question."""
+        if self.end is not None:
+            return ""
         turns = [{"role": role, "content": role} for role in ("user", "assistant", "user")]
         before, text = self._text(turns[:1], True) + "assistant", self._text(turns, False)
-        if self.end is not None or not text.startswith(before):
+        if not text.startswith(before):
             return ""
         between = text[len(before) :].partition("user")[0]
         breaks = len(between) - len(between.lstrip("\n"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -74,6 +74,16 @@ class Rows:
         if self.ends is not None:
             return int(self.ends.size)
         return -(-self.tokens // self.capacity) if self.rest else self.tokens // self.capacity
+
+    def first(self, n: int) -> Rows:
+        """The first rows; all, if there are not so many."""
+        if n >= len(self):
+            return self
+        if self.ends is None:
+            return replace(self, stream=self.stream[: n * self.capacity], rest=False)
+        marks = None if self.marks is None else self.marks[:n]
+        facts = {**self.facts, "documents": n}
+        return replace(self, stream=self.stream[: int(self.ends[n - 1])], ends=self.ends[:n], marks=marks, facts=facts)
 
     def rows(self, indices: np.ndarray | Iterable[int]) -> tuple[np.ndarray, np.ndarray | None]:
         """(n, L) int64 tokens, and (n, L) bool where they count (None = everywhere)."""

@@ -7,6 +7,7 @@ most 1 for a bound, exactly 1 for an exact law, and anything for a pseudo-likeli
 from .distributions import Marginals, OpenPosition, marginals, need_masks
 from .estimators import ESTIMATORS, STRATA, TIMES, count_weights, default_estimator, strata_nats, times_nats
 from .exact import MOST_TOKENS, exact_nats, pseudo_nats
+from .multiple_choice import Answer, answers
 from .scoring import METHODS, default_method, score
 from .show import score_lines, token_lines
 from .spans import Span, marked, read_texts
@@ -18,9 +19,11 @@ __all__ = [
     "MOST_TOKENS",
     "STRATA",
     "TIMES",
+    "Answer",
     "Marginals",
     "OpenPosition",
     "Span",
+    "answers",
     "count_weights",
     "default_estimator",
     "default_method",

@@ -77,7 +77,7 @@ def strata_nats(
     blocks = block_batch(batch, size)  # of a model without blocks, the rows
     hideable = split_rows((batch.free() if free is None else free).cpu(), size).numpy()
     counts, weights = _counts(net.law, net.schedule, hideable.sum(1), blocks, calls, keys)
-    order = keys.uniform("mask", blocks.index, size).numpy()
+    order = keys.uniform("mask", blocks.index, size).flatten(0, 1).numpy()
     masked = torch.from_numpy(_cover(counts, weights, hideable, order))  # (blocks, calls, size)
     hidden = join_blocks(masked.transpose(0, 1).reshape(-1, size), length)
     row = torch.arange(len(batch)).repeat(calls)
@@ -98,7 +98,8 @@ def _counts(
     """
     counts, weights = np.zeros((len(batch), calls), dtype=np.int64), np.zeros((len(batch), calls))
     power = 0.5 if calls * batch.total >= FEW else 0.0
-    pairs = [strata(batch.index, batch.total, keys.fork(f"counts {j}")).numpy() for j in range((calls + 1) // 2)]
+    forks = [keys.fork(f"counts {j}") for j in range((calls + 1) // 2)]
+    pairs = [strata(batch.index, batch.total, fork).flatten().numpy() for fork in forks]
     for call in range(calls):
         inside = pairs[call // 2] if call % 2 == 0 else 1 - pairs[call // 2]
         place = (call + inside) / calls

@@ -11,6 +11,8 @@ All candidates have the same given tokens, and the same sets of them are hidden 
 the noise of a difference is then twenty times smaller than with independent masks. Draws go on, for those that may
 still be the best, until the best is better than every other by four standard errors of their difference. (Four, as they
 are looked at again and again.)
+
+Under a constraint a length also counts by the chance that a free gap of that length fits, p(fits | given, length).
 """
 
 from __future__ import annotations
@@ -48,9 +50,18 @@ class GapLengths:
 
 
 def compare_lengths(
-    net: MaskedDiffusion, canvases: Sequence[Tensor], places: Sequence[Tensor], keys: Keys, draws: int | None = None
+    net: MaskedDiffusion,
+    canvases: Sequence[Tensor],
+    places: Sequence[Tensor],
+    keys: Keys,
+    draws: int | None = None,
+    extra: Sequence[tuple[float, float]] | None = None,
 ) -> GapLengths:
-    """Compare canvases whose given tokens stand at `places` (m,) of each; with `draws`, so many and no more."""
+    """Compare canvases whose given tokens stand at `places` (m,) of each; with `draws`, so many and no more.
+
+    `extra` are nats to add to the bound of each, with their standard errors.
+    """
+    extra = extra or [(0.0, 0.0)] * len(canvases)
     m, left = len(places[0]), list(range(len(canvases)))
     nll = [torch.zeros(0, m, dtype=torch.float64) for _ in canvases]  # of each candidate: (draws, m), 0 if not hidden
     weight = torch.zeros(0, m, dtype=torch.float64)
@@ -66,10 +77,15 @@ def compare_lengths(
             said = token_nll(net, Batch(canvases[i][None], zero[:1], 1), zero, masked, masked, t, BATCH)
             nll[i] = torch.cat([nll[i], said[:, places[i]]])
         done, rows = done + more, rows + more * len(left)
-        nats = [_ratio(values, weight[: len(values)])[0] for values in nll]
+        nats = [_ratio(values, weight[: len(values)])[0] + nat for values, (nat, _) in zip(nll, extra, strict=True)]
         best = min(left, key=lambda i: nats[i])
-        errors = [_difference(values, nll[best], weight)[1] for values in nll]
-        others = {i: _difference(nll[i], nll[best], weight) for i in left if i != best}
+        worse = []
+        for values, (nat, spread) in zip(nll, extra, strict=True):
+            mean, error = _difference(values, nll[best], weight)
+            both = (spread, extra[best][1]) if values is not nll[best] else ()
+            worse.append((mean + nat - extra[best][0], math.hypot(error, *both)))
+        errors = [error for _, error in worse]
+        others = {i: worse[i] for i in left if i != best}
         close = [i for i, (mean, error) in others.items() if not mean > SIGMAS * error]
         left = [i for i in left if i == best or (i in close and others[i][1] > 1e-9)]  # a tie stays one
         if draws is not None or len(left) == 1 or done >= MOST or rows + done * len(left) > ROWS:

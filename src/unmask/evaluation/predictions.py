@@ -28,6 +28,7 @@ class RowNats:
 OTHERWISE = {  # method: its name in a sentence, and what to do where a model does not support it
     "span": ("a span given its context", "score whole texts"),
     "strata": ("method 'strata'", "use 'bound' on whole texts (unmask eval: --estimator times)"),
+    "choices": ("choosing between texts of different lengths", "give choices of equally many tokens"),
     "ranged gaps": ("a gap of unknown length", "say how long it is, for example {{3}} for three tokens"),
 }
 

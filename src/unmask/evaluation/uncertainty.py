@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 from statistics import NormalDist
 from typing import NamedTuple
 
@@ -74,36 +75,31 @@ def ratio(over: Statistic, under: Statistic) -> Statistic:
     return Statistic(value, abs(value) * relative or None)
 
 
-def larger_than_error(difference: float, error: float, sigmas: float = 2.0) -> bool:
-    """Whether a difference is further from 0 than so many of its standard errors; never, where one is not finite."""
-    return math.isfinite(difference) and abs(difference) > sigmas * error
-
-
 # -- few values ------------------------------------------------------------------------------------------------------
 
 
+@lru_cache(4096)
 def student(probability: float, freedom: float) -> float:
-    """The quantile of Student's law; with infinite freedom, of the normal law."""
-    if math.isinf(freedom):
+    """The quantile of Student's law; with much freedom, of the normal law."""
+    if freedom > 1e6:
         return NormalDist().inv_cdf(probability)
     if probability < 0.5:
         return -student(1 - probability, freedom)
-    low, high = 0.0, 1.0
-    while _student_below(high, freedom) < probability:
-        low, high = high, 2 * high
-    while high - low > 1e-12 * high:
-        middle = (low + high) / 2
-        low, high = (middle, high) if _student_below(middle, freedom) < probability else (low, middle)
-    return (low + high) / 2
+    norm = math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2) - math.log(freedom * math.pi) / 2
+    t, step = 0.0, 1.0
+    while step > 1e-13 * t:  # Newton's method never passes the root: beyond 0 the law is concave
+        density = math.exp(norm - (freedom + 1) / 2 * math.log1p(t * t / freedom))
+        step = (probability - _student_below(t, freedom)) / density
+        t += step
+    return t
 
 
 def freedom_of(*parts: tuple[float | None, float]) -> float:
     """The degrees of freedom of errors that add up, each with its own (Welch and Satterthwaite)."""
-    squares = [((error or 0.0) ** 2, freedom) for error, freedom in parts]
-    largest = max((square for square, _ in squares), default=0.0)
+    largest = max((error or 0.0 for error, _ in parts), default=0.0)
     if not largest:
         return math.inf
-    shares = [(square / largest, freedom) for square, freedom in squares]  # of tiny numbers the squares would vanish
+    shares = [(((error or 0.0) / largest) ** 2, freedom) for error, freedom in parts]
     spread = math.fsum(share**2 / freedom for share, freedom in shares)
     return math.fsum(share for share, _ in shares) ** 2 / spread if spread else math.inf
 

@@ -9,12 +9,14 @@ from typing import Any
 
 from torch import Tensor
 
-from ..config import Config
+from ..config import Config, load_yaml
+from ..data.chat import ChatTemplate
+from ..data.tokenization import Tokenizer
 from ..lm import LM
 from ..models import registry
 from ..recipes import owt
 from ..types import Progress, UserError
-from . import layout, pickled, resolve
+from . import checkpoint, layout, lora, pickled, resolve
 from .gguf_files import SUFFIX
 from .layout import Described
 from .lightning import FLAT_EMBEDDING, read_lightning
@@ -42,11 +44,13 @@ def convert(
     (as model.name) that unmask does not know and that do not matter; `length` as in `hub.load`. `progress` gets two
     stages: read, and written.
     """
-    if to not in ("unmask", "published"):
-        raise UserError(f"--to {to} must be 'unmask' or 'published'")
+    if to not in ("unmask", "published", "adapter"):
+        raise UserError(f"--to {to} must be 'unmask', 'published' or 'adapter'")
     if weights not in ("ema", "raw"):
         raise UserError(f"--weights {weights} must be 'ema' or 'raw'")
     layout.refuse_existing(Path(out))  # before an hour of reading
+    if to == "adapter":
+        return write_adapter(source, out, weights, dtype)
     lm, used = open_source(source, tokenizer, weights, revision, new_head, ignore, length)
     progress(1, 2)
     if to == "published":
@@ -66,6 +70,37 @@ def convert(
         "vocab": asdict(lm.tokenizer.vocab),
         "tokenizer": lm.tokenizer.name,
         "unsaid": unsaid(lm.config) if to == "published" else {},
+    }
+
+
+def write_adapter(source: str, out: str | Path, weights: str, dtype: str = "float32") -> dict[str, Any]:
+    """Write the adapters of a run as peft lays them out; a summary as that of `convert`."""
+    path = Path(source)
+    folder = checkpoint.resolve(path) if path.is_dir() and not layout.is_folder(path) else None
+    config = None if folder is None or not (folder / "config.yaml").is_file() else load_yaml(folder / "config.yaml")
+    if folder is None or config is None or config.train.lora.rank is None:
+        raise UserError(f"--to adapter is for runs with train.lora, and {source} is none; leave it out")
+    if dtype not in layout.DTYPES:
+        raise UserError(f"dtype {dtype!r} must be one of {', '.join(layout.DTYPES)}")
+    checkpoint.verify(folder)
+    group = "ema" if weights == "ema" and config.train.ema else "model"
+    model, base, found = resolve.run_adapters(folder, config, group)
+    tokenizer = Tokenizer.load(folder)
+    lm = LM(model, tokenizer, config, chat_template=ChatTemplate.read(folder, tokenizer))
+    lora.write_adapter(out, model, lm, config, str(config.train.start), found, layout.DTYPES[dtype])
+    kept = lora.adapters(model)
+    return {
+        "out": str(out),
+        "to": "adapter",
+        "method": config.model.method,
+        "parameters": sum(p.numel() for p in kept.values()),
+        "tensors": len(kept),
+        "weights": "ema" if group == "ema" else "raw",
+        "dtype": dtype,
+        "length": config.data.length,
+        "vocab": asdict(base.tokenizer.vocab),
+        "tokenizer": tokenizer.name,
+        "unsaid": {},
     }
 
 

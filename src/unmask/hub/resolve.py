@@ -14,7 +14,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
-from ..config import load_yaml, nearest
+from ..config import AdapterConfig, Config, load_yaml, nearest
 from ..data import tasks
 from ..data.chat import ChatTemplate
 from ..data.genome.bases import dna_tokenizer
@@ -36,12 +36,13 @@ from ..errors import known_keywords
 from ..evaluation.classification import TaskModel
 from ..lm import LM
 from ..models import registry
+from ..models.language_model import LanguageModel
 from ..networks.encoder import Encoder
 from ..networks.kernels import int8
 from ..sampling.recommended import FILE as SAMPLING_FILE
 from ..sampling.recommended import Recommended
 from ..types import UserError
-from . import checkpoint, layout
+from . import checkpoint, layout, lora
 from .gguf_files import is_gguf, read_gguf
 from .layout import Described
 
@@ -51,7 +52,7 @@ HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 OLD_ID = re.compile(r"(bert|roberta|xlm-roberta|distilbert|distilroberta|albert|camembert)-[\w.-]+", re.ASCII)
 # Repositories with a model in each of many folders: the name goes on with the path of one.
 WITH_FOLDERS = re.compile(r"(jdeschena/blockgen)/([A-Za-z0-9][\w.-]*(?:/[A-Za-z0-9][\w.-]*)*)", re.ASCII)
-WANTED = [*layout.FILES, layout.INDEX, "special_tokens_map.json", VOCAB_FILE, "vocab.json", "merges.txt"]
+WANTED = [*layout.FILES, lora.CONFIG, layout.INDEX, "special_tokens_map.json", VOCAB_FILE, "vocab.json", "merges.txt"]
 GIVE = "--tokenizer PATH (in Python: tokenizer=PATH)"
 M = TypeVar("M", bound=nn.Module)
 QUANTIZED = ("int8",)
@@ -75,7 +76,7 @@ def load(
 
     The folder or Hub id may also be any masked language model of transformers (the BERT family), LLaDA, Dream and
     other diffusion models on a Llama or Qwen, causal models of these, Caduceus, Mamba or HyenaDNA. A .gguf file is a
-    causal Llama, which becomes float32.
+    causal Llama, which becomes float32. A folder of LoRA adapters (of peft) is its base model with them added.
 
     `which` is "last" or "best" (for a run), `weights` "ema" (the average, if the run has one) or "raw". `tokenizer` (a
     folder, a tokenizer.json, a vocab.txt or a Hub name) is for models that come without one, `revision` for the Hub.
@@ -107,6 +108,10 @@ def _load(
         if which != "last" or weights != "ema" or new_head:
             raise UserError(f"{path} holds only one set of weights, with a head; leave which, weights and new_head out")
         return _load_gguf(folder, tokenizer, length, device)
+    if lora.is_adapter(folder):
+        if which != "last" or weights != "ema" or new_head or tokenizer is not None or length is not None:
+            raise UserError(f"{path} holds adapters of a model; leave which, weights, new_head, tokenizer, length out")
+        return _load_adapter(folder, device)
     if not layout.is_folder(folder):
         if new_head:
             raise UserError(f"{path} is a run, which already has a head; leave out --new-head")
@@ -252,10 +257,40 @@ def _load_run(path: Path, which: str, weights: str, device: str) -> LM:
     tokenizer = Tokenizer.load(folder)
     labels = load_labels(folder, config.data.label)
     group = "ema" if weights == "ema" and config.train.ema else "model"
+    if config.train.lora.rank is not None:
+        model = run_adapters(folder, config, group, device)[0]
+        lora.merge(model)
+        config = config.changed(train={"lora": AdapterConfig()})
+        return advised(LM(model.eval(), tokenizer, config, labels=labels), folder)
     model = _outline(folder, group, lambda: registry.model(config, tokenizer.vocab, len(labels)))
     model = model.to_empty(device=pick_device(device))
     checkpoint.read_into(folder, group, dict(model.state_dict()))
     return advised(LM(model.eval(), tokenizer, config, labels=labels), folder)
+
+
+def run_adapters(folder: Path, config: Config, group: str, device: str = "cpu") -> tuple[LanguageModel, LM, str]:
+    """The model of a checkpoint of adapters beside the weights of train.start, that model, and its fingerprint."""
+    base = load(str(config.train.start), device=device)
+    found = lora.fingerprint(base.model)
+    lora.check_base(found, checkpoint.read_json(folder / "state.json").get("base"), folder, str(config.train.start))
+    model = lora.based_on(base, config, len(base.labels))
+    lora.attach(model, config.train.lora)
+    checkpoint.read_into(folder, group, lora.adapters(model))
+    return model, base, found
+
+
+def _load_adapter(folder: Path, device: str) -> LM:
+    settings = lora.read_settings(folder)
+    try:
+        base = load(settings.base_model_name_or_path, device=device)
+    except UserError as error:
+        raise UserError(f"{folder} holds adapters of a base model that cannot be loaded: {error}") from None
+    model, config = lora.read_adapter(folder, settings, base)
+    lora.merge(model)
+    config = config.changed(train={"lora": AdapterConfig()})
+    lm = LM(model.eval(), base.tokenizer, config, list(base.labels), base.recommended, base.chat_template)
+    lm.chat_template = ChatTemplate.read(folder, base.tokenizer) or base.chat_template
+    return lm
 
 
 def _outline(folder: Path, group: str, make: Callable[[], M]) -> M:
@@ -305,7 +340,7 @@ def _download(name: str, revision: str | None, inside: str = "") -> Path:
     folder = _snapshot(name, revision, WANTED, inside)
     if not any(folder.glob("*.safetensors")):
         folder = _snapshot(name, revision, [*WANTED, layout.PICKLE, layout.CHECKPOINT], inside)
-    if not layout.is_folder(folder):
+    if not layout.is_folder(folder) and not lora.is_adapter(folder):
         where = f"folder {inside} of {name}" if inside else f"model {name}"
         raise UserError(f"the {where} on the Hugging Face Hub has no {layout.CONFIG}; unmask cannot read it")
     return folder

@@ -24,7 +24,7 @@ from .kernels.attention import Attention
 from .kernels.dropout import dropout
 from .kernels.packed_linear import PackedLinear
 from .kernels.positions import rotary_table, rotate
-from .layers import Embedding, LabelEmbedding, LayerNorm, TimestepEmbedder, wide
+from .layers import Embedding, LabelEmbedding, LayerNorm, TimestepEmbedder, weight_of, wide
 
 KeyValue = tuple[Tensor, Tensor]  # keys (rotated) and values of one block, (B, H, L, D) each
 Rotary = tuple[Tensor, Tensor]  # cos and sin, (1 or B, L, 1, D) each, float32
@@ -58,7 +58,7 @@ class BlockCall(NamedTuple):
         if h.shape[:2].numel() <= FEW:
             q, k, v = qkv(h).unflatten(-1, (3, n_heads, -1)).unbind(2)
             return pick(q, self.queries), k, v, self.turns(len(h))
-        q_weight, kv_weight = qkv.weight.split([h.shape[-1], 2 * h.shape[-1]])
+        q_weight, kv_weight = weight_of(qkv).split([h.shape[-1], 2 * h.shape[-1]])
         k, v = F.linear(h, kv_weight).unflatten(-1, (2, n_heads, -1)).unbind(2)
         q = F.linear(pick(h, self.queries), q_weight).unflatten(-1, (n_heads, -1))
         return q, k, v, self.turns(len(h))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -20,6 +21,15 @@ def wide(x: Tensor) -> Tensor:
 def padded(size: int) -> int:
     """Rows of the embedding for a vocabulary: 30522 -> 30528."""
     return -(-size // MULTIPLE) * MULTIPLE
+
+
+def weight_of(linear: nn.Linear) -> Tensor:
+    """The matrix of a linear layer with what adapters add to it (`hub.lora`)."""
+    layer: Any = linear
+    weight: Tensor = layer.weight
+    for name in getattr(layer, "active_adapters", ()):
+        weight = weight + layer.get_delta_weight(name).to(weight.dtype)
+    return weight
 
 
 class LayerNorm(nn.Module):

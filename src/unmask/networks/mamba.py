@@ -23,7 +23,7 @@ from ..types import Vocab
 from .interface import Network, NetworkInput, Parts, TokenWeights
 from .kernels.attention import Causal
 from .kernels.scan import selective_scan, short_conv
-from .layers import PackedRows, RMSNorm, padded
+from .layers import PackedRows, RMSNorm, padded, weight_of
 
 DT_MIN, DT_MAX, DT_FLOOR = 1e-3, 0.1, 1e-4  # the steps that a fresh network takes
 EMBED_STD = 0.02
@@ -81,7 +81,7 @@ class Mixer(nn.Module):
         x = F.silu(short_conv(x, self.conv1d.weight[:, 0], self.conv1d.bias, before))
         dt, b, c = self.x_proj(x).split([self.rank, self.state_dim, self.state_dim], dim=-1)
         wide = torch.promote_types(self.A_log.dtype, torch.float32)  # steps and decays are never 16-bit
-        delta = F.softplus(F.linear(dt, self.dt_proj.weight).to(wide) + self.dt_proj.bias.to(wide))
+        delta = F.softplus(F.linear(dt, weight_of(self.dt_proj)).to(wide) + self.dt_proj.bias.to(wide))
         if exists is not None:
             delta = delta * exists[..., None]
         y, state = selective_scan(x, delta, -torch.exp(self.A_log.to(wide)), b, c, self.D, state)

@@ -21,7 +21,7 @@ from .interface import Network, NetworkInput, Parts, TokenWeights
 from .kernels.attention import Causal
 from .kernels.dropout import dropout
 from .kernels.positions import alibi, alibi_slopes, biased_attention
-from .layers import padded
+from .layers import padded, weight_of
 
 INIT_STD = 0.02
 NORM_EPS = 1e-12
@@ -74,7 +74,7 @@ class MosaicBertLayer(nn.Module):
         if queries is None:
             q, k, v = linear(x).view(batch, length, 3, self.n_heads, -1).permute(2, 0, 3, 1, 4)  # (B, H, L, D) each
         else:
-            parts = zip(linear.weight.split([dim, 2 * dim]), linear.bias.split([dim, 2 * dim]), strict=True)
+            parts = zip(weight_of(linear).split([dim, 2 * dim]), linear.bias.split([dim, 2 * dim]), strict=True)
             (q_weight, q_bias), (kv_weight, kv_bias) = parts
             q = F.linear(pick(x, queries), q_weight, q_bias).view(batch, -1, self.n_heads, dim // self.n_heads)
             k, v = F.linear(x, kv_weight, kv_bias).view(batch, length, 2, self.n_heads, -1).permute(2, 0, 3, 1, 4)

@@ -38,9 +38,12 @@ def block_places(chosen: Tensor, size: int | None) -> list[Tensor]:
 
 
 def block_batch(batch: Batch, size: int) -> Batch:
-    """The blocks of a batch as rows, with a place of their own among all blocks of the global batch."""
+    """The blocks of a batch as rows, with a place of their own among all blocks of the global batch.
+
+    Their index is (B, blocks of a row): a random stream for each block would take seconds a step.
+    """
     count = n_blocks(batch.tokens.shape[1], size)
-    index = (batch.index[:, None] * count + torch.arange(count)).flatten()
+    index = batch.index[:, None] * count + torch.arange(count)
     exists = torch.ones_like(batch.tokens, dtype=torch.bool) if batch.present is None else batch.present
     parts = {
         name: None if (value := getattr(batch, name)) is None else split_rows(value, size)
@@ -57,5 +60,5 @@ def block_times(law: Law, batch: Batch, size: int, keys: Keys, stratified: bool)
     """(B, L) uniforms, the same for all positions of a block: strata over all blocks of the global batch."""
     blocks = block_batch(batch, size)
     uniform = law.uniforms(blocks.index, blocks.total, size, keys, stratified)
-    assert uniform.ndim == 1, "a law with several times in a row has no time per block"
-    return join_blocks(uniform[:, None].expand(-1, size), batch.tokens.shape[1])
+    assert uniform.shape == blocks.index.shape, "a law with several times in a row has no time per block"
+    return join_blocks(uniform.reshape(-1, 1).expand(-1, size), batch.tokens.shape[1])

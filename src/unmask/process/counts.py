@@ -114,7 +114,7 @@ def hidden_sets(
     How many are hidden comes from strata over the rows of the global batch; every set of that size is as likely as any
     other. Second views come after all first ones.
     """
-    free, place = batch.free().cpu().numpy(), strata(batch.index, batch.total, keys).numpy()
+    free, place = batch.free().cpu().numpy(), strata(batch.index, batch.total, keys).flatten().numpy()
     m, length = free.sum(1), free.shape[1]
     n, weight = np.zeros(len(free), dtype=np.int64), np.zeros((2, len(free)))
     for total in np.unique(m[m > 0]):
@@ -124,7 +124,7 @@ def hidden_sets(
         largest = np.flatnonzero(chances)[-1]
         n[rows] = np.searchsorted(sums, place[rows] * sums[-1], side="right").clip(max=largest)
         weight[:, rows] = weights[n[rows]], weights[total - n[rows]]
-    uniform = np.where(free, keys.uniform("mask", batch.index, length).numpy(), 2.0)
+    uniform = np.where(free, keys.uniform("mask", batch.index, length).view(free.shape).numpy(), 2.0)
     order = np.argsort(uniform, axis=1)  # the free positions come first
     hidden = np.zeros_like(free)
     np.put_along_axis(hidden, order, np.arange(length) < n[:, None], axis=1)

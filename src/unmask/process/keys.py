@@ -45,7 +45,12 @@ class Keys:
         return np.random.Generator(np.random.Philox(key=np.array(self.digest(purpose, index), dtype=np.uint64)))
 
     def uniform(self, purpose: str, index: Iterable[int] | Tensor, *shape: int) -> Tensor:
-        """(len(index), *shape) float64 uniforms on [0, 1), one independent stream per row."""
+        """(*index's shape, *shape) float64 uniforms on [0, 1), one independent stream per row.
+
+        If a row (B, K) has several indices, its stream is named by the first of them.
+        """
+        if isinstance(index, Tensor) and index.ndim == 2:
+            shape, index = (index.shape[1], *shape), index[:, 0]
         rows = [int(i) for i in index]
         out = np.empty((len(rows), *shape), dtype=np.float64)
         for row, i in enumerate(rows):

@@ -228,7 +228,7 @@ def strata(index: Tensor, total: int, keys: Keys) -> Tensor:
     only ever be drawn at small times.
     """
     place = torch.from_numpy(keys.permute("strata", index, total)).double()
-    return (place + keys.uniform("time", index)) / total  # (B,) float64
+    return (place + keys.uniform("time", index)) / total  # float64, of the shape of index
 
 
 @dataclass(frozen=True)

@@ -197,8 +197,9 @@ def nats_gap(first: ScoredModel, second: ScoredModel) -> Figure:
     return Figure(*rate(gap, first.tokens))
 
 
-def fewer_nats(left: Trainings, right: Trainings, per: str = "token") -> Difference:
+def fewer_nats(left: ScoredModel | Trainings, right: ScoredModel | Trainings, per: str = "token") -> Difference:
     """For two kinds of model on the same texts: paired over texts and over training seeds, those that both have."""
+    left, right = ([side] if isinstance(side, ScoredModel) else side for side in (left, right))
     n = min(len(left), len(right))
     left, right = left[:n], right[:n]
     each = [nats_gap(first, second).value for first, second in zip(left, right, strict=True)]

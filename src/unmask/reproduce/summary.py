@@ -45,13 +45,13 @@ class Result:
 
     @property
     def data(self) -> str:
-        """The name of its text or genome."""
-        return Path(self.report.data.rstrip("/")).name or self.folder
+        """The name of its text or genome: the folder that the report's own is in."""
+        return Path(self.folder).parent.name or Path(self.report.data).name
 
     @property
     def heading(self) -> str:
         """The name of its table, its data and its scale."""
-        return f"{self.report.name}, {self.folder.partition('/')[0]}, scale {self.report.scale}"
+        return f"{self.report.name}, {self.data}, scale {self.report.scale}"
 
 
 def write_summary(folder: str | Path) -> Path:
@@ -123,7 +123,8 @@ def _kind(check: Check) -> str:
 
 def _count(checks: list[Check]) -> str:
     counted = Counter(map(_kind, checks))
-    return ", ".join(f"{counted[kind]} {kind}" for kind in COLOURS if counted[kind])
+    words = {"holds": "hold", "refuted": "refuted", "not decided": "not decided"}
+    return ", ".join(f"{counted[kind]} {shown}" for kind, shown in words.items() if counted[kind])
 
 
 def _body(results: list[Result], forests: list[Forest]) -> str:
@@ -132,8 +133,9 @@ def _body(results: list[Result], forests: list[Forest]) -> str:
     claims = [check for result in judged for check in result.report.checks]
     decided = sum(check.holds is not None for check in claims)
     parts = [
-        f"**{decided} of {len(claims)} claims are decided:** {_count(claims)}. A claim holds or is refuted when its "
-        "interval, over texts and trainings together, says so; one training on each side decides nothing."
+        f"**{decided} of {len(claims)} claims are decided:** {_count(claims)}. A claim holds or is refuted where its "
+        "interval, over texts and trainings together, says so; one training on each side decides nothing (a point "
+        "without a bar). Diamonds are the paper's."
     ]
     parts += [f"![{forest.title}]({forest.name}.svg)" for forest in forests]
     parts += [
@@ -154,13 +156,13 @@ def _line(result: Result) -> str:
     claims = "not judged at this scale" if report.unjudged else _count(report.checks)
     seeds = sorted({check.effect.trainings for check in report.checks if check.effect and check.effect.trainings})
     cells = [
-        f"[{report.name}]({result.folder}/report.md): {report.label}",
         f"{result.data}, {report.scale}",
         claims or "none",
         ", ".join(map(str, seeds)) or NONE,
         str(report.environment.get("unmask", NONE)),
     ]
-    return f"| {' | '.join(escape_markdown(cell) if i else cell for i, cell in enumerate(cells))} |"
+    link = f"[{escape_markdown(report.name)}]({result.folder}/report.md): {escape_markdown(report.label)}"
+    return f"| {' | '.join([link, *map(escape_markdown, cells)])} |"
 
 
 def _cells(check: Check) -> list[str]:

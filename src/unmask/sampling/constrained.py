@@ -40,6 +40,12 @@ SUMS_AT_ONCE = 1 << 24  # numbers that backward sums hold at a time
 Group = tuple[TokenAutomaton, Choice]
 
 
+class Impossible(UserError):
+    """A span cannot be written; `number` counts those of a constraint."""
+
+    number = 0
+
+
 class FormedSpan(NamedTuple):
     """Positions `start` to `stop` of a canvas, given tokens among them, which must spell a text of an automaton."""
 
@@ -67,8 +73,12 @@ class Constraint:
             )
         if request.rules is not None and request.rules.phrases:
             raise UserError("a constraint does not go with banned words of several tokens; exclude them in the pattern")
-        for span in self.spans:
-            _check_span(span, request, vocab, name)
+        for number, span in enumerate(self.spans):
+            try:
+                _check_span(span, request, vocab, name)
+            except Impossible as error:
+                error.number = number
+                raise
 
 
 def _check_span(span: FormedSpan, request: Request, vocab: Vocab, name: Callable[[int], str]) -> None:
@@ -93,14 +103,14 @@ def _check_span(span: FormedSpan, request: Request, vocab: Vocab, name: Callable
     stuck = int(np.flatnonzero(reached.any(1))[-1])
     if stuck < n:
         given = f"the given {name(int(request.canvas[start + stuck]))!r}" if not free[stuck] else "any token"
-        raise UserError(f"{what}: at position {start + stuck} {given} would be one too many or the wrong one")
+        raise Impossible(f"{what}: at position {start + stuck} {given} would be one too many or the wrong one")
     if not all(free):
-        raise UserError(f"{what}: they would end before the text is complete")
+        raise Impossible(f"{what}: they would end before the text is complete")
     every = chain.possible(automaton, np.ones((n + FARTHEST, automaton.n_classes), dtype=bool))
     fits = np.flatnonzero((every & automaton.accepting).any(1))
     near = sorted(fits[np.argsort(abs(fits - n), kind="stable")][:3].tolist())
     cure = f"; give it {' or '.join(map(str, near))} tokens" if near and n not in near else "; check what is banned"
-    raise UserError(what + (cure if near else f"; it takes at least {automaton.shortest} tokens"))
+    raise Impossible(what + (cure if near else f"; it takes at least {automaton.shortest} tokens"))
 
 
 def _allowed(rules: Rules, position: int, vocab: Vocab) -> np.ndarray:
@@ -133,7 +143,9 @@ def parts(trajectory: Trajectory, span: FormedSpan, due: np.ndarray, one_way: bo
     (`one_way`) after that position. There all states count alike from which the text can be completed.
     """
     automaton, start, stop = span
-    classes = np.where(_unwritten(trajectory, span, due), ANY, automaton.classes[trajectory.whole().numpy()[start:stop]])
+    classes = np.where(
+        _unwritten(trajectory, span, due), ANY, automaton.classes[trajectory.whole().numpy()[start:stop]]
+    )
     sets = automaton.reach.along(classes.tolist())
     seen = len(trajectory.canvas[start:stop])
     cuts = [i for i in range(1, seen) if sets[i].bit_count() == 1] if trajectory.cuts_spans else []

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 Word = str | int  # a token by its text or by its id
 AT_ONCE = ("simplex", "gaussian")  # samplers that draw all their tokens together
-NOT_YET = dict.fromkeys(("page", "harness"), "not offered there yet")
+IN_GAPS = {"page": "a gap carries its own pattern there: {{3:[a-z]+}}"}
 NO_FORM: tuple[Any, ...] = (None, (), [])
 UNKNOWN = ("[UNK]", "<unk>", "\ufffd")  # what tokenizers write for a word that they do not know
 
@@ -204,12 +204,12 @@ class SamplingParams:
         absent=dict.fromkeys(("cli", "http", "page", "loop", "harness"), "a function exists in Python only"),
     )
     regex: str | None = setting(
-        None, "A regular expression that every gap must match as a whole", kind="text", most=4096, absent=dict(NOT_YET)
+        None, "A regular expression that every gap must match as a whole", kind="text", most=4096, absent=IN_GAPS
     )
     schema: Mapping[str, Any] | str | None = setting(
-        None, "A JSON schema that every gap must be valid under, or its file", kind="schema", absent=dict(NOT_YET)
+        None, "A JSON schema that every gap must be valid under, or its file", kind="schema", absent=IN_GAPS
     )
-    choices: Sequence[str] = setting((), "A text that a gap may be", kind="texts", most=256, absent=dict(NOT_YET))
+    choices: Sequence[str] = setting((), "A text that a gap may be", kind="texts", most=256, absent=IN_GAPS)
     where: Language | str | Sequence[Language | str | None] | None = setting(
         None,
         "What gaps must be, one form for each gap: a regular expression or a Language",
@@ -358,14 +358,17 @@ class SamplingParams:
             return _language(self.where)
         return [None if form is None else _language(form) for form in self.where or ()]
 
-    @property
-    def _ends_in_form(self) -> bool:
-        forms = self._forms()
+    def _ends_in_form(self, canvas: Canvas) -> bool:
+        forms = list(canvas.patterns) or self._forms()
         return forms is not None and (isinstance(forms, Language) or forms[-1:] != [None])
 
     def constraint(self, canvas: Canvas, builder: PromptBuilder) -> Constraint | None:
         """The form of the gaps of a canvas; where the text ends in a gap, an end of text may follow it."""
         forms = self._forms()
+        if canvas.patterns:
+            if forms is not None:
+                raise UserError("gaps of the text have patterns; leave out regex, schema, choices and where")
+            forms = [None if pattern is None else regex(pattern) for pattern in canvas.patterns]
         if forms is None:
             return None
         gaps = [part for part in canvas.parts if isinstance(part, slice)]
@@ -546,7 +549,7 @@ class Stop:
         at_eos = options.stop_at_eos
         if at_eos is None:  # a text under a constraint ends where it is complete
             learned = builder.spec.has_ends or bool(canvas.ends)
-            at_eos = canvas.open_end and (learned or (options._ends_in_form and bool(builder.ends)))
+            at_eos = canvas.open_end and (learned or (options._ends_in_form(canvas) and bool(builder.ends)))
         if "stop_at_eos" in options.recommended:
             at_eos = at_eos and canvas.open_end  # a recommendation is not for texts with a given end
         if not options.stop and not canvas.stop and not at_eos:

@@ -14,6 +14,7 @@ from typing import Any
 from ..data.canvas import parse_gaps
 from ..errors import UserError, nearest
 from ..files import read_json, write_json
+from .block_order import BlockByBlock
 from .choice import Choice
 from .params import SAMPLERS, SamplingParams, all_settings
 from .settings import settings_of
@@ -24,13 +25,14 @@ MOST = 16  # example prompts
 TEXT: Mapping[str, Any] = {"temperature": 0.7, "top_p": 0.9}  # docs/tiny-en.md has the measurements
 LONGEST = 2000  # characters of an example
 END = "stop_at_eos"  # where a text is open at its end
+BLOCK = "block"  # of models that write block after block
 
 
 @dataclass(frozen=True)
 class Recommended:
     """Settings that suit a model, and examples; empty: the plain law."""
 
-    settings: Mapping[str, Any] = field(default_factory=dict)  # of the sampler, of `Choice`, stop_at_eos; by name
+    settings: Mapping[str, Any] = field(default_factory=dict)  # of the sampler, of `Choice`, block, stop_at_eos; by name
     style: str = ""  # one sentence: which prompts suit the model
     prompts: tuple[str, ...] = ()  # beginnings that it continues well
     infill: str = ""  # a text with gaps that it fills well
@@ -44,7 +46,9 @@ class Recommended:
             if name not in known:
                 raise UserError(f"{name!r} cannot be recommended{nearest(name, known)}; {', '.join(known)} can")
         params = SamplingParams(**self.settings)
-        if params.sampler is not None:
+        if params.block is not None:
+            BlockByBlock(params.plan_alone(), params.block)
+        elif params.sampler is not None:
             params.plan_alone()
         if len(self.prompts) > MOST or any(len(text) > LONGEST for text in (self.style, self.infill, *self.prompts)):
             raise UserError(f"at most {MOST} example prompts, and texts of at most {LONGEST:,} characters")
@@ -65,8 +69,8 @@ class Recommended:
             return {}
         choices = settings_of(Choice)
         drawn = {name: value for name, value in self.settings.items() if name in choices}
-        plan = {name: value for name, value in self.settings.items() if name not in (*choices, END)}
-        ending = {name: value for name, value in self.settings.items() if name == END}
+        plan = {name: value for name, value in self.settings.items() if name not in (*choices, END, BLOCK)}
+        others = {name: value for name, value in self.settings.items() if name in (END, BLOCK)}
         if any(name in choices for name in explicit):
             drawn = {}
         known = all_settings()
@@ -79,7 +83,10 @@ class Recommended:
             plan = {
                 key: v for key, v in plan.items() if key not in known[name].instead and name not in known[key].instead
             }
-        return {name: value for name, value in (plan | drawn | ending).items() if name not in explicit}
+        sampler = explicit.get("sampler") or plan.get("sampler")
+        if sampler in SAMPLERS and SAMPLERS[sampler].make.sets_blocks:
+            others.pop(BLOCK, None)
+        return {name: value for name, value in (plan | drawn | others).items() if name not in explicit}
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -139,7 +146,7 @@ def of_training(asked: str | Mapping[str, Any], kind: str, sampler: str) -> Reco
 
 
 def recommendable() -> tuple[str, ...]:
-    """The settings that a model may recommend: those of samplers and of `Choice`, and whether a text has an end."""
+    """The settings that a model may recommend: of samplers and of `Choice`, a block size, and whether a text ends."""
     choices = settings_of(Choice)
     taken = {name for entry in SAMPLERS.values() for name in entry.takes}
-    return tuple(name for name in all_settings() if name in ("sampler", END) or name in taken or name in choices)
+    return tuple(name for name in all_settings() if name in ("sampler", END, BLOCK) or name in taken or name in choices)

@@ -18,7 +18,7 @@ from starlette.types import Receive
 
 from ..data.canvas import Canvas
 from ..errors import nearest
-from ..evaluation import Marginals
+from ..evaluation import Answer, Marginals
 from ..lm import LM, Job
 from ..sampling import Request as WritingRequest
 from ..sampling.params import SAMPLERS, SamplingParams, default_words, settings_on
@@ -37,11 +37,12 @@ from .engine import Engine
 from .handles import RequestHandle
 from .http import EventStream, answer, read_body, while_connected
 from .limits import Limits, Refusal
-from .preparation import prepare, prepare_chat, prepare_completion, ranged, readable_gaps, tokens
+from .preparation import patterned, prepare, prepare_chat, prepare_completion, ranged, readable_gaps, tokens
 from .schema import (
     NAMES,
     Body,
     ChatBody,
+    ChooseBody,
     CompletionBody,
     DiffusionBody,
     Gapped,
@@ -177,7 +178,7 @@ class Service:
         deadline = clock() + self.limits.timeout
         if isinstance(asked, Gapped) and asked.text is not None and ranged(asked.text):
             made = await self._long(receive, prepare, lm, asked, self.limits)
-        elif asked.has_form:
+        elif asked.has_form or (isinstance(asked, Gapped) and asked.text is not None and patterned(asked.text)):
             made = await self._compiled(receive, prepare, lm, asked, self.limits)
         else:
             made = await while_connected(receive, self._off(self._prepare, prepare, lm, asked, self.limits))
@@ -246,6 +247,13 @@ class Service:
         each = await self._long(request.receive, _marginals, lm, asked, _texts(asked, self.limits), self.limits)
         return await self._off(self._prepare, lambda: answer(marginals_answer(name, each)))
 
+    async def choose(self, request: Request) -> Response:
+        """POST /v1/choose: how probable each of several texts is in a gap."""
+        asked = await self._asked(ChooseBody, request)
+        name, lm = self._lm(asked.model)
+        found = await self._long(request.receive, _choose, lm, asked, self.limits)
+        return answer({"object": "choices", "model": name, "choices": [one.as_dict() for one in found]})
+
     async def tokenize(self, request: Request) -> Response:
         """POST /v1/tokenize: the tokens of a text, null where it has gaps."""
         asked = await self._asked(TokenizeBody, request)
@@ -309,10 +317,20 @@ def _score(lm: LM, asked: ScoreBody, texts: list[str], limits: Limits) -> Likeli
         label=asked.label,
         method=asked.method,
         span=span,
+        block=asked.block,
         seed=asked.seed,
         batch_size=_rows(lm),
         **numbers,
     )
+
+
+def _choose(lm: LM, asked: ChooseBody, limits: Limits) -> list[Answer]:
+    if len(asked.choices) > limits.texts:
+        raise Refusal(400, f"{len(asked.choices)} choices are more than {limits.texts} at a time", param="choices")
+    tokens = sum(len(lm.encode(asked.text)) + len(lm.encode(choice)) for choice in asked.choices)
+    if tokens > limits.length * 4:
+        raise Refusal(400, f"{tokens} tokens are more than the {limits.length * 4} that are scored at once")
+    return lm.choose(asked.text, asked.choices, label=asked.label, seed=asked.seed, batch_size=_rows(lm))
 
 
 def _marginals(lm: LM, asked: MarginalsBody, texts: list[str], limits: Limits) -> list[Marginals]:

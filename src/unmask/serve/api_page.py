@@ -14,6 +14,7 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "Who are you?"}], "max_tokens": 64},
     "/v1/score": {"text": "The cat sat on the mat."},
     "/v1/marginals": {"text": "The {{1}} sat on the {{1}}.", "top": 3},
+    "/v1/choose": {"text": "Tom was {{}}.", "choices": ["happy", "sad"]},
     "/v1/tokenize": {"text": "The {{2}} sat."},
 }
 SHELL = """<!doctype html>

@@ -103,6 +103,7 @@ def make_app(
         Route("/v1/chat/completions", service.holding(service.chat_completions), methods=["POST"]),
         Route("/v1/score", service.holding(service.score), methods=["POST"]),
         Route("/v1/marginals", service.holding(service.marginals), methods=["POST"]),
+        Route("/v1/choose", service.holding(service.choose), methods=["POST"]),
         Route("/v1/tokenize", service.holding(service.tokenize), methods=["POST"]),
     ]
     middleware = [Middleware(MetricsMiddleware, engine=engine)]

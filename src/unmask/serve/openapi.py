@@ -12,6 +12,7 @@ from ..version import __version__
 from .limits import Limits
 from .schema import (
     ChatBody,
+    ChooseBody,
     ClientBody,
     CompletionBody,
     DiffusionBody,
@@ -50,6 +51,10 @@ POSTS: dict[str, tuple[type[BaseModel], str, str, str]] = {
     "/v1/marginals": (
         MarginalsBody, "The model's distribution at every open position of a text; nothing is written.",
         "application/json", "The most likely tokens of each position, their probabilities, and its entropy.",
+    ),
+    "/v1/choose": (
+        ChooseBody, "How probable each of several texts is in a gap; nothing is written.", "application/json",
+        "The choices in their order, with probabilities that sum to 1.",
     ),
     "/v1/tokenize": (TokenizeBody, "The tokens of a text.", "application/json", "Ids and pieces."),
 }  # fmt: skip

@@ -11,6 +11,7 @@ from ..data.canvas import Canvas, ContextExceeded, Gap, parse_gaps, split_gaps
 from ..lm import LM
 from ..process.keys import check_seed
 from ..sampling import Request
+from ..sampling.constrained import Impossible
 from ..sampling.params import SamplingParams
 from ..sampling.settings import STEPS
 from .limits import Limits, Refusal, megabytes
@@ -33,7 +34,12 @@ DEFAULT_TOKENS = 16  # what OpenAI's clients get unless they say how many
 
 def ranged(text: str) -> bool:
     """Whether a text has a gap of variable length, which needs the network to choose."""
-    return any("-" in inside for inside in split_gaps(text)[1::2])
+    return any("-" in inside.partition(":")[0] for inside in split_gaps(text)[1::2])
+
+
+def patterned(text: str) -> bool:
+    """Whether a gap of a text has a pattern, which is compiled."""
+    return any(":" in inside for inside in split_gaps(text)[1::2])
 
 
 def prepare(lm: LM, asked: DiffusionBody | InfillBody, limits: Limits) -> list[Request]:
@@ -49,8 +55,12 @@ def prepare(lm: LM, asked: DiffusionBody | InfillBody, limits: Limits) -> list[R
     options = _options(lm, asked)
     if asked.text is not None and (asked.prompt is not None or asked.suffix is not None or asked.length is not None):
         raise Refusal(400, "give either a text with gaps, or a prompt, suffix and length", param="text")
-    canvas = _gaps(lm, asked, options, limits) if asked.text is not None else _prompt(lm, asked, limits)
-    return _works(lm, [canvas] * asked.n, options, limits, getattr(asked, "tops", 0))
+    try:
+        canvas = _gaps(lm, asked, options, limits) if asked.text is not None else _prompt(lm, asked, limits)
+        return _works(lm, [canvas] * asked.n, options, limits, getattr(asked, "tops", 0))
+    except Impossible as error:  # patterns are counted as they stand in the text
+        param = f"patterns[{error.number}]" if asked.text is not None and patterned(asked.text) else None
+        raise Refusal(400, str(error), param=param, code="impossible") from None
 
 
 def prepare_completion(lm: LM, asked: CompletionBody, limits: Limits) -> list[Request]:

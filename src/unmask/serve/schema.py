@@ -25,7 +25,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from ..constraints import json_object
-from ..data.canvas import ANSWER
+from ..data.canvas import ANSWER_TOKENS
 from ..errors import nearest
 from ..evaluation import METHODS
 from ..sampling.params import SAMPLERS, default_words, settings_on
@@ -61,7 +61,7 @@ Word = Annotated[StrictStr, Field(min_length=1, max_length=200)] | Annotated[Str
 Label = Annotated[StrictStr, Field(max_length=200)] | Whole
 Pair = Annotated[list[Annotated[StrictInt, Field(ge=0)]], Field(min_length=2, max_length=2)]
 FORMS = ("regex", "schema", "choices", "where")  # settings that say what gaps must be
-ANSWERS = f"If left out, {ANSWER}, or as many as the model has room for."
+ANSWERS = f"If left out, {ANSWER_TOKENS}, or as many as the model has room for."
 NAMES = tuple(SAMPLERS)
 HOW = tuple(METHODS)
 Model = TypeVar("Model", bound="Body")
@@ -107,7 +107,11 @@ def setting_type(spec: Setting) -> Any:
     }[spec.kind]
 
 
-REGEX, CHOICES = (setting_type(settings_on("http")[name]) for name in ("regex", "choices"))
+if TYPE_CHECKING:
+    Pattern = str
+    Choices = list[str] | str
+else:
+    Pattern, Choices = (setting_type(settings_on("http")[name]) for name in ("regex", "choices"))
 
 
 def setting_fields(names: Iterable[str]) -> dict[str, Any]:
@@ -196,11 +200,9 @@ class ChatMessage(BaseModel):
 
     model_config = ConfigDict(extra="allow")
 
-    role: Annotated[StrictStr, Field(max_length=100)] = Field(description="system (or developer), user or assistant.")
-    content: Text | Annotated[list[ContentPart], Field(max_length=1000)] | None = Field(
-        None, description="A text, or a list of parts with a text each."
-    )
-    name: Annotated[StrictStr, Field(max_length=1000)] | None = Field(None, description="Ignored.")
+    role: Annotated[StrictStr, Field(max_length=100)]  # system (or developer), user or assistant
+    content: Text | Annotated[list[ContentPart], Field(max_length=1000)] | None = None
+    name: Annotated[StrictStr, Field(max_length=1000)] | None = None  # ignored
 
 
 Messages = Annotated[list[ChatMessage], Field(max_length=4096)]
@@ -264,9 +266,9 @@ class ClientBody(Writing):
     response_format: ResponseFormat | None = Field(
         None, description="What the text must be: anything, or JSON; only the schema of a json_schema matters."
     )
-    guided_regex: REGEX | None = Field(None, description="vLLM's name of regex.")  # type: ignore[valid-type]
+    guided_regex: Pattern | None = Field(None, description="vLLM's name of regex.")
     guided_json: JsonObject | Text | None = Field(None, description="vLLM's name of schema; or its text.")
-    guided_choice: CHOICES | None = Field(None, description="vLLM's name of choices.")  # type: ignore[valid-type]
+    guided_choice: Choices | None = Field(None, description="vLLM's name of choices.")
 
     def explicit(self) -> dict[str, Any]:
         """The settings that were given, the form of the text by whichever of its names."""
@@ -318,7 +320,9 @@ class CompletionBody(ClientBody):
 class ChatBody(ClientBody):
     """POST /v1/chat/completions."""
 
-    messages: Messages = Field(description="The conversation so far; it ends with a message of the user.")
+    messages: Messages = Field(
+        description="The conversation so far: perhaps one of the role system, then user and assistant take turns."
+    )
     max_tokens: Count | None = Field(None, description=f"Tokens of the answer. {ANSWERS}")
     max_completion_tokens: Count | None = Field(None, description="The newer name of max_tokens.")
     logprobs: StrictBool | None = Field(None, description="Log-probabilities of the written tokens.")
@@ -341,6 +345,9 @@ class ScoreBody(Body):
     draws: Annotated[StrictInt, Field(ge=1, le=256)] | None = None
     calls: Annotated[StrictInt, Field(ge=1, le=256)] | None = None
     orders: Annotated[StrictInt, Field(ge=1, le=256)] | None = None
+    block: Annotated[StrictInt, Field(ge=1, le=1 << 20)] | Literal["full"] | None = Field(
+        None, description="Tokens of a block, of a model with blocks, or full: the whole row; its own if left out."
+    )
     seed: Whole = 0
     label: Label | None = None
     spans: Annotated[list[Pair], Field(min_length=1, max_length=64)] | None = Field(
@@ -356,6 +363,15 @@ class MarginalsBody(Body):
         None, description="Several such texts."
     )
     top: Count = Field(5, description="Tokens to send for every open position, the likeliest first.")
+    label: Label | None = None
+
+
+class ChooseBody(Body):
+    """POST /v1/choose."""
+
+    text: Text = Field(description="A text with one gap, {{}}; without one the choices stand at its end.")
+    choices: Annotated[list[Text], Field(min_length=2, max_length=1000)] = Field(description="Texts for the gap.")
+    seed: Whole = 0
     label: Label | None = None
 
 

@@ -62,6 +62,7 @@ LIKE = (
     "block",
 )  # methods whose weights mean the same: a token for each [MASK]
 INSTEAD = {"train.steps": "task.epochs", "data.length": "task.length", "data.local": "task.local"}  # for tasks
+LORA_RATE = 2e-4  # of adapters, which begin at zero: higher than that of trained weights
 BEFORE = "before.json"  # in the folder of the run
 
 
@@ -120,6 +121,8 @@ def language_config(
         raise UserError(f"name the {what} on which {name} is to be trained: --data NAME_OR_PATH")
     of_network = ("model.prediction" if turns(lm, kind) else "model.dropout",)
     config, named = _overridden(config, overrides, of_network), named_keys(overrides)
+    if config.train.lora.rank is not None and "train.lr" not in named:
+        config = _with(config, "train", lr=LORA_RATE)
     if kind == "block" and lm.config.model.method != "block" and "block.mixture" not in named:
         sizes = mixed_blocks(config.data.length, config.block.size if "block.size" in named else None)
         config = _with(config, "block", size=sizes.size, mixture=sizes.mixture)

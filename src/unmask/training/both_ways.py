@@ -8,6 +8,8 @@ of use from the beginning; in blocks of one token that is the autoregressive law
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -42,7 +44,7 @@ def turned(lm: LM, config: Config) -> LM:
         if name in weights:
             weights[name] = _with_mask(weights[name], model.state_dict()[name].shape[0], lm.tokenizer.vocab)
     model.load_state_dict(weights, assign=True)
-    return LM(model.eval(), lm.tokenizer, config)
+    return replace(lm, model=model.eval(), config=config)
 
 
 def _with_mask(table: Tensor, rows: int, vocab: Vocab) -> Tensor:

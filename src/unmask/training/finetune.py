@@ -97,6 +97,8 @@ def _check(lm: LM, config: Config) -> None:
     tasks.metrics.check_packages(tasks.task(config.task.name))
     if config.train.start is None:
         raise UserError("a classifier starts from the weights of a model; name it in train.start")
+    if config.train.lora.rank is not None:
+        raise UserError("train.lora is for language models, not for tasks; leave it out")
     if config.train.minutes is not None:
         raise UserError("the steps of a task follow from task.epochs; set task.epochs or task.max_steps, not minutes")
     if config.train.strategy == "fsdp":

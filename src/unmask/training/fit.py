@@ -44,7 +44,8 @@ def fit_machine(lm: LM, config: Config, out: str | Path, overrides: Sequence[str
     if pick_device(config.train.device).type == "cuda" and config.train.minutes is None:
         return config
     with join_world(config.train.device) as world:
-        cost, processes = row_cost(trained_on(lm, config), config.data.length), world.size
+        adapters = config.train.lora.rank is not None
+        cost, processes = row_cost(trained_on(lm, config), config.data.length, adapters), world.size
         cost = replace(cost, seconds=mean_over(cost.seconds, world))  # all processes choose the same
     row = cost.seconds / processes
     full = config.train.batch_size * row
@@ -108,7 +109,7 @@ class RowCost:
 
     seconds: float  # forward and backward
     saved: int  # bytes that the backward pass needs
-    weights: int  # bytes of the model
+    weights: int  # bytes of the weights that are trained
 
     def memory(self, rows: int, ema: bool) -> int:
         """Of a process that trains with so many rows at once: a second model, gradients, AdamW's two, the average."""
@@ -125,8 +126,17 @@ def trained_on(lm: LM, config: Config) -> LanguageModel:
     return model.under(backbone=lm.model.backbone)
 
 
-def row_cost(model: LanguageModel, length: int) -> RowCost:
-    """Measured with a few rows of random tokens, in a step that reads the most columns."""
+def row_cost(model: LanguageModel, length: int, adapters: bool = False) -> RowCost:
+    """Measured with a few rows of random tokens, in a step that reads the most columns; `adapters`: with few gradients.
+
+    Adapters need what the network computes, as the scales of norms and biases do; their own cost is small.
+    """
+    trained = [p for p in model.parameters() if p.requires_grad]
+    few = [p for p in trained if p.dim() == 1]
+    if adapters and few:
+        model.requires_grad_(False)
+        for p in few:
+            p.requires_grad_(True)
     saved = dict[int, int]()
     step = max(range(16), key=model.streams)
 
@@ -150,7 +160,9 @@ def row_cost(model: LanguageModel, length: int) -> RowCost:
         row = seconds(16)
     model.zero_grad(set_to_none=True)
     model.train(was_training)
-    weights = sum(p.numel() * p.element_size() for p in model.parameters())
+    weights = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
+    for p in trained:
+        p.requires_grad_(True)
     held = {p.data_ptr() for p in model.parameters()}
     row *= model.streams() / model.streams(step)
     return RowCost(max(row, 1e-6), sum(size for place, size in saved.items() if place not in held), weights)

@@ -1,9 +1,14 @@
-"""What the allocator of C does with freed memory on Linux: keep it (training), or not a heap per thread (serving)."""
+"""Memory: what the allocator of C does with freed memory on Linux, and what a backward pass keeps."""
 
 from __future__ import annotations
 
 import ctypes
+import functools
 import sys
+from typing import Any
+
+import torch
+from torch.utils.checkpoint import checkpoint
 
 _MMAP_MAX, _TRIM_THRESHOLD, _ARENA_MAX = -4, -1, -8  # glibc's names M_MMAP_MAX, M_TRIM_THRESHOLD and M_ARENA_MAX
 
@@ -30,6 +35,18 @@ def give_back() -> None:
     """Give freed memory back to the system."""
     if (trim := getattr(_library(), "malloc_trim", None)) is not None:
         trim(0)
+
+
+def recompute_blocks(backbone: Any) -> None:
+    """Keep only what enters each block for the backward pass, which then computes the block again."""
+    for block in backbone.blocks:
+        block.forward = functools.partial(_recomputed, block.forward)
+
+
+def _recomputed(forward: Any, *inputs: Any, **more: Any) -> Any:
+    if not torch.is_grad_enabled():
+        return forward(*inputs, **more)
+    return checkpoint(forward, *inputs, use_reentrant=False, **more)
 
 
 def _set(name: int, value: int) -> bool:

@@ -26,7 +26,7 @@ from ..hub import checkpoint
 from ..process.keys import Keys
 from ..types import Batch, Progress, UserError
 from .divergence import check_finite
-from .memory import keep_pages
+from .memory import keep_pages, recompute_blocks
 from .optimizers import build_optimizers, empty_state, learning_rate, set_rates
 
 Cut = Callable[[Config, Any, range, Keys], Batch]  # some slots of the global batch of step keys.step, from some data
@@ -62,16 +62,18 @@ def before_last(model: nn.Module, last: int) -> list[nn.Module]:
 class Ema:
     """A moving average of the weights, by name; its memory is short at the beginning: min(decay, (1+n)/(10+n))."""
 
-    def __init__(self, model: nn.Module, decay: float) -> None:
+    def __init__(self, model: nn.Module, decay: float, adapters: bool = False) -> None:
         self.decay = decay
-        self.weights = {name: p.detach().clone() for name, p in model.named_parameters()} if decay else {}
+        kept = [(name, p) for name, p in model.named_parameters() if p.requires_grad or not adapters]
+        self.weights = {name: p.detach().clone() for name, p in kept} if decay else {}
 
     def update(self, model: nn.Module, n: int) -> None:
         """Move towards the weights after step n (counted from 0)."""
         if self.decay:
             decay = min(self.decay, (1 + n) / (10 + n))
-            averages = [checkpoint.local(self.weights[name]) for name, _ in model.named_parameters()]
-            torch._foreach_lerp_(averages, [checkpoint.local(p.detach()) for p in model.parameters()], 1 - decay)
+            weights = {name: p for name, p in model.named_parameters() if name in self.weights}
+            averages = [checkpoint.local(self.weights[name]) for name in weights]
+            torch._foreach_lerp_(averages, [checkpoint.local(p.detach()) for p in weights.values()], 1 - decay)
 
     @contextmanager
     def swapped(self, model: nn.Module) -> Iterator[None]:
@@ -118,7 +120,9 @@ class Trainer:
         if spec.compile:
             backbone: Any = self.model.backbone
             backbone.forward = torch.compile(backbone.forward)
-        self.ema = Ema(self.model, spec.ema)
+        if spec.recompute:
+            recompute_blocks(self.model.backbone)
+        self.ema = Ema(self.model, spec.ema, spec.lora.rank is not None)
         one_place = world.device.type in ("cpu", "cuda") and spec.strategy == "ddp"
         self.optimizers = build_optimizers(self.model, spec, fused=one_place)
         self.keys = Keys(config.seed).fork("train")
@@ -230,7 +234,10 @@ class Trainer:
             for optimizer in self.optimizers
             for kind, value in optimizer.state.get(p, {}).items()
         }
-        groups = {"model": dict(self.model.state_dict()), "optimizer": moments}
+        weights = dict(self.model.state_dict())
+        if self.config.train.lora.rank is not None:  # the others are those of train.start
+            weights = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
+        groups = {"model": weights, "optimizer": moments}
         return groups | ({"ema": self.ema.weights} if self.ema.weights else {})
 
     def save(self, folder: Path) -> None:

@@ -19,7 +19,8 @@ from ..data.tokenization import Tokenizer
 from ..distributed import World
 from ..distributed import world as join_world
 from ..evaluation.likelihood import evaluate
-from ..hub import checkpoint
+from ..hub import checkpoint, lora
+from ..hub.resolve import load
 from ..lm import LM
 from ..lm import Job as WritingJob
 from ..models import registry
@@ -129,14 +130,20 @@ class TextJob(TrainingJob):
                 )
         self.prepared: Prepared = prepared
         self.data, self.valid_rows = self.prepared.split("train"), self.prepared.split(config.eval.split)
+        if config.train.rows is not None:
+            self.data = self.data.first(config.train.rows)
         torch.manual_seed(Keys(config.seed).torch_seed("init"))
-        self.model = registry.model(config, self.prepared.tokenizer.vocab, len(self.prepared.labels))
+        self.base: str | None = None  # the fingerprint of the weights that adapters stand beside
+        if config.train.lora.rank is None:
+            self.model = registry.model(config, self.prepared.tokenizer.vocab, len(self.prepared.labels))
+        else:
+            self._adapt(start if folder is None else load(str(config.train.start)))
         self.recommended = of_training(
             config.sample.recommended, self.prepared.tokenizer.kind, self.model.default_sampler
         )
         if config.train.patience is not None and not self.model.likelihood:
             raise UserError("train.patience waits for a better likelihood, and this model has none; leave it out")
-        if start is not None and folder is None:
+        if start is not None and folder is None and self.base is None:
             target, source = self.model, start.model
             if target.state_dict().keys() != source.state_dict().keys():  # what another method adds begins fresh
                 target, source = target.backbone, source.backbone  # type: ignore[assignment]
@@ -158,6 +165,14 @@ class TextJob(TrainingJob):
             return start.tokenizer, start.labels or None
         return None, None
 
+    def _adapt(self, base: LM | None) -> None:
+        """The model with the weights of another, and fresh adapters beside them."""
+        assert base is not None, "checked before"
+        self.base = lora.fingerprint(base.model)
+        self.model = lora.based_on(base, self.config, len(self.prepared.labels))
+        torch.manual_seed(Keys(self.config.seed).torch_seed("init"))
+        lora.attach(self.model, self.config.train.lora)
+
     def _template(self, folder: Path | None, start: LM | None) -> ChatTemplate | None:
         """The chat template of the run that is continued, or the one it begins with."""
         if folder is not None:
@@ -165,11 +180,13 @@ class TextJob(TrainingJob):
         return None if start is None else template_of(self.config, start)
 
     def identity(self) -> dict[str, Any]:
-        """The data."""
-        return {"data": self.prepared.fingerprint}
+        """The data, and the weights beside which adapters are trained."""
+        return {"data": self.prepared.fingerprint} | ({} if self.base is None else {"base": self.base})
 
     def changed(self, fact: str) -> str:
-        """The sentence for data that are not those of before."""
+        """The sentence for data or weights that are not those of before."""
+        if fact == "base":
+            return f"the weights of the model {self.config.train.start} changed"
         return f"the data {self.config.data.source} changed"
 
     def evaluates(self, step: int) -> bool:
@@ -250,12 +267,22 @@ def check(config: Config, start: LM | None, folder: Path | None) -> None:
             f"task.name={config.task.name} is a task for a classifier; "
             f"train one with: unmask finetune MODEL {config.task.name}"
         )
+    if spec.rows is not None and config.data.tokenizer == "dna":
+        raise UserError("train.rows takes the first rows of a text; for DNA choose regions with data.intervals")
     if spec.patience is not None and not config.eval.every:
         raise UserError("train.patience counts evaluations; set eval.every to the steps between two of them")
     if start is not None and spec.last_blocks is not None:
         before_last(start.model, spec.last_blocks)
     if start is not None and spec.start is None:
         raise UserError("a run that begins with the weights of a model must name it; set train.start")
+    if spec.lora.rank is not None:
+        if spec.start is None:
+            raise UserError(
+                "train.lora trains adapters beside the weights of a model; name one: unmask finetune MODEL KIND --lora "
+                f"{spec.lora.rank}"
+            )
+        if spec.strategy == "fsdp":
+            raise UserError("train.lora does not work with train.strategy=fsdp; use ddp")
     if start is None and spec.start is not None and folder is None:
         raise UserError(f"train.start={spec.start} names a model to begin with; use: unmask finetune {spec.start} mdlm")
 

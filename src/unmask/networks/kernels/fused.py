@@ -17,14 +17,24 @@ NORM_EPS = 1e-6
 
 def rms_norm(x: Tensor, cos: Tensor | None = None, sin: Tensor | None = None) -> Tensor:
     """(..., dim) with a root mean square of 1, and then rotated as by `positions.rotate` if there are angles."""
+    if not torch.is_grad_enabled():
+        return _normed(x, cos, sin)[0]
     normed: Tensor = _Norm.apply(x, cos, sin)
     return normed
 
 
 def squared_relu(x: Tensor) -> Tensor:
     """max(x, 0)²."""
+    if not torch.is_grad_enabled():
+        return x.clamp(min=0).square()
     squared: Tensor = _SquaredRelu.apply(x)
     return squared
+
+
+def _normed(x: Tensor, cos: Tensor | None, sin: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The norm, and what it multiplies by."""
+    scale = torch.rsqrt(x.square().mean(-1, keepdim=True) + NORM_EPS)
+    return x * scale if cos is None or sin is None else _turn(x, cos, sin).mul_(scale), scale
 
 
 class _Norm(Function):
@@ -32,8 +42,7 @@ class _Norm(Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, cos: Tensor | None, sin: Tensor | None) -> Tensor:
-        scale = torch.rsqrt(x.square().mean(-1, keepdim=True) + NORM_EPS)
-        y = x * scale if cos is None or sin is None else _turn(x, cos, sin).mul_(scale)
+        y, scale = _normed(x, cos, sin)
         ctx.save_for_backward(y, scale, cos, sin)
         return y
 

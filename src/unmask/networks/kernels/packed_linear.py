@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-LEAST = 2**18  # numbers of a weight for which it pays
+LEAST = 400_000  # numbers of a weight for which it pays
 FROM_MEMORY = 2**19  # networks with weights so large do not fit into the caches of a CPU ...
 FEWEST = 4  # ... and fewer rows than this take longer
 MOST_BYTES = 2**31  # of all copies
@@ -75,7 +75,7 @@ class PackedLinear(nn.Linear):
 
 
 def packed_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x weightᵀ + bias, as `F.linear`."""
+    """X weightᵀ + bias, as `F.linear`."""
     weights = _IN_USE.get()
     packed = None if weights is None or not _usable(x, weight) else weights.of(weight)
     if packed is None:

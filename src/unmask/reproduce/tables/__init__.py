@@ -7,6 +7,7 @@ from . import (
     block_sizes,
     caching,
     curves,
+    data_limited,
     encoder_tuning,
     genome_ppl,
     genomic_benchmarks,
@@ -39,5 +40,6 @@ TABLES = {
         genome_ppl.DNA_CURVES,
         learning.LEARNING,
         block_sizes.BLOCKS,
+        data_limited.DATA_LIMITED,
     )
 }

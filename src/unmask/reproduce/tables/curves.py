@@ -100,8 +100,9 @@ CLAIMS = (
 def variance_curve(bench: Bench) -> Report:
     """The loss of every logged batch of MDLM's and SEDD's training, and how far it deviates from its trend."""
     bench.need(list(METHODS.values()))
-    longer = all(bench.finished(one) for name in METHODS.values() for one in bench.of_seeds(name + LONGER))
-    end = LONGER if longer else ""  # if all were continued, their whole trainings
+    longer = all(bench.finished(one) for name in ("mdlm", "sedd") for one in bench.of_seeds(name + LONGER))
+    end = LONGER if longer else ""  # if both were continued, their whole trainings
+    bench.need([name + end for name in METHODS.values()])
     logged = {
         method: [journal(bench.path(one)) for one in bench.of_seeds(name + end)] for method, name in METHODS.items()
     }

@@ -38,7 +38,7 @@ export class Conversation {
     return { item, body, note };
   }
 
-  // Asks, and resolves to whether there is an answer: one that was stopped, like its question, is not kept.
+  // Asks, and resolves when the answer is shown. One that was stopped, like its question, is not kept.
   async send(text, system, settings) {
     const stop = (this.stopper = new AbortController()), asked = { role: "user", content: text };
     const question = this.turn("user", text), answer = this.turn("assistant");
@@ -46,19 +46,20 @@ export class Conversation {
     answer.body.append(run.body);
     answer.item.setAttribute("aria-busy", "true");
     const body = { ...settings, messages: [...(system ? [{ role: "system", content: system }] : []), ...this.messages, asked] };
-    let begin = 0, done = null;
+    const { messages } = this; // a new conversation has others
+    let begin = 0, done = null, shown = null;
     try {
       await postEvents("/v1/diffusion", body, (event, data) => {
         if (event === "start") {
           begin = data.samples[0].tokens.findIndex((token) => token.piece === null);
           run.start(withoutPrompt(event, data, begin), data.steps);
           answer.item.scrollIntoView({ block: "nearest" });
-          this.play(run, answer);
+          shown = this.play(run, answer, stop.signal);
         } else if (event === "step") run.step(withoutPrompt(event, data, begin));
         else if (event === "done") { run.done(data); done = data; }
       }, stop.signal);
       run.finish();
-      await this.played;
+      await shown;
     } catch (error) {
       run.finish("stopped");
       for (const { item } of [question, answer]) item.classList.add("dropped");
@@ -69,7 +70,7 @@ export class Conversation {
       answer.item.removeAttribute("aria-busy");
       this.uncover(1);
     }
-    this.messages.push(asked, { role: "assistant", content: done.text });
+    messages.push(asked, { role: "assistant", content: done.text });
     this.answers++;
     answer.body.replaceChildren(done.text);
     const again = make("button", "small again", "Watch again");
@@ -78,24 +79,24 @@ export class Conversation {
       again.disabled = true;
       answer.body.replaceChildren(run.body);
       run.sequences[0].board.show(0, false);
-      this.play(run, answer);
-      await this.played;
+      await this.play(run, answer);
       answer.body.replaceChildren(done.text);
       again.disabled = false;
     };
     answer.note.replaceChildren([plural(done.calls, "network call"), ENDS[done.stopped]].filter(Boolean).join(", "), " ", again);
-    this.say(done.text || "an empty answer");
+    if (answer.item.getBoundingClientRect().top < innerHeight) answer.item.scrollIntoView({ block: "nearest" });
+    if (answer.item.isConnected) this.say(done.text || "an empty answer");
   }
 
-  // Shows the steps of an answer as they come, but no faster than eyes can follow; `played` is when all are shown.
-  play(run, { item }) {
+  // Shows the steps of an answer as they come, but no faster than eyes can follow (at once for those who do not wait).
+  play(run, { item }, hurry) {
     const { player, board } = run.sequences[0];
     let clock = 0, then = performance.now();
-    this.played = new Promise((over) => {
+    return new Promise((over) => {
       const frame = (now) => {
-        if (!item.isConnected) return over(); // a new conversation
+        if (!item.isConnected) return over();
         const all = player.events.length, expected = run.over ? all : Math.max(all, run.sequences[0].expected());
-        clock = this.calm.matches ? all : Math.min(all, clock + (Math.max(0, now - then) / 1000) * Math.max(8, 2 * pace(expected)));
+        clock = this.calm.matches || hurry?.aborted ? all : Math.min(all, clock + (Math.max(0, now - then) / 1000) * Math.max(8, 2 * pace(expected)));
         then = now;
         const low = innerHeight + scrollY >= document.documentElement.scrollHeight - 40;
         if (Math.floor(clock) !== player.at()) board.show(Math.floor(clock), true);

@@ -1,6 +1,7 @@
-// The infill editor: a text area whose gaps, {{3}}, are drawn as masks by a copy of the text behind it.
+// The infill editor: a text area whose gaps, {{3}}, are drawn as masks by a copy of the text behind it. A gap may carry a
+// pattern, {{3:[a-z]+}}.
 
-const GAP = /\{\{\s*(\d+)\s*(?:-\s*(\d+)\s*)?\}\}/g;
+const GAP = /\{\{\s*(\d+)\s*(?:-\s*(\d+)\s*)?(?:\}\}|:([^]*?)\}\}(?!\}))/g;
 // [MASK] is a gap, too, and so is ___ in a text without any other.
 export const hasGap = (text, blanks = true) => text.search(GAP) >= 0 || text.includes("[MASK]") || (blanks && text.includes("___"));
 
@@ -32,11 +33,11 @@ export function wordsAt(text, start, end, letters) {
   return [start, end];
 }
 
-// The gap around the cursor: [start, end, low, high], or null.
+// The gap around the cursor: [start, end, low, high, pattern], or null.
 export function gapAt(text, at) {
   for (const found of text.matchAll(GAP)) {
     const end = found.index + found[0].length;
-    if (found.index <= at && at <= end) return [found.index, end, Number(found[1]), found[2] && Number(found[2])];
+    if (found.index <= at && at <= end) return [found.index, end, Number(found[1]), found[2] && Number(found[2]), found[3]];
   }
   return null;
 }
@@ -86,19 +87,22 @@ export function makeEditor(area, backdrop, { kind, say, changed, count }) {
   function resize(by) {
     const found = gapAt(area.value, area.selectionStart);
     if (!found) return false;
-    const [start, end, low, high] = found, size = Math.max(1, (high ?? low) + by);
-    const text = high === undefined ? `{{${size}}}` : `{{${Math.min(low, size)}-${size}}}`;
-    replace(start, end, text);
-    area.setSelectionRange(start + 2, start + text.length - 2);
-    say(text.slice(2, -2) + " tokens");
+    const [start, end, low, high, pattern] = found, size = Math.max(1, (high ?? low) + by);
+    const length = high === undefined ? `${size}` : `${Math.min(low, size)}-${size}`;
+    replace(start, end, `{{${length}${pattern === undefined ? "" : `:${pattern}`}}}`);
+    area.setSelectionRange(start + 2, start + 2 + length.length);
+    say(length + " tokens");
     return true;
   }
 
+  let dead = -1; // which of the gaps with a pattern cannot be written, until the text is edited
+
   function draw() {
     const nodes = [];
-    let last = 0;
+    let last = 0, patterns = 0;
     for (const found of area.value.matchAll(GAP)) {
-      nodes.push(area.value.slice(last, found.index), make("mark", "gap", make("i", "", "{{"), make("b", "", found[0].slice(2, -2)), make("i", "", "}}")));
+      const kind = found[3] !== undefined && patterns++ === dead ? "gap impossible" : "gap";
+      nodes.push(area.value.slice(last, found.index), make("mark", kind, make("i", "", "{{"), make("b", "", found[0].slice(2, -2)), make("i", "", "}}")));
       last = found.index + found[0].length;
     }
     backdrop.replaceChildren(...nodes, area.value.slice(last) + "\u200b");
@@ -106,7 +110,13 @@ export function makeEditor(area, backdrop, { kind, say, changed, count }) {
     backdrop.scrollTop = area.scrollTop;
   }
 
-  area.addEventListener("input", () => { draw(); changed(); });
+  // Mark a gap as one that cannot be written; null: none.
+  function impossible(number) {
+    dead = number ?? -1;
+    draw();
+  }
+
+  area.addEventListener("input", () => { dead = -1; draw(); changed(); });
   area.addEventListener("scroll", () => { backdrop.scrollTop = area.scrollTop; });
   area.addEventListener("keydown", (event) => {
     const m = event.code === "KeyM" || event.key.toLowerCase() === "m";
@@ -114,7 +124,7 @@ export function makeEditor(area, backdrop, { kind, say, changed, count }) {
     if (event.altKey && ["ArrowUp", "ArrowDown"].includes(event.key) && resize(event.key === "ArrowUp" ? 1 : -1)) event.preventDefault();
   });
   addEventListener("resize", draw);
-  return { gap, draw, settled: () => pending, set: (text) => { area.value = text; draw(); changed(); } };
+  return { gap, draw, impossible, settled: () => pending, set: (text) => { area.value = text; draw(); changed(); } };
 }
 
 // As high as its text.

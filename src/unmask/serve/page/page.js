@@ -95,6 +95,8 @@ const active = () => ($("compare").checked && chosen("mode") !== "chat" ? sides 
 function fail(error) {
   $("error").hidden = !error;
   $("error").textContent = error ? error.message ?? String(error) : "";
+  const pattern = error?.code === "impossible" && /^patterns\[(\d+)\]$/.exec(error.param ?? "");
+  editor.impossible(pattern ? Number(pattern[1]) : null);
   if (error?.status === 401) { $("keyBox").hidden = false; $("settings").open = true; $("key").focus(); }
 }
 
@@ -208,6 +210,7 @@ async function chat() {
   const { n, length, seed, ...settings } = sides[0].request();
   if (length) settings.max_tokens = length;
   if (seed !== undefined) settings.seed = seed + conversation.answers; // each answer has its own
+  const { messages } = conversation;
   area.value = "";
   fit(area);
   busy(true);
@@ -215,7 +218,7 @@ async function chat() {
   try {
     await conversation.send(text, $("system").value.trim(), settings);
   } catch (error) {
-    if (!area.value) area.value = text; // to be sent again
+    if (!area.value && messages === conversation.messages) area.value = text; // to be sent again
     fit(area);
     if (error.name === "AbortError") say("stopped");
     else fail(error);

@@ -29,9 +29,9 @@ export function eventParser() {
 }
 
 export class Refused extends Error {
-  constructor(message, status) {
+  constructor(message, status, code, param) {
     super(message);
-    this.status = status;
+    Object.assign(this, { status, code, param });
   }
 }
 
@@ -48,11 +48,12 @@ async function ask(path, body, signal) {
     throw new Refused("The server does not answer. Is it still running?", 0);
   }
   if (answer.ok) return answer;
-  let said = "";
-  try { said = (await answer.json())?.error?.message ?? ""; } catch { /* not JSON */ }
+  let error = {};
+  try { error = (await answer.json())?.error ?? {}; } catch { /* not JSON */ }
+  let said = error.message ?? "";
   const wait = answer.headers.get("Retry-After");
   if (answer.status === 429) said ||= `The server is busy${wait ? `; try again in ${wait} s` : ""}.`;
-  throw new Refused(said || `The server refused the request (${answer.status}).`, answer.status);
+  throw new Refused(said || `The server refused the request (${answer.status}).`, answer.status, error.code, error.param);
 }
 
 export const getJson = async (path) => (await ask(path)).json();
