@@ -176,6 +176,21 @@ def test_only_the_last_blocks_move(full_table: Path, text: str, tmp_path: Path) 
     assert all(".1." in name for name in moved if "blocks" in name) and len(moved) > 5
 
 
+def test_adapters_stand_beside_the_turned_weights(full_table: Path, text: str, tmp_path: Path) -> None:
+    pytest.importorskip("peft")
+    out, straight = tmp_path / "r", tmp_path / "s"
+    words = ["finetune", str(full_table), "mdlm", *SHORT, "--lora", "2", "--data", text, "--quiet", "--json", "--out"]
+    done = run(*words, str(straight)).json()
+    assert run(*words, str(out), "train.steps=2").code == 0
+    again = run(*words, str(out)).json()
+    assert again["after"] == done["after"] and done["after"] != done["before"]
+    assert run("convert", str(out), str(tmp_path / "adapter"), "--to", "adapter").code == 0
+    ids = masked_ids()
+    one, two = ours(unmask.load(out), ids), ours(unmask.load(tmp_path / "adapter"), ids)
+    torch.testing.assert_close(one, two, rtol=1e-4, atol=1e-4)
+    assert not torch.allclose(one, ours(turned(full_table), ids), atol=1e-4)
+
+
 def test_bad_settings_are_one_sentence(full_table: Path, text: str, tmp_path: Path) -> None:
     data = ["--data", text, "--out", str(tmp_path / "r")]
     name = str(full_table)

@@ -28,6 +28,7 @@ from ..networks.foreign.families import LLADA, TRANSFORMERS, renamed, their_name
 from ..networks.interface import Network
 from ..networks.layers import wide
 from . import checkpoint
+from .both_ways import turned
 from .layout import refuse_existing
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -215,6 +216,7 @@ def read_adapter(folder: Path, settings: Any, base: LM) -> tuple[LanguageModel, 
     """The base model with the adapters of a folder beside its layers."""
     peft = optional("peft", "a folder of adapters", "lora")
     config = load_yaml(folder / "config.yaml") if (folder / "config.yaml").is_file() else base.config
+    base = turned(base, config)
     name, path = settings.base_model_name_or_path, folder / WEIGHTS
     stored, said = _stored(path)
     check_base(fingerprint(base.model), said, path, name)

@@ -43,6 +43,7 @@ from ..sampling.recommended import FILE as SAMPLING_FILE
 from ..sampling.recommended import Recommended
 from ..types import UserError
 from . import checkpoint, layout, lora
+from .both_ways import turned
 from .gguf_files import is_gguf, read_gguf
 from .layout import Described
 
@@ -270,7 +271,7 @@ def _load_run(path: Path, which: str, weights: str, device: str) -> LM:
 
 def run_adapters(folder: Path, config: Config, group: str, device: str = "cpu") -> tuple[LanguageModel, LM, str]:
     """The model of a checkpoint of adapters beside the weights of train.start, that model, and its fingerprint."""
-    base = _load_base(str(config.train.start), folder, device)
+    base = turned(_load_base(str(config.train.start), folder, device), config)
     digest = lora.fingerprint(base.model)
     lora.check_base(digest, checkpoint.read_json(folder / "state.json").get("base"), folder, str(config.train.start))
     model = lora.based_on(base, config, len(base.labels))

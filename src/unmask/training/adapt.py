@@ -26,6 +26,7 @@ from ..evaluation.likelihood import evaluate
 from ..evaluation.uncertainty import deviation, mean
 from ..files import read_json, write_text
 from ..hub import checkpoint
+from ..hub.both_ways import turned, turned_config, turns
 from ..hub.layout import NoHead
 from ..hub.resolve import load
 from ..lm import LM
@@ -44,7 +45,6 @@ from ..recipes import (
     named_keys,
 )
 from ..types import Likelihood
-from .both_ways import turned, turned_config, turns
 from .finetune import TaskResult, finetune
 from .loop import folder_of, open_folder, say_run
 from .text import TrainResult, check, template_of, train

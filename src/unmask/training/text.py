@@ -20,6 +20,7 @@ from ..distributed import World
 from ..distributed import world as join_world
 from ..evaluation.likelihood import evaluate
 from ..hub import checkpoint, lora
+from ..hub.both_ways import turned
 from ..hub.resolve import load
 from ..lm import LM
 from ..lm import Job as WritingJob
@@ -137,7 +138,7 @@ class TextJob(TrainingJob):
         if config.train.lora.rank is None:
             self.model = registry.model(config, self.prepared.tokenizer.vocab, len(self.prepared.labels))
         else:
-            self._adapt(start if folder is None else load(str(config.train.start)))
+            self._adapt(start if folder is None else turned(load(str(config.train.start)), config))
         self.recommended = of_training(
             config.sample.recommended, self.prepared.tokenizer.kind, self.model.default_sampler
         )
