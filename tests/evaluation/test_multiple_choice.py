@@ -61,7 +61,9 @@ def test_different_lengths_are_weighed_by_the_given_text(lm):
     """One given letter: its bound under a masked gap is one distribution, so all of it is exact."""
     choices, expected = ["b", "cd", "bad"], []
     for choice in choices:
-        [first] = [place for place in lm.marginals("{{%d}}" % (1 + len(choice)), top=99).positions if not place.position]
+        [first] = [
+            place for place in lm.marginals(f"{{{{{1 + len(choice)}}}}}", top=99).positions if not place.position
+        ]
         expected.append(first.probs[first.pieces.index("a")] * any_order(lm, "a", choice, ""))
     found = lm.choose("a{{}}", choices)
     assert [answer.probability for answer in found] == pytest.approx(normalised(expected), rel=1e-4)

@@ -21,7 +21,7 @@ from unmask.serve.preparation import prepare
 from unmask.serve.schema import DiffusionBody, read
 
 HEAD = b"POST %s HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
-POSTS = ("/v1/diffusion", "/v1/infill", "/v1/completions", "/v1/score", "/v1/marginals", "/v1/tokenize")
+POSTS = ("/v1/diffusion", "/v1/infill", "/v1/completions", "/v1/score", "/v1/marginals", "/v1/choose", "/v1/tokenize")
 
 
 @pytest.fixture(scope="module")

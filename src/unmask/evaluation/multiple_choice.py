@@ -82,7 +82,7 @@ def answers(
 def _whole(
     model: LanguageModel, builder: PromptBuilder, texts: list[str], how: dict[str, Any]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Nats of whole texts without their ends, and errors: of a model that writes from left to right, before is alike."""
+    """Nats of whole texts without their ends, and errors; what is before the choices is alike in all."""
     rows: list[list[Passage]] = [[] for _ in texts]
     for passage in read_passages(builder, texts, [None] * len(texts), model.unscored)[0]:
         rows[passage.text].append(passage)

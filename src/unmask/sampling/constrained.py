@@ -99,7 +99,7 @@ def _check_span(span: FormedSpan, request: Request, vocab: Vocab, name: Callable
     reached = chain.possible(automaton, allowed)
     if (reached[n] & automaton.accepting).any():
         return
-    what = f"the {n} tokens from position {start} on cannot be a text that fits {automaton.name}"
+    what = f"the {n} token{'s' if n > 1 else ''} from position {start} on cannot be a text that fits {automaton.name}"
     stuck = int(np.flatnonzero(reached.any(1))[-1])
     if stuck < n:
         given = f"the given {name(int(request.canvas[start + stuck]))!r}" if not free[stuck] else "any token"
@@ -143,7 +143,9 @@ def parts(trajectory: Trajectory, span: FormedSpan, due: np.ndarray, one_way: bo
     (`one_way`) after that position. There all states count alike from which the text can be completed.
     """
     automaton, start, stop = span
-    classes = np.where(_unwritten(trajectory, span, due), ANY, automaton.classes[trajectory.whole().numpy()[start:stop]])
+    classes = np.where(
+        _unwritten(trajectory, span, due), ANY, automaton.classes[trajectory.whole().numpy()[start:stop]]
+    )
     sets = automaton.reach.along(classes.tolist())
     seen = len(trajectory.canvas[start:stop])
     cuts = [i for i in range(1, seen) if sets[i].bit_count() == 1] if trajectory.cuts_spans else []

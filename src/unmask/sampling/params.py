@@ -548,7 +548,9 @@ class Stop:
         """The stop condition of a request; None if nothing stops it."""
         at_eos = options.stop_at_eos
         if at_eos is None:  # a text under a constraint ends where it is complete
-            at_eos = canvas.open_end and (builder.spec.has_ends or (options._ends_in_form(canvas) and bool(builder.ends)))
+            at_eos = canvas.open_end and (
+                builder.spec.has_ends or (options._ends_in_form(canvas) and bool(builder.ends))
+            )
         if "stop_at_eos" in options.recommended:
             at_eos = at_eos and canvas.open_end  # a recommendation is not for texts with a given end
         if not options.stop and not at_eos:
