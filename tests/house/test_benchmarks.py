@@ -31,7 +31,15 @@ def bench():
     sys.path.insert(0, str(FOLDER))
     yield {
         name: importlib.import_module(name)
-        for name in ("sampling", "sampling_table", "scan", "corpus_sizes", "constraints", "conditional_law", "fitting_texts")
+        for name in (
+            "sampling",
+            "sampling_table",
+            "scan",
+            "corpus_sizes",
+            "constraints",
+            "conditional_law",
+            "fitting_texts",
+        )
     }
     sys.path.remove(str(FOLDER))
 

@@ -401,7 +401,9 @@ def test_choices_are_those_of_the_library(server: Running):
     found = server.post("/v1/choose", {"text": "hel{{}} you", "choices": ["lo", "p!"]}).json
     want = diffusion_lm().choose("hel{{}} you", ["lo", "p!"])
     assert found["object"] == "choices" and [one["text"] for one in found["choices"]] == ["lo", "p!"]
-    assert [one["probability"] for one in found["choices"]] == pytest.approx([one.probability for one in want], rel=1e-4)
+    assert [one["probability"] for one in found["choices"]] == pytest.approx(
+        [one.probability for one in want], rel=1e-4
+    )
     left = server.post("/v1/choose", {"model": "ar", "text": "a", "choices": ["b", "cd"]}).json
     assert sum(one["probability"] for one in left["choices"]) == pytest.approx(1)
     many = {"text": "a", "choices": [str(i) for i in range(100)]}

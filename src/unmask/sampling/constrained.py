@@ -175,15 +175,15 @@ def needed(trajectory: Trajectory, positions: Tensor, one_way: bool) -> Tensor:
     constraint = trajectory.request.constraint
     if constraint is None or one_way or not len(positions):
         return positions
-    found = [positions]
+    wanted = [positions]
     for span in constraint.spans:
         if span.holds(positions):
             due = positions.numpy()
             left = _unwritten(trajectory, span, due)
             for part in parts(trajectory, span, due, one_way):
                 inside = np.flatnonzero(left[part.start - span.start : part.stop - span.start])
-                found.append(torch.from_numpy(part.start + inside))
-    return torch.cat(found).unique()
+                wanted.append(torch.from_numpy(part.start + inside))
+    return torch.cat(wanted).unique()
 
 
 class SpanStep:
