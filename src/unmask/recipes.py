@@ -370,7 +370,7 @@ def _going_on(start: Config, method: str, loss: str, train: TrainConfig, judged:
     What Muon and plain cross-entropy trained goes on with them, at its rates, which fall to zero: those of the paper's
     fine-tuning would hardly move it.
     """
-    tree, own = start.model_dump(mode="json"), start.train
+    tree, trained = start.model_dump(mode="json"), start.train
     tree["model"]["method"] = method
     objective = ObjectiveConfig(
         loss=loss, mask_rate=0.15 if loss == "mlm" else None, start_token=start.objective.start_token or method != "ar"
@@ -379,8 +379,8 @@ def _going_on(start: Config, method: str, loss: str, train: TrainConfig, judged:
         plain = {"loss": start.objective.loss, "cutoff": start.objective.cutoff}
         objective = objective.model_copy(update=plain)
     tree["objective"] = objective.model_dump(mode="json")
-    if own.optimizer == "muon":
-        rates = {"lr": own.lr, "muon_lr": own.muon_lr, "betas": own.betas, "warmup": 0.05, "decay": "linear"}
+    if trained.optimizer == "muon":
+        rates = {"lr": trained.lr, "muon_lr": trained.muon_lr, "betas": trained.betas, "warmup": 0.05, "decay": "linear"}
         train = train.model_copy(update={"optimizer": "muon", "ema": 0.0, **rates})
     tree["train"] = train.model_dump(mode="json")
     tree["eval"] = judged.model_dump(mode="json")

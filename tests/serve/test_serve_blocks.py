@@ -203,7 +203,7 @@ def test_blocks_are_documented_where_there_are_any(server: Running):
         schemas = one.get("/openapi.json").json["components"]["schemas"]
         return {name for name, schema in schemas.items() if "block" in schema["properties"]}
 
-    assert bodies(server) == {"DiffusionBody", "InfillBody", "CompletionBody", "ScoreBody"}
+    assert bodies(server) == {"DiffusionBody", "InfillBody", "ChatBody", "CompletionBody", "ScoreBody"}
     with running({"tiny": diffusion_lm()}) as other:
         assert bodies(other) == set()
 
