@@ -380,7 +380,13 @@ def _going_on(start: Config, method: str, loss: str, train: TrainConfig, judged:
         objective = objective.model_copy(update=plain)
     tree["objective"] = objective.model_dump(mode="json")
     if trained.optimizer == "muon":
-        rates = {"lr": trained.lr, "muon_lr": trained.muon_lr, "betas": trained.betas, "warmup": 0.05, "decay": "linear"}
+        rates = {
+            "lr": trained.lr,
+            "muon_lr": trained.muon_lr,
+            "betas": trained.betas,
+            "warmup": 0.05,
+            "decay": "linear",
+        }
         train = train.model_copy(update={"optimizer": "muon", "ema": 0.0, **rates})
     tree["train"] = train.model_dump(mode="json")
     tree["eval"] = judged.model_dump(mode="json")
