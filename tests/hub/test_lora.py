@@ -16,7 +16,7 @@ from torch import Tensor
 import unmask
 from support.encoders import VOCAB, tree
 from support.families import write
-from support.helpers import random_lm, refused, run
+from support.helpers import random_lm, random_model, refused, run, run_together
 from unmask.config import AdapterConfig
 from unmask.data.tokenization import bytes_tokenizer
 from unmask.hub import lora
@@ -25,6 +25,7 @@ from unmask.models.masked import MaskedDiffusion
 from unmask.networks.encoder import Encoder
 from unmask.process.keys import Keys
 from unmask.process.schedule import Polynomial
+from unmask.recipes import with_overrides
 from unmask.training.memory import recompute_blocks
 from unmask.types import Batch, UserError
 
@@ -45,9 +46,6 @@ IDS = torch.tensor([[70, 71, 200, 40, 3, 7, 101, 32, 99]])
 
 
 def lm_of(name: str, *more: str) -> LM:
-    from support.helpers import random_model
-    from unmask.recipes import with_overrides
-
     words = ["data.tokenizer=bytes", "data.length=16", "model.hidden_dim=16", "model.n_heads=2", *NETWORKS[name], *more]
     if name == "mamba":
         words = [word for word in words if "n_heads" not in word]
@@ -212,6 +210,15 @@ def test_a_run_that_is_continued_is_the_run_in_one_go(tuned, base, text, tmp_pat
     a, b = load_file(out / name), load_file(tuned / name)
     assert a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a)
     assert "train.lora.rank=2, not 3" in refused(*tune(base, "mdlm", text, out, *more, "--lora", "3"))
+
+
+@pytest.mark.slow
+def test_two_processes_take_the_step_of_one(tuned, base, text, tmp_path):
+    more = ("train.ema=0.5", "train.recompute=true", "train.micro_batch_size=2")
+    run_together(2, tune(base, "mdlm", text, tmp_path / "two", *more), tmp_path / "said.txt")
+    name = "checkpoints/step-00000004/model.safetensors"
+    a, b = load_file(tmp_path / "two" / name), load_file(tuned / name)
+    assert a.keys() == b.keys() and all(torch.allclose(a[key], b[key], atol=1e-5) for key in a)
 
 
 def test_adapters_of_a_run_are_a_folder_that_is_its_base_with_them(tuned, tmp_path):

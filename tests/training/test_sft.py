@@ -16,6 +16,7 @@ from scipy.integrate import quad
 import unmask
 from support.helpers import random_lm, refused, run, run_together, tiny_config
 from unmask.config import load_yaml
+from unmask.data import conversations
 from unmask.data.chat import ChatTemplate
 from unmask.data.loader import eval_batch
 from unmask.data.pack import prepare
@@ -104,6 +105,19 @@ def test_prompt_and_completion_are_a_conversation_in_every_form(tmp_path):
     table(folder / "train.jsonl", [{"messages": ONE}] * 3)
     table(folder / "valid.jsonl", [{"messages": TWO}])
     assert (len(rows_of(str(folder), tmp_path)), len(rows_of(str(folder), tmp_path, split="valid"))) == (3, 2)
+
+
+def test_conversations_of_the_hub_keep_their_splits(tmp_path, monkeypatch):
+    datasets = pytest.importorskip("datasets")
+    rows = {"train": [{"messages": TWO, "id": "1"}], "validation": [{"messages": ONE, "id": "2"}]}
+    loaded = {split: datasets.Dataset.from_list(some) for split, some in rows.items()}
+    monkeypatch.setattr(conversations, "load_place", lambda *where: loaded)
+    assert (len(rows_of("me/talks", tmp_path)), len(rows_of("me/talks", tmp_path, split="valid"))) == (2, 1)
+    monkeypatch.setattr(
+        conversations, "load_place", lambda *where: {"train": loaded["train"].remove_columns("messages")}
+    )
+    with pytest.raises(UserError, match="data set 'me/other' has neither 'messages' nor"):
+        rows_of("me/other", tmp_path)
 
 
 def test_long_conversations_lose_their_oldest_turns_or_are_left_out(tmp_path, caplog):

@@ -44,8 +44,8 @@ def fit_machine(lm: LM, config: Config, out: str | Path, overrides: Sequence[str
     if pick_device(config.train.device).type == "cuda" and config.train.minutes is None:
         return config
     with join_world(config.train.device) as world:
-        adapters = config.train.lora.rank is not None
-        cost, processes = row_cost(trained_on(lm, config), config.data.length, adapters), world.size
+        few = {} if config.train.lora.rank is None else {"adapters": True}
+        cost, processes = row_cost(trained_on(lm, config), config.data.length, **few), world.size
         cost = replace(cost, seconds=mean_over(cost.seconds, world))  # all processes choose the same
     row = cost.seconds / processes
     full = config.train.batch_size * row
