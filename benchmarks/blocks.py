@@ -124,7 +124,7 @@ class Round:
 
 
 def drafts_of(name: str, **choice: float | None) -> tuple[float, int, float]:
-    """Calls a token, tokens of a draft, and the share of them that is accepted, of a model that writes speculatively."""
+    """Calls a token, tokens of a draft, and the share of them that is accepted, of a trained model."""
     lm = unmask.load(name)
     samples = lm.write([lm.prompt_canvas("")] * 8, SamplingParams(sampler="speculative", **choice))
     calls, drafted, accepted = (
@@ -231,11 +231,12 @@ def report(
     threads = torch.get_num_threads()
     how = "1 thread, CPU time" if threads == 1 else f"{threads} threads, peak {sgemm_peak() / 1e9:.0f} GFLOP/s"
     print(f"\n{args.network} ({args.kind}), batch {args.batch}, L = {length}, {how}")
-    print(f"{'':16}{'seconds a text':>16}{'calls a token':>15}{'times AR':>10}{'ms a token':>12}{'of it attention':>17}")
+    names = ("seconds a text", "calls a token", "times AR", "ms a token", "of it attention")
+    print(" " * 16 + "".join(f"{name:>16}" for name in names))
     for name, value in token.items():
         ms = value / args.batch * 1e3
-        part = f"{seen[name] / args.batch * 1e3:17.2f}" if name in seen else ""
-        print(f"{name:16}{ms * length / 1e3:16.1f}{calls[name]:15.2f}{value / token['ar']:10.2f}{ms:12.2f}{part}")
+        part = f"{seen[name] / args.batch * 1e3:16.2f}" if name in seen else ""
+        print(f"{name:16}{ms * length / 1e3:16.1f}{calls[name]:16.2f}{value / token['ar']:16.2f}{ms:16.2f}{part}")
 
 
 if __name__ == "__main__":

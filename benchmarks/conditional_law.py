@@ -7,7 +7,8 @@ pattern, the mean over chains:
 
     left to right   logits are masked where nothing could be completed any more, as engines do (enumerated)
     each step       `unmask`, one letter a step from left to right, or in random order (enumerated)
-    N particles     `particles=N`, from left to right: the mean law of runs, by sampling; `exact` are as many exact draws
+    N particles     `particles=N`, from left to right: the mean law of runs, by sampling
+    exact           as many draws from the true law itself, for comparison
 
     python benchmarks/conditional_law.py [--chains 4] [--particles 4,16,64] [--draws 1024] [--json]
 """

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -38,13 +39,21 @@ SCHEMAS: dict[str, dict[str, Any]] = {
     "const object": {"const": {"foo": "bar", "baz": "bax"}},
     "const array": {"const": [{"foo": "bar"}]},
     "properties": {"type": "object", "properties": {"foo": {"type": "integer"}, "bar": {"type": "string"}}},
-    "required": {"type": "object", "properties": {"foo": {"type": "null"}, "bar": {"type": "null"}}, "required": ["foo"]},
+    "required": {
+        "type": "object",
+        "properties": {"foo": {"type": "null"}, "bar": {"type": "null"}},
+        "required": ["foo"],
+    },
     "required with escaped names": {
         "type": "object",
         "properties": {name: {"type": "integer"} for name in ("foo\nbar", 'foo"bar', "foo\\bar")},
         "required": ["foo\nbar", 'foo"bar', "foo\\bar"],
     },
-    "no other properties": {"type": "object", "properties": {"foo": {"type": "boolean"}}, "additionalProperties": False},
+    "no other properties": {
+        "type": "object",
+        "properties": {"foo": {"type": "boolean"}},
+        "additionalProperties": False,
+    },
     "items": {"type": "array", "items": {"type": "integer"}},
     "nested items": {
         "type": "array",
@@ -168,13 +177,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = parser.parse_args(argv)
     lm = unmask.load(args.model)
     every = list(forms(args.patterns))
-    start, records = time.process_time(), []
+    start = time.process_time()
+    records: list[dict[str, Any]] = []
     for number, (name, form) in enumerate(every):
         share = args.n // len(every) + (number < args.n % len(every))
         texts = written(lm, form, share, args.length, seed=1000 * number)
         wrong = [text for text in texts if not fits(text, form)]
         records.append({"form": name, "kind": next(iter(form)), "texts": len(texts), "different": len(set(texts)),
                         "wrong": wrong[:3], "fit": len(texts) - len(wrong)})  # fmt: skip
+        print(f"{number + 1} of {len(every)} forms", end="\r", file=sys.stderr, flush=True)
         if not args.json and (wrong or len(texts) < share):
             print(f"{name}: {len(wrong)} of {len(texts)} do not fit, for example {wrong[:1]}", flush=True)
     if args.json:

@@ -16,6 +16,11 @@ stays as it is. With blocks, steps are those of a block; an AR model has none.
     python benchmarks/serve.py                                       twenty minutes on 2 cores
     python benchmarks/serve.py --method block --block 16 --steps 4   four calls a block, at most
     python benchmarks/serve.py --requests 16 --repeats 1 --tiny 200  a look
+    python benchmarks/serve.py --compare --clients 32                MDLM, blocks and AR in turns, each with a server
+
+The last one writes every text with MDLM's plan (as many steps as tokens, and 32), in blocks (one token a call, and four
+steps a block of 16) and by AR, and also counts tokens for a second of the server's CPU time: a figure that hardly
+depends on what else the machine does.
 """
 
 from __future__ import annotations
@@ -191,8 +196,8 @@ async def figure(port: int, name: str) -> float:
 
 
 @contextlib.contextmanager
-def serving(folder: Path, threads: int, *options: str) -> Iterator[int]:
-    """The port of a server in a separate process."""
+def serving(folder: Path, threads: int, *options: str) -> Iterator[tuple[int, int]]:
+    """A server in a separate process: its port, and the id of the process."""
     words = [sys.executable, "-m", "unmask", "serve", f"net={folder}", "--port", "0", "--device", "cpu", *options]
     env = {**os.environ, "OMP_NUM_THREADS": str(threads)}
     with subprocess.Popen(words, stderr=subprocess.PIPE, text=True, env=env) as process:
@@ -200,7 +205,7 @@ def serving(folder: Path, threads: int, *options: str) -> Iterator[int]:
         try:
             line = process.stderr.readline()
             assert line.startswith("serving"), line + process.stderr.read()
-            yield int(line.rpartition(":")[2].split()[0])
+            yield int(line.rpartition(":")[2].split()[0]), process.pid
         finally:
             process.terminate()
             process.communicate(timeout=60)
@@ -273,6 +278,50 @@ def memory(args: argparse.Namespace, port: int) -> list[float]:
     return found
 
 
+COMPARED: dict[str, tuple[str, Body]] = {  # method, and what requests say
+    "MDLM, as many steps as tokens": ("mdlm", {"sampler": "first-hitting"}),
+    "MDLM, 32 steps": ("mdlm", {"steps": 32}),
+    "blocks of 16, one token a call": ("block", {"sampler": "first-hitting"}),
+    "blocks of 16, 4 steps a block": ("block", {"steps": 4}),
+    "AR": ("ar", {}),
+}
+
+
+def cpu_seconds(process: int) -> float:
+    """The CPU time of a process so far (Linux)."""
+    after_name = Path(f"/proc/{process}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+    return (int(after_name[11]) + int(after_name[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def compare(args: argparse.Namespace) -> None:
+    """Throughput of methods with the largest number of clients, in turns."""
+    clients, results = max(args.clients), {}
+    bodies = [body | {"steps": None} for body in mixed(args.requests, args.length, args.steps)]
+    with tempfile.TemporaryDirectory() as place, contextlib.ExitStack() as stack:
+        servers = {}
+        for method in ("mdlm", "block", "ar"):
+            folder = random_folder(Path(place) / method, args.network, args.length, method, 16)
+            servers[method] = stack.enter_context(serving(folder, args.threads, "--batch-size", str(args.batch)))
+        found: dict[str, list[tuple[float, float, float]]] = {name: [] for name in COMPARED}
+        for number in range(args.repeats + 1):
+            for name, (method, how) in COMPARED.items():
+                port, process = servers[method]
+                some = bodies if number else bodies[:4]  # the first round warms up
+                before = cpu_seconds(process)
+                run = asyncio.run(load(port, [{**body, **how} for body in some], clients))
+                if number:
+                    found[name].append((run.rate, run.tokens / (cpu_seconds(process) - before), run.at(0.5)))
+    print(f"{clients} clients, {args.requests} requests, {args.threads} threads, {args.repeats} rounds")
+    print(f"{'':32}{'tokens/s':>10}{'tokens/CPU s':>14}{'times AR':>10}{'p50 s':>8}")
+    ar = statistics.median(cpu for _, cpu, _ in found["AR"])
+    for name, runs in found.items():
+        rate, cpu, late = (statistics.median(values) for values in zip(*runs, strict=True))
+        results[name] = {"tokens_per_second": rate, "tokens_per_cpu_second": cpu, "p50": late}
+        print(f"{name:32}{rate:10.0f}{cpu:14.0f}{cpu / ar:10.2f}{late:8.2f}")
+    if args.json:
+        Path(args.json).write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -287,9 +336,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--tiny", type=int, default=10_000, help="tiny requests for the memory")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--compare", action="store_true", help="only the throughput of MDLM, blocks and AR, in turns")
     parser.add_argument("--json", help="write the figures to this file, too")
     args = parser.parse_args(argv)
     torch.set_num_threads(args.threads)
+    if args.compare:
+        compare(args)
+        return
     if args.method == "ar":
         args.steps = []
     with tempfile.TemporaryDirectory() as place, contextlib.ExitStack() as stack:
@@ -299,8 +352,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         blocks = f", blocks of {args.block}" if args.method == "block" else ""
         print(f"{args.method}{blocks}, {size / 1e6:.1f}M weights, {args.threads} threads, steps {args.steps or 'none'}")
         print(f"{args.requests} requests, {args.repeats} repeats")
-        port = stack.enter_context(serving(folder, args.threads, "--batch-size", str(args.batch)))
-        single = stack.enter_context(serving(folder, args.threads, "--batch-size", "1"))
+        port, _ = stack.enter_context(serving(folder, args.threads, "--batch-size", str(args.batch)))
+        single, _ = stack.enter_context(serving(folder, args.threads, "--batch-size", "1"))
         table = throughput(args, lm, port, single)
         fill = asyncio.run(figure(port, "unmask_batch_rows_sum")) / asyncio.run(figure(port, "unmask_batch_rows_count"))
         long = long_among_short(args, port)

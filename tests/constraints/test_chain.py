@@ -134,6 +134,46 @@ def test_what_is_possible():
     assert (chain.possible(AUTOMATON, allowed)[N] & AUTOMATON.accepting).any()
 
 
+def test_sums_from_a_state_to_a_state():
+    """A part of a span: it begins in one state and ends in chances of its own."""
+    log_p = rows(5)
+    weights = weights_of(log_p)
+    whole = chain.backward(AUTOMATON, weights)
+    first = np.array([0, 1])
+    part = chain.backward(AUTOMATON, weights[:, :2], end=whole[:, 2], first=first)
+    assert np.allclose(np.exp(part), np.exp(whole[:, :3]), rtol=1e-12)
+    careful = chain._careful(AUTOMATON, weights, False, whole[:, N])
+    assert np.allclose(np.exp(whole), np.exp(careful), rtol=1e-9)
+
+
+def test_which_states_are_possible():
+    """Against every sequence of classes, with some positions given."""
+    for given in itertools.product([-1, 0, 1], repeat=3):
+        sets = AUTOMATON.reach.along(given)
+        seen = [set() for _ in range(4)]
+        for labels in itertools.product(range(AUTOMATON.n_classes), repeat=3):
+            if any(want not in (-1, label) for want, label in zip(given, labels, strict=True)):
+                continue
+            path = [0]
+            for label in labels:
+                edges = (AUTOMATON.source == path[-1]) & (AUTOMATON.label == label)
+                if not edges.any():
+                    break
+                path.append(int(AUTOMATON.target[edges][0]))
+            if len(path) == 4 and AUTOMATON.accepting[path[-1]]:
+                for at, state in enumerate(path):
+                    seen[at].add(state)
+        assert [set(np.flatnonzero(AUTOMATON.reach.members(number)).tolist()) for number in sets] == seen
+
+
+def test_what_is_remembered_is_limited(monkeypatch):
+    automaton = over_tokens(regex("[abc]{20}"), SPELLING, MASK)
+    whole = automaton.reach.along([-1] * 15)
+    monkeypatch.setattr("unmask.constraints.reach.MOST", 2000)
+    fresh = over_tokens(regex("[abc]{20}"), SPELLING, MASK)
+    assert fresh.reach.along([-1] * 15) == whole and 0 < fresh.reach.nbytes < 4000
+
+
 def test_a_state_without_an_exit():
     automaton = over_tokens(regex("ab"), SPELLING, MASK)
     weights = np.zeros((1, 2, automaton.n_classes))

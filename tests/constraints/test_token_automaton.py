@@ -260,3 +260,29 @@ def test_an_automaton_with_too_many_transitions_or_states_is_refused(monkeypatch
             with pytest.raises(UserError, match="too many for the vocabulary"):
                 over_tokens(regex("[ab]{0,50}"), SPELLING, MASK)
     assert over_tokens(regex("[ab]{0,50}"), SPELLING, MASK).states == 51
+
+
+def test_the_largest_class_has_what_the_others_leave():
+    """The same chances by subtraction and by sums, also of rows in which the largest class is next to nothing."""
+    spelling = [None, b"1", b"22", *(bytes([97 + i % 26, 97 + i // 26]) for i in range(300))]
+    automaton = over_tokens(regex("[0-9]*[a-z]*"), spelling, 0)
+    logits = torch.randn(6, len(spelling), generator=torch.Generator().manual_seed(0))
+    logits[:, 0] = -math.inf
+    logits[1, 1] = 30.0  # a digit, all but certainly
+    logits[2, 3:] = -100.0
+    logits[3, 1:3] = -100.0
+    log_p = torch.log_softmax(logits, -1)
+    assert 2 * len(automaton._others[0]) < len(automaton.members[0])
+    assert np.allclose(np.exp(automaton.chances(log_p)), np.exp(automaton.weights(log_p)), rtol=1e-5, atol=0)
+    few = over_tokens(regex("[0-9]*"), spelling, 0)
+    assert np.array_equal(few.chances(log_p), few.weights(log_p))
+
+
+@pytest.mark.parametrize("pattern", ["a*", "(a|b)*", "(ab)*", "c?"])
+def test_what_may_follow_the_end_is_not_what_may_stand_before_it(pattern):
+    """Also where the first state leads to itself."""
+    spelling = [None, b"a", b"b", b"c", None]  # the mask, letters, and an end
+    automaton = over_tokens(regex(pattern), spelling, 0, ends=[4])
+    for tokens in itertools.product(range(1, 5), repeat=3):
+        text = b"".join(spelling[token] or b"." for token in tokens).decode().partition(".")[0]
+        assert automaton.reads(tokens) == (re.fullmatch(pattern, text) is not None), tokens

@@ -62,7 +62,7 @@ def test_different_lengths_are_weighed_by_the_given_text(lm):
     choices, expected = ["b", "cd", "bad"], []
     for choice in choices:
         [first] = [
-            place for place in lm.marginals("{{%d}}" % (1 + len(choice)), top=99).positions if not place.position
+            place for place in lm.marginals(f"{{{{{1 + len(choice)}}}}}", top=99).positions if not place.position
         ]
         expected.append(first.probs[first.pieces.index("a")] * any_order(lm, "a", choice, ""))
     found = lm.choose("a{{}}", choices)

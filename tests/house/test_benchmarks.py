@@ -16,6 +16,8 @@ import torch
 from scipy import stats
 
 from oracles.enumeration import CLEAN, MASK, SCHEDULES, TableNet, ancestral_law
+from support.helpers import random_lm
+from unmask.data.tokenization import bytes_tokenizer
 from unmask.models.masked import MaskedDiffusion
 from unmask.reproduce import reference
 from unmask.sampling import RevealPlan, time_grid
@@ -29,7 +31,15 @@ def bench():
     sys.path.insert(0, str(FOLDER))
     yield {
         name: importlib.import_module(name)
-        for name in ("sampling", "sampling_table", "scan", "corpus_sizes", "constraints", "conditional_law")
+        for name in (
+            "sampling",
+            "sampling_table",
+            "scan",
+            "corpus_sizes",
+            "constraints",
+            "conditional_law",
+            "fitting_texts",
+        )
     }
     sys.path.remove(str(FOLDER))
 
@@ -238,6 +248,27 @@ def test_laws_given_a_pattern(bench, capsys, monkeypatch):
     assert masked.sum() == pytest.approx(1)
     firsts = [law[laws.TEXTS[:, 0] == y].sum() for y in (0, 1)]
     assert masked[0] == pytest.approx(firsts[0] / sum(firsts))  # a is possible at first, however unlikely aaaaaa is
+
+
+@pytest.mark.parametrize(("share", "patterns"), [(9, 4), pytest.param(1, 50, marks=pytest.mark.slow)])
+def test_every_text_fits(bench, share, patterns):
+    """Each form by programs that are not ours; a random model, which would never write them by itself."""
+    pytest.importorskip("jsonschema_rs")
+    fitting, lm = bench["fitting_texts"], random_lm(bytes_tokenizer(), "data.length=64")
+    every = list(fitting.forms(patterns))
+    forms = every[: len(fitting.SCHEMAS) : share] + every[len(fitting.SCHEMAS) :]
+    for number, (name, form) in enumerate(forms):
+        texts = fitting.written(lm, form, 4, 48, seed=10 * number)
+        assert len(texts) == 4 and all(fitting.fits(text, form) for text in texts), (name, texts)
+    assert {next(iter(form)) for _, form in forms} == {"schema", "regex"}
+
+
+def test_a_text_that_does_not_fit_is_found(bench):
+    fits = bench["fitting_texts"].fits
+    assert fits("ab", {"regex": "a(b|c)"}) and not fits("abc", {"regex": "a(b|c)"})
+    pytest.importorskip("jsonschema_rs")
+    assert fits("2", {"schema": {"const": 2}}) and not fits("3", {"schema": {"const": 2}})
+    assert not fits("2}", {"schema": {"const": 2}})
 
 
 # -- the selective scan ----------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ import itertools
 import json
 import logging
 import math
+import re
 import runpy
 import sys
 from pathlib import Path
@@ -526,6 +527,16 @@ def test_any_length_can_be_asked_for(make: Any, context: str, count: int) -> Non
         assert len(masks) == min(16, max(1 if lm.model.unscored else 0, len(context)) + 4)
     (text,) = written(GenerationRequests(lm), [(context, {"max_gen_toks": count})])
     assert not text.startswith("xxxxxxxxxx") and isinstance(text, str)
+
+
+def test_text_of_a_form() -> None:
+    """Guided tasks: gen_kwargs name a regex, choices or a schema, and the text ends where it is complete."""
+    asking = GenerationRequests(bytes_lm())
+    kinds: list[dict[str, Any]] = [{"regex": "[a-c]{2,4}"}, {"choices": ["yes", "no"]}, {"schema": {"type": "boolean"}}]
+    for sampled in (False, True):
+        requests = [("one ", {"max_gen_toks": 8, "do_sample": sampled, **kind}) for kind in kinds]
+        guided, choice, value = written(asking, requests)
+        assert re.fullmatch("[a-c]{2,4}", guided) and choice in ("yes", "no") and value in ("true", "false")
 
 
 def test_settings_of_a_request() -> None:

@@ -14,13 +14,17 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import unmask
+from support.encoders import VOCAB, tree
 from support.families import write
 from support.helpers import random_lm, refused, run
 from unmask.config import AdapterConfig
 from unmask.data.tokenization import bytes_tokenizer
 from unmask.hub import lora
 from unmask.lm import LM
+from unmask.models.masked import MaskedDiffusion
+from unmask.networks.encoder import Encoder
 from unmask.process.keys import Keys
+from unmask.process.schedule import Polynomial
 from unmask.training.memory import recompute_blocks
 from unmask.types import Batch, UserError
 
@@ -91,6 +95,21 @@ def test_adapters_begin_as_nothing_are_all_that_is_trained_and_merge(name):
         a, b = (pairs.get(f"{stem}.lora_{which}.default.weight") for which in "AB")
         expected = weight if a is None or b is None else weight + 2.0 * b @ a  # alpha is twice the rank
         assert torch.allclose(after[key], expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["bert", "modernbert", "deberta-v2"])
+def test_encoders_of_transformers_get_adapters_too(kind):
+    torch.manual_seed(0)
+    net = Encoder.from_architecture(tree(kind), VOCAB, 0.0).eval()
+    model, tokens = MaskedDiffusion(net, Polynomial()).eval(), torch.arange(5, 14)[None]
+    lora.attach(model, AdapterConfig(rank=2))
+    with torch.no_grad():
+        plain = net(tokens)[0]
+        for weight in lora.adapters(model).values():
+            weight.normal_(std=0.5)
+        adapted = net(tokens)[0]
+        lora.merge(model)
+        assert torch.allclose(net(tokens)[0], adapted, atol=1e-4) and (adapted - plain).abs().max() > 0.1
 
 
 def test_some_layers_by_name_and_what_does_not_exist():
@@ -289,8 +308,8 @@ def test_damaged_folders_are_refused(adapter):
     for change, sentence in (
         ({"base_model_name_or_path": None}, "does not name its base model"),
         ({"rank_pattern": {"q_proj": 4}}, "ranks of their own"),
-        ({"peft_type": "PREFIX_TUNING", "num_virtual_tokens": 3}, "unmask reads LoRA"),
-        ({"peft_type": "NO"}, "is damaged or of another version of peft"),
+        ({"peft_type": "PREFIX_TUNING"}, "unmask reads LoRA"),
+        ({"layers_pattern": "x", "target_modules": "y"}, "is damaged or of another version of peft"),
     ):
         settings.write_text(json.dumps(tree | change))
         with pytest.raises(UserError, match=sentence):
@@ -314,6 +333,7 @@ def test_settings_that_do_not_fit_are_refused(base, text, tmp_path):
     )
     assert "use ddp" in refused(*tune(base, "mdlm", text, tmp_path / "run", "train.strategy=fsdp"))
     assert "'k_proj'" in refused(*tune(base, "mdlm", text, tmp_path / "run", "train.lora.targets=[k_proj]"))
-    assert "is for runs with train.lora" in refused("convert", str(base), out, "--to", "adapter")
+    assert "its name alone describes" in refused(*tune(base, "mdlm", text, tmp_path / "run", "--weights", "raw"))
+    assert "is for runs with train.lora" in refused("convert", str(base), str(tmp_path / "a"), "--to", "adapter")
     sentence = refused("finetune", str(base), "glue/sst2", "--lora", "2", "--local", str(tmp_path), "--out", out)
     assert "train.lora is for language models" in sentence

@@ -167,7 +167,7 @@ class Scripted(Keys):
 
     def uniform(self, purpose: str, index, *shape: int) -> Tensor:
         value = torch.zeros(()) if purpose == "time" or self.positions is None else self.positions
-        return value.double().expand(index.numel(), *shape).view(*index.shape, *shape)  # "mask": of all alike, or of each
+        return value.double().expand(index.numel(), *shape).view(*index.shape, *shape)  # of all alike, or of each
 
 
 def mean_nats(model: BlockDiffusion, x: State) -> float:

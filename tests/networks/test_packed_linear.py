@@ -84,8 +84,8 @@ def test_where_there_are_no_copies(weights, layer, monkeypatch):
 
 
 def test_copies_live_as_long_as_a_batcher():
-    config = tiny_config("data.length=12", "model.method=block", "block.size=4", "model.hidden_dim=384", "model.n_heads=4")
-    model = random_model(config, Vocab(12, 11)).eval()
+    size = ("data.length=12", "block.size=4", "model.hidden_dim=384", "model.n_heads=4")
+    model = random_model(tiny_config("model.method=block", *size), Vocab(12, 11)).eval()
     batcher = Batcher(model.denoiser(), 2)
     batcher.add(Request(0, torch.full((12,), 11), BlockByBlock(FirstHitting(), 4), Keys(0)))
     for _ in batcher.run():

@@ -19,7 +19,7 @@ from unmask.config import load_yaml
 from unmask.plot import EffectBar, Forest, forest_svg
 from unmask.reproduce.claims import Claim, Difference, decide, fewer_nats, paired, smaller, trainings_for
 from unmask.reproduce.figures import Figure
-from unmask.reproduce.report import Check, Effect, Report, Row, Table
+from unmask.reproduce.report import Check, EffectSize, Report, Row, Table
 from unmask.reproduce.report_files import load_results, write_report
 from unmask.reproduce.scales import SCALES
 from unmask.reproduce.scored import ScoredModel, mean_perplexity, mean_rate
@@ -243,7 +243,7 @@ def test_wrong_numbers_of_seeds(place):
 
 
 def report(**changes: Any) -> Report:
-    effect = Effect(0.05, 0.01, 0.03, 0.07, "nats", 0.02, 3)
+    effect = EffectSize(0.05, 0.01, 0.03, 0.07, "nats", 0.02, 3)
     checks = [
         Check("a | b", True, "well", effect),
         Check("c", False, "", replace(effect, value=-3.0, low=-4.0, high=-2.0, unit="points")),

@@ -115,6 +115,27 @@ def test_choices_and_forms_for_each_gap():
     )
 
 
+def test_gaps_carry_patterns():
+    lm = lm_of("bytes")
+    for text in lm.infill(r"a {{2: \d+ }} b {{1}} c {{3:[xy]{2}z}}", 6, stop_at_eos=False):
+        assert re.fullmatch(r"(?s)a \d\d b .* c [xy]{2}z", text)
+    for text in lm.infill("a {{1-4:[0-9]{3}}} b", 2):
+        assert re.fullmatch(r"a \d{3} b", text)
+    assert {s.stopped for s in lm.write([lm.gap_canvas("a {{9:[01]{2}}}")] * 3, stop_at_eos=None)} == {"eos"}
+    assert lm.gap_canvas("a {{2}} b").patterns == () and lm.gap_canvas("{{1}}b{{2:ab}}").patterns == (None, "ab")
+    for text, said in (
+        ("{{2:(}} b", "not a regular expression|missing"),
+        ("{{2:}} b", "a pattern follows a colon"),
+        ("{{x:ab}} b", "a pattern follows a colon"),
+        ("{{2:ab}}{{1}}", "two gaps side by side"),
+        ("a {{3:ab}}!", "at position 4 any token would be one too many"),
+    ):
+        with pytest.raises(UserError, match=said):
+            lm.infill(text)
+    with pytest.raises(UserError, match="gaps of the text have patterns"):
+        lm.infill("{{2:ab}} b", regex="ab")
+
+
 def test_dna_with_a_motif_in_an_open_frame():
     lm = lm_of("dna")
     for text in lm.infill("ACG{{12}}ACG", 8, where=motif("TATA") & open_frame()):

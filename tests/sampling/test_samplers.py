@@ -310,6 +310,17 @@ def test_the_law_of_a_choice(choice, weights):
     assert law_of(choice) == pytest.approx(scaled(weights), abs=1e-3)
 
 
+@pytest.mark.parametrize("scales", [(6.0,), (0.3,), (6.0, 0.3, 2.0)])  # few tokens hold nearly all, or all alike
+def test_top_p_of_a_large_vocabulary_is_that_of_all_tokens_in_order(scales):
+    rows = torch.stack([torch.randn(3000, generator=torch.Generator().manual_seed(1)) * scale for scale in scales])
+    for p in (0.05, 0.5, 0.9, 0.999):
+        for row, kept in zip(rows.double().numpy(), Choice(top_p=p).filtered(rows).isfinite(), strict=True):
+            order = np.argsort(-row)
+            sums = np.cumsum(np.exp(row[order]) / np.exp(row).sum())
+            want = order[: int(np.searchsorted(sums, p)) + 1]
+            assert set(torch.nonzero(kept).squeeze(-1).tolist()) == set(want.tolist())
+
+
 @pytest.mark.parametrize("choice", [Choice(), Choice(top_k=3), Choice(top_p=1.0), Choice(temperature=1)], ids=repr)
 def test_a_rare_token_keeps_its_chance_through_the_choice(choice):
     """Uniforms just inside and just outside of the 1e-6 that belong to the rare token."""

@@ -17,6 +17,13 @@ pytestmark = pytest.mark.skipif(not CHROMIUM, reason="no chromium is installed: 
 HTML = '<img src=x onerror="window.hacked=1"><b>bold</b>'
 QUICK = "#mode=chat&model=story&length=24&steps=6&seed=3&block=24"
 
+WATCH = """() => {  // the most that was ever there: an answer may be written before anyone looks
+    window.seen = { lit: 0, tokens: 0 };
+    const look = (name, selector) => { seen[name] = Math.max(seen[name], document.querySelectorAll(selector).length); };
+    new MutationObserver(() => { look('lit', '.turn .k.m.w'); look('tokens', '.turn .k'); })
+        .observe(document.getElementById('turns'), { subtree: true, childList: true, attributes: true });
+}"""
+
 
 @pytest.fixture(scope="module")
 def held() -> HeldNetwork:
@@ -51,13 +58,13 @@ def turns(page: Any) -> list[tuple[str, str]]:
 def test_a_conversation(open_page, lms, artefacts):
     page, lm = open_page(QUICK, unfold=False), lms["story"]
     how = {"max_tokens": 24, "steps": 6, "block": 24}
-    page.fill("#message", "Who is Lily?")
-    page.press("#message", "Enter")
-    page.wait_for_selector(".turn.assistant .k.m")
-    assert page.locator(".turn .k.m.w").count() > 0  # the block that is written is lit
-    assert page.locator(".turn .k").count() == 24  # of the answer only
+    page.evaluate(WATCH)
+    ask(page, "Who is Lily?", wait=False)
+    page.wait_for_selector(".turn.assistant")
     page.screenshot(path=artefacts / "chat.png")
     until(page, "!document.body.classList.contains('busy')")
+    assert page.evaluate("seen.lit") > 0  # the block that is written is lit
+    assert page.evaluate("seen.tokens") == 24  # of the answer only
     messages = [{"role": "user", "content": "Who is Lily?"}]
     first = lm.chat(messages, seed=3, **how)[0]
     ask(page, "And then?")
@@ -66,10 +73,10 @@ def test_a_conversation(open_page, lms, artefacts):
     assert turns(page) == [("user", "Who is Lily?"), ("assistant", first), ("user", "And then?"), ("assistant", second)]
     assert page.locator(".turn .k").count() == 0 and "network call" in page.inner_text(".turn.assistant .note >> nth=0")
     assert page.evaluate("document.activeElement.id") == "message"  # one can go on typing
+    page.evaluate("seen.tokens = 0")
     page.click(".again >> nth=0")
-    page.wait_for_selector(".turn.assistant .k")
-    until(page, "!document.querySelector('.turn .k')")
-    assert turns(page)[1] == ("assistant", first)
+    until(page, "!document.querySelector('.again').disabled")
+    assert page.evaluate("seen.tokens") == 24 and turns(page)[1] == ("assistant", first)
     page.click("#renew")
     assert turns(page) == [] and page.evaluate("document.activeElement.id") == "message"
     ask(page, "Who is Lily?")

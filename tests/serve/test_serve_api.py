@@ -397,6 +397,21 @@ def test_an_autoregressive_model_has_no_marginals(server: Running):
     assert answer.status == 400 and "inside a text" in answer.error["message"]
 
 
+def test_choices_are_those_of_the_library(server: Running):
+    found = server.post("/v1/choose", {"text": "hel{{}} you", "choices": ["lo", "p!"]}).json
+    want = diffusion_lm().choose("hel{{}} you", ["lo", "p!"])
+    assert found["object"] == "choices" and [one["text"] for one in found["choices"]] == ["lo", "p!"]
+    assert [one["probability"] for one in found["choices"]] == pytest.approx(
+        [one.probability for one in want], rel=1e-4
+    )
+    left = server.post("/v1/choose", {"model": "ar", "text": "a", "choices": ["b", "cd"]}).json
+    assert sum(one["probability"] for one in left["choices"]) == pytest.approx(1)
+    many = {"text": "a", "choices": [str(i) for i in range(100)]}
+    for body, said in (({"text": "a", "choices": ["b", "b"]}, "two different choices"), (many, "more than 64")):
+        answer = server.post("/v1/choose", body)
+        assert answer.status == 400 and said in answer.error["message"]
+
+
 def test_marginals_are_counted_under_their_path():
     with running({"tiny": diffusion_lm()}) as server:
         server.post("/v1/marginals", {"text": "a{{1}}"})

@@ -208,3 +208,15 @@ def test_the_document_shows_the_fields(server: Running):
         schemas["CompletionBody"]["properties"]
     )
     assert "schema" in schemas["NamedSchema"]["properties"]
+
+
+def test_gaps_carry_patterns(server):
+    """And the one that cannot be is named: the page marks it."""
+    done = server.post("/v1/infill", {"text": r"a {{2:\d+}} b {{1}} {{1-3:[xy]{2}}}!", "n": 3}).json
+    assert all(re.fullmatch(r"(?s)a \d\d b .* [xy]{2}!", sample["text"]) for sample in done["samples"])
+    for text, number in (("{{2:ab}} {{1}} {{2:abc}}!", 1), ("{{3:ab}} {{2:ab}}!", 0), ("{{1-2:abc}} b", 0)):
+        answer = server.post("/v1/infill", {"text": text})
+        assert answer.status == 400 and "cannot be a text" in answer.error["message"]
+        assert (answer.error["code"], answer.error["param"]) == ("impossible", f"patterns[{number}]")
+    answer = server.post("/v1/infill", {"prompt": "a", "length": 4, "regex": "b{9}"})
+    assert answer.status == 400 and (answer.error["code"], answer.error["param"]) == ("impossible", None)

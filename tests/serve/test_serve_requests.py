@@ -28,6 +28,7 @@ POSTS = (
     "/v1/chat/completions",
     "/v1/score",
     "/v1/marginals",
+    "/v1/choose",
     "/v1/tokenize",
 )
 

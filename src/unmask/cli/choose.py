@@ -26,12 +26,12 @@ def choose(
     from ..text_tables import terminal_table
 
     lm = load_lm(model, which, weights, device, tokenizer)
-    found = lm.choose(text, choices, label=label, seed=seed, batch_size=batch_size)
+    answers = lm.choose(text, choices, label=label, seed=seed, batch_size=batch_size)
     if as_json:
-        print_json({"model": model, "text": text, "choices": [answer.as_dict() for answer in found]})
+        print_json({"model": model, "text": text, "choices": [answer.as_dict() for answer in answers]})
         return
-    exact = all(answer.error == 0 for answer in found)
-    best = sorted(found, key=lambda answer: -answer.probability)
+    exact = all(answer.error == 0 for answer in answers)
+    best = sorted(answers, key=lambda answer: -answer.probability)
     rows = [
         [answer.text, f"{answer.probability:.4f}", *([] if exact else [f"± {answer.error:.4f}"]), f"{answer.nats:.3f}"]
         for answer in best

@@ -93,7 +93,8 @@ def finetune(
     chosen = _seeds(seeds)
     place = out or f"runs/{Path(model.rstrip('/')).name}-{task.replace('/', '-')}"
     lm = adapt.begun(place) if language else None  # a run that is continued no longer needs the model it started from
-    lm = lm or adapt.load_start(model, weights, which, tokenizer)
+    adapters = any(text.startswith("train.lora.rank=") for text in changes)
+    lm = lm or adapt.load_start(model, weights, which, tokenizer, adapters=adapters)
     if language:
         config = adapt.language_config(lm, model, task, data, local, changes)
         lm = adapt.turned(lm, config)

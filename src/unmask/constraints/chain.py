@@ -1,6 +1,6 @@
 """Forward and backward sums over the positions of a span: the law of tokens given that together they fit.
 
-The network gives each open position a distribution of its own. Given that the tokens of the span drive the automaton
+The network gives each open position a distribution of its moves. Given that the tokens of the span drive the automaton
 from its first state into an accepting one, positions depend on each other, as the states of a Markov chain do. Sums
 are in float64, and a text that fits may be as unlikely as it likes. `weights` (B, n, C) are log chances of classes of
 tokens (`TokenAutomaton.weights`); at a given token its class has 0 and all others have -inf.
@@ -69,8 +69,8 @@ def _scaled(automaton: TokenAutomaton, chances: np.ndarray, largest: bool, end: 
     low = n
     for i in range(n - 1, -1, -1) if len(going) else ():
         if given[i] >= 0:
-            own, state = slice(edge[given[i]], edge[given[i] + 1]), np.zeros_like(end)
-            state[0, source[own]] = result[0, i + 1, target[own]]
+            moves, state = slice(edge[given[i]], edge[given[i] + 1]), np.zeros_like(end)
+            state[0, source[moves]] = result[0, i + 1, target[moves]]
             result[0, i] = state
             continue
         if i < low:
@@ -144,8 +144,8 @@ def draw(
     given, (edge, source, target) = _given(~np.isneginf(weights[:upto])), automaton.by_class
     for i in range(upto):
         if (label := given[i]) >= 0:
-            own = slice(edge[label], edge[label + 1])
-            classes[i], state = label, int(target[own][source[own].searchsorted(state)])
+            moves = slice(edge[label], edge[label + 1])
+            classes[i], state = label, int(target[moves][source[moves].searchsorted(state)])
             continue
         edges = slice(automaton.first[state], automaton.first[state + 1])
         values = weights[i, automaton.label[edges]] + after[i + 1, automaton.target[edges]]

@@ -43,12 +43,12 @@ class Reach:
         """The states that a class leads to from one of these, or (not `ahead`) from which it leads to one of them."""
         known = self._known.get((ahead, states, label))
         if known is None:
-            here, there = self._ends[ahead]
-            leads = self.members(states)[here]
+            start, end = self._ends[ahead]
+            leads = self.members(states)[start]
             if label != ANY:
                 leads &= self.label == label
             reached = np.zeros(self.states, dtype=bool)
-            reached[there[leads]] = True
+            reached[end[leads]] = True
             known = self.number(reached)
             if self.nbytes > MOST:
                 self._known = {}

@@ -88,8 +88,9 @@ class TokenAutomaton:
 
     @functools.cached_property
     def _others(self) -> tuple[np.ndarray, np.ndarray, int]:
-        """The tokens that are not of the largest class, class after class and at last those that never fit; where each
-        of these begins; the largest class.
+        """The tokens that are not of the largest class, and where their classes begin; the largest class.
+
+        They are class after class, and those that never fit are the last.
         """
         order, begin = self.members
         sizes = np.diff(np.append(begin, len(order)))
@@ -318,7 +319,7 @@ def _trimmed(
     kept = useful[source] & useful[target]
     source, label, target = number[source[kept]], label[kept], number[target[kept]]
     with np.errstate(over="ignore"):  # a class is the set of its transitions
-        mixed = source.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) + target.astype(np.uint64)
+        mixed = (source.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15) + target.astype(np.uint64)
         mixed = (mixed ^ (mixed >> np.uint64(31))) * np.uint64(0xBF58476D1CE4E5B9)
         mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
         hashes = np.zeros(int(classes.max()) + 1, dtype=np.uint64)

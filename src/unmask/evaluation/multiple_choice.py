@@ -82,14 +82,14 @@ def answers(
 def _whole(
     model: LanguageModel, builder: PromptBuilder, texts: list[str], how: dict[str, Any]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Nats of whole texts without their ends, and errors: of a model that writes from left to right, before is alike."""
+    """Nats of whole texts without their ends, and errors; what is before the choices is alike in all."""
     rows: list[list[Passage]] = [[] for _ in texts]
     for passage in read_passages(builder, texts, [None] * len(texts), model.unscored)[0]:
         rows[passage.text].append(passage)
     ends = [len(builder.closing) if parts[-1].ends else 0 for parts in rows]
-    found = score(model, builder, texts, **how).texts
-    nats = [sum((one.token_nats or [])[: one.tokens - end]) for one, end in zip(found, ends, strict=True)]
-    return np.array(nats), np.array([(one.stderr_nats or 0.0) * one.tokens for one in found])
+    likelihoods = score(model, builder, texts, **how).texts
+    nats = [sum((one.token_nats or [])[: one.tokens - end]) for one, end in zip(likelihoods, ends, strict=True)]
+    return np.array(nats), np.array([(one.stderr_nats or 0.0) * one.tokens for one in likelihoods])
 
 
 def _in_gap(
@@ -99,9 +99,9 @@ def _in_gap(
     before, after = around
     spans = [(len(before), len(whole) - len(after)) for whole in texts]
     passages = read_passages(builder, texts, [[span] for span in spans])[0]
-    found = score(model, builder, texts, span=spans, **how, **_method(model, passages)).texts
-    nats = np.array([one.nats for one in found])
-    errors = np.array([(one.stderr_nats or 0.0) * one.tokens for one in found])
+    likelihoods = score(model, builder, texts, span=spans, **how, **_method(model, passages)).texts
+    nats = np.array([one.nats for one in likelihoods])
+    errors = np.array([(one.stderr_nats or 0.0) * one.tokens for one in likelihoods])
     lengths = [len(passage.asked or ()) for passage in passages]
     if len(set(lengths)) > 1 and (model.block_size is None or passages[0].goes_on):
         more, spread = _given(model, builder, before, after, lengths, how["seed"])

@@ -84,10 +84,10 @@ def write_adapter(source: str, out: str | Path, weights: str, dtype: str = "floa
         raise UserError(f"dtype {dtype!r} must be one of {', '.join(layout.DTYPES)}")
     checkpoint.verify(folder)
     group = "ema" if weights == "ema" and config.train.ema else "model"
-    model, base, found = resolve.run_adapters(folder, config, group)
+    model, base, digest = resolve.run_adapters(folder, config, group)
     tokenizer = Tokenizer.load(folder)
     lm = LM(model, tokenizer, config, chat_template=ChatTemplate.read(folder, tokenizer))
-    lora.write_adapter(out, model, lm, config, str(config.train.start), found, layout.DTYPES[dtype])
+    lora.write_adapter(out, model, lm, config, str(config.train.start), digest, layout.DTYPES[dtype])
     kept = lora.adapters(model)
     return {
         "out": str(out),

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from ..config import AdapterConfig, Config, EncoderConfig, LlamaConfig, load_yaml
 from ..data.online import reason
 from ..errors import UserError, nearest, optional
-from ..files import replacing_folder, writing
+from ..files import read_json, replacing_folder, writing
 from ..lm import LM
 from ..models import registry
 from ..models.language_model import LanguageModel
@@ -140,9 +140,9 @@ def fingerprint(model: LanguageModel) -> str:
     return sha256.hexdigest()
 
 
-def check_base(found: str, wanted: str | None, where: str | Path, base: str) -> None:
+def check_base(digest: str, wanted: str | None, where: str | Path, base: str) -> None:
     """Raise if adapters were trained on other weights."""
-    if wanted is not None and found != wanted:
+    if wanted is not None and digest != wanted:
         raise UserError(
             f"{where} holds adapters of another base model than {base} is now: its weights differ; give the model that "
             "they were trained on"
@@ -162,9 +162,9 @@ def outer_name(name: str, config: Config) -> str:
 
 
 def write_adapter(
-    folder: str | Path, model: LanguageModel, lm: LM, config: Config, base: str, found: str, dtype: torch.dtype
+    folder: str | Path, model: LanguageModel, lm: LM, config: Config, base: str, digest: str, dtype: torch.dtype
 ) -> None:
-    """Write the adapters of a model; `lm` has its tokenizer and template, `base` and `found` name the base model."""
+    """Write the adapters of a model; `lm` has its tokenizer and template, `base` and `digest` name the base model."""
     peft = optional("peft", "LoRA", "lora")
     folder, spec = Path(folder), config.train.lora
     refuse_existing(folder)
@@ -188,7 +188,7 @@ def write_adapter(
     )
     with writing(folder, "nothing is left of it"), replacing_folder(folder) as new:
         settings.save_pretrained(str(new))
-        save_file(tensors, new / WEIGHTS, metadata={"format": "pt", "base": found})
+        save_file(tensors, new / WEIGHTS, metadata={"format": "pt", "base": digest})
         (new / "config.yaml").write_text(config.to_yaml(), encoding="utf-8")
         lm.tokenizer.save(new)
         if lm.chat_template is not None:
@@ -198,12 +198,13 @@ def write_adapter(
 def read_settings(folder: Path) -> Any:
     """What adapter_config.json says, if it is LoRA as we know it."""
     peft = optional("peft", "a folder of adapters", "lora")
+    kind = read_json(folder / CONFIG, "cannot read the adapters").get("peft_type")
+    if kind != "LORA":
+        raise UserError(f"{folder} holds adapters of the kind {str(kind)[:80]!r}; unmask reads LoRA")
     try:
-        settings = peft.PeftConfig.from_pretrained(str(folder))
+        settings = peft.LoraConfig.from_pretrained(str(folder))
     except Exception as error:  # all that the library raises for a file of another kind
         raise UserError(f"{folder / CONFIG} is damaged or of another version of peft: {reason(error)}") from None
-    if not isinstance(settings, peft.LoraConfig):
-        raise UserError(f"{folder} holds adapters of the kind {settings.peft_type}; unmask reads LoRA")
     if settings.rank_pattern or settings.alpha_pattern:
         raise UserError(f"{folder / CONFIG} has layers with ranks of their own, which unmask does not read")
     if not settings.base_model_name_or_path:

@@ -271,21 +271,25 @@ def _load_run(path: Path, which: str, weights: str, device: str) -> LM:
 
 def run_adapters(folder: Path, config: Config, group: str, device: str = "cpu") -> tuple[LanguageModel, LM, str]:
     """The model of a checkpoint of adapters beside the weights of train.start, that model, and its fingerprint."""
-    base = turned(load(str(config.train.start), device=device), config)
-    found = lora.fingerprint(base.model)
-    lora.check_base(found, checkpoint.read_json(folder / "state.json").get("base"), folder, str(config.train.start))
+    base = turned(_load_base(str(config.train.start), folder, device), config)
+    digest = lora.fingerprint(base.model)
+    lora.check_base(digest, checkpoint.read_json(folder / "state.json").get("base"), folder, str(config.train.start))
     model = lora.based_on(base, config, len(base.labels))
     lora.attach(model, config.train.lora)
     checkpoint.read_into(folder, group, lora.adapters(model))
-    return model, base, found
+    return model, base, digest
+
+
+def _load_base(name: str, folder: Path, device: str) -> LM:
+    try:
+        return load(name, device=device)
+    except UserError as error:
+        raise UserError(f"{folder} holds adapters of a base model that cannot be loaded: {error}") from None
 
 
 def _load_adapter(folder: Path, device: str) -> LM:
     settings = lora.read_settings(folder)
-    try:
-        base = load(settings.base_model_name_or_path, device=device)
-    except UserError as error:
-        raise UserError(f"{folder} holds adapters of a base model that cannot be loaded: {error}") from None
+    base = _load_base(settings.base_model_name_or_path, folder, device)
     model, config = lora.read_adapter(folder, settings, base)
     lora.merge(model)
     config = config.changed(train={"lora": AdapterConfig()})

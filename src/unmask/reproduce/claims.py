@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from ..evaluation.uncertainty import Statistic, combined, deviation, freedom_of, mean, rate, ratio, student
 from .figures import Figure
-from .report import NATS, POINTS, RATIO, Check, Effect
+from .report import NATS, POINTS, RATIO, Check, EffectSize
 from .scored import ScoredModel, Trainings, mean_perplexity, pooled
 
 MARGIN = 1.0  # points of GLUE (or of accuracy) that "no worse" may hide
@@ -92,7 +92,7 @@ def decide(
     if finite and not difference.alone:
         reach = difference.reach(sigmas)
         low, high = difference.value - reach, difference.value + reach
-    effect = Effect(difference.value, difference.error, low, high, difference.unit, paper, difference.trainings)
+    effect = EffectSize(difference.value, difference.error, low, high, difference.unit, paper, difference.trainings)
     why = f": {why}" if why else ""
     open_ = f": not decided{f' ({needs})' if needs else ''}" if holds is None else ""
     return Check(claim, holds, f"{difference.shown}{why}{open_}{difference.beside}", effect, needs)

@@ -41,20 +41,20 @@ def _check(table: str, check: Check) -> Check:
 
 
 def _difference(table: str, said: str) -> Difference | None:
-    if found := re.search(rf"difference of the means {_N} ± {_N}", said):
-        return paired_by_seed(Figure(float(found[1]), float(found[2])), 2)
-    if found := re.search(rf"{_N} ± {_N} nats a", said):
-        value, error = float(found[1]), float(found[2])
+    if match := re.search(rf"difference of the means {_N} ± {_N}", said):
+        return paired_by_seed(Figure(float(match[1]), float(match[2])), 2)
+    if match := re.search(rf"{_N} ± {_N} nats a", said):
+        value, error = float(match[1]), float(match[2])
         if table in SEVERAL:
             return replace(paired_by_seed(Figure(value, error), 2), unit=NATS)
         return Difference(value, error, "", "", trainings=1, texts=error)
-    if found := re.search(rf"changes the perplexity by {_N.replace('-?', '[+-]?')} %", said):
-        return Difference(math.log1p(float(found[1]) / 100), 0.0, "", "", trainings=1)
-    if table == "dna-curves" and (found := re.search(rf"difference {_N} ± {_N}", said)):
-        value, error = (float(bits) * math.log(2) for bits in found.groups())
+    if match := re.search(rf"changes the perplexity by {_N.replace('-?', '[+-]?')} %", said):
+        return Difference(math.log1p(float(match[1]) / 100), 0.0, "", "", trainings=1)
+    if table == "dna-curves" and (match := re.search(rf"difference {_N} ± {_N}", said)):
+        value, error = (float(bits) * math.log(2) for bits in match.groups())
         return Difference(value, error, "", "", trainings=1, texts=error)
-    if found := re.search(rf"{_FIGURE} against {_FIGURE}", said):
-        left, right = (Figure(float(found[i]), None if found[i + 1] is None else float(found[i + 1])) for i in (1, 3))
+    if match := re.search(rf"{_FIGURE} against {_FIGURE}", said):
+        left, right = (Figure(float(match[i]), None if match[i + 1] is None else float(match[i + 1])) for i in (1, 3))
         if said.startswith("standard deviation"):  # of the larger one first; variances are squares
             gap = smaller([right], [left])
             wide = None if gap.error is None else 2 * gap.error

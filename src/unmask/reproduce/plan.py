@@ -86,12 +86,12 @@ def plan_summary(plan: Plan) -> str:
 
 def _with_origins(bench: Bench, names: Iterable[str]) -> list[str]:
     """The models that are trained here, each after what it starts from or continues."""
-    found: dict[str, None] = {}
+    every: dict[str, None] = {}
     for name in names:
         spec = bench.models[name]
         origins = [origin for origin in (spec.start, spec.continues) if origin]
-        found |= dict.fromkeys((*_with_origins(bench, origins), *([] if spec.config is None else [name])))
-    return list(found)
+        every |= dict.fromkeys((*_with_origins(bench, origins), *([] if spec.config is None else [name])))
+    return list(every)
 
 
 def _config(bench: Bench, name: str) -> Config | None:

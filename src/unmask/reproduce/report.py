@@ -54,7 +54,7 @@ class Table:
 
 
 @dataclass(frozen=True)
-class Effect:
+class EffectSize:
     """By how much one side is better than the other: here with its interval, and in the paper."""
 
     value: float
@@ -78,7 +78,7 @@ class Check:
     claim: str
     holds: bool | None
     detail: str
-    effect: Effect | None = None  # None: it was not judged, or is not about a difference
+    effect: EffectSize | None = None  # None: it was not judged, or is not about a difference
     needs: str = ""  # what would decide it
 
     @property

@@ -21,7 +21,7 @@ from ..version import __version__
 from .earlier_results import judged_again
 from .figures import Figure
 from .rendering import markdown
-from .report import Check, Effect, Report, Row, Table, plot_stems
+from .report import Check, EffectSize, Report, Row, Table, plot_stems
 
 SCHEMA = 2
 READABLE = (1, 2)  # of 1 the claims have neither effects nor what they need
@@ -104,7 +104,7 @@ def _check(effect: dict[str, Any] | None = None, **check: Any) -> Check:
     numbers = ("value", "error", "low", "high", "paper")
     known: dict[str, Any] = {**effect}
     known |= {key: _number(known[key]) for key in numbers if known[key] is not None}
-    return Check(**check, effect=Effect(**known))
+    return Check(**check, effect=EffectSize(**known))
 
 
 def _table(title: str, label: str, columns: list[str], rows: list[dict[str, Any]]) -> Table:

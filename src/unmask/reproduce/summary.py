@@ -82,10 +82,10 @@ def summary_files(folder: Path) -> dict[str, str]:
 def collect(folder: Path) -> list[Result]:
     """The reports below a folder, by their paths."""
     paths = sorted(folder.rglob("results.json"))
-    found = [Result(str(path.parent.relative_to(folder)), load_results(path)) for path in paths if _is_report(path)]
-    if not found:
+    results = [Result(str(path.parent.relative_to(folder)), load_results(path)) for path in paths if _is_report(path)]
+    if not results:
         raise UserError(f"{folder} has no results.json of `unmask reproduce` in it; give such a folder with --out")
-    return found
+    return results
 
 
 def _is_report(path: Path) -> bool:
@@ -96,8 +96,8 @@ def filled(text: str, results: list[Result]) -> str:
     """The text with every quoted figure as the results have it."""
     tables = {result.folder: result.report.tables for result in results}
 
-    def figure(found: re.Match[str]) -> str:
-        folder, row, column, _ = found.groups()
+    def figure(quote: re.Match[str]) -> str:
+        folder, row, column, _ = quote.groups()
         for table in tables.get(folder, ()):
             for line in table.rows:
                 if line.name == row and line.ours.get(column) is not None:

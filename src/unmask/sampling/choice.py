@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ..process.masking import at_tokens, categorical
 from .settings import check_settings, setting
 
 NEVER = float("-inf")
+HEAD = 512  # tokens of which top-p is likely to need no more
 
 
 @dataclass(frozen=True)
@@ -55,12 +57,20 @@ class Choice:
             least = logits.topk(self.top_k, dim=-1).values[:, -1:]
             logits = logits.masked_fill(logits < least, NEVER)
         if self.top_p is not None and self.top_p < 1:
-            order = logits.sort(dim=-1, descending=True)
-            before = torch.softmax(order.values.double(), -1).cumsum(-1).roll(1, -1)
-            before[:, 0] = 0.0
-            drop = torch.zeros_like(before, dtype=torch.bool).scatter(-1, order.indices, before >= self.top_p)
-            logits = logits.masked_fill(drop, NEVER)
+            logits = logits.masked_fill(~_nucleus(logits, self.top_p), NEVER)
         if self.min_p:
             least = logits.amax(-1, keepdim=True) + torch.tensor(self.min_p, dtype=torch.float64).log().to(logits)
             logits = logits.masked_fill(logits < least, NEVER)
         return logits
+
+
+def _nucleus(logits: Tensor, p: float) -> Tensor:
+    """(N, V) bool: the most likely tokens, without which all more likely ones hold less than p."""
+    size = logits.shape[-1]
+    total = logits.double().logsumexp(-1, keepdim=True)
+    for n in (min(HEAD, size), size):  # sorting all of a large vocabulary takes twenty times as long
+        order = logits.topk(n, dim=-1)
+        before = F.pad((order.values.double() - total).exp().cumsum(-1)[:, :-1], (1, 0))
+        if n == size or (before[:, -1] >= p).all():
+            break
+    return torch.zeros_like(logits, dtype=torch.bool).scatter(-1, order.indices, before < p)

@@ -99,7 +99,7 @@ def _check_span(span: FormedSpan, request: Request, vocab: Vocab, name: Callable
     reached = chain.possible(automaton, allowed)
     if (reached[n] & automaton.accepting).any():
         return
-    what = f"the {n} tokens from position {start} on cannot be a text that fits {automaton.name}"
+    what = f"the {n} token{'s' if n > 1 else ''} from position {start} on cannot be a text that fits {automaton.name}"
     stuck = int(np.flatnonzero(reached.any(1))[-1])
     if stuck < n:
         given = f"the given {name(int(request.canvas[start + stuck]))!r}" if not free[stuck] else "any token"
@@ -175,15 +175,15 @@ def needed(trajectory: Trajectory, positions: Tensor, one_way: bool) -> Tensor:
     constraint = trajectory.request.constraint
     if constraint is None or one_way or not len(positions):
         return positions
-    found = [positions]
+    wanted = [positions]
     for span in constraint.spans:
         if span.holds(positions):
             due = positions.numpy()
             left = _unwritten(trajectory, span, due)
             for part in parts(trajectory, span, due, one_way):
                 inside = np.flatnonzero(left[part.start - span.start : part.stop - span.start])
-                found.append(torch.from_numpy(part.start + inside))
-    return torch.cat(found).unique()
+                wanted.append(torch.from_numpy(part.start + inside))
+    return torch.cat(wanted).unique()
 
 
 class SpanStep:

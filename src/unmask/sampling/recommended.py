@@ -32,7 +32,7 @@ BLOCK = "block"  # of models that write block after block
 class Recommended:
     """Settings that suit a model, and examples; empty: the plain law."""
 
-    settings: Mapping[str, Any] = field(default_factory=dict)  # of the sampler, of `Choice`, block, stop_at_eos; by name
+    settings: Mapping[str, Any] = field(default_factory=dict)  # by name: of samplers, of `Choice`, block, stop_at_eos
     style: str = ""  # one sentence: which prompts suit the model
     prompts: tuple[str, ...] = ()  # beginnings that it continues well
     infill: str = ""  # a text with gaps that it fills well

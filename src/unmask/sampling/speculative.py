@@ -21,7 +21,6 @@ import torch
 from torch import Tensor
 
 from ..errors import UserError
-from ..process.masking import categorical
 from .block_order import BlockByBlock
 from .orders import LeftToRight
 from .request import Request
@@ -168,4 +167,5 @@ class _SpeculativeTrajectory(Trajectory):
 
 def _drawn(chances: Tensor, uniform: float) -> int:
     """A token from chances (V,), which need not sum to 1."""
-    return int(categorical(chances.log()[None], torch.tensor([uniform], dtype=torch.float64)))
+    sums = chances.cumsum(0)
+    return min(int(torch.searchsorted(sums, uniform * sums[-1:], right=True)), len(sums) - 1)

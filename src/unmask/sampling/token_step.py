@@ -125,13 +125,13 @@ class _HeadRows:
     def _keep(self, which: Tensor, positions: Tensor, due: Sequence[Tensor], log_x: Tensor, shaped: Tensor) -> None:
         """Keep the rows of due positions: they are needed again when tokens are drawn."""
         wanted = torch.zeros_like(self.column, dtype=torch.bool)
-        for i, own in enumerate(due):
-            wanted[i, own] = True
+        for i, places in enumerate(due):
+            wanted[i, places] = True
         rows = torch.nonzero(wanted[which, positions]).squeeze(-1)
         self.kept_at[which[rows], positions[rows]] = sum(len(part) for part, _ in self.kept) + torch.arange(len(rows))
         rows = rows.to(log_x.device)
-        own = log_x[rows]
-        self.kept.append((own, own if shaped is log_x else shaped[rows]))
+        plain = log_x[rows]
+        self.kept.append((plain, plain if shaped is log_x else shaped[rows]))
 
     def _kept(self, which: Tensor, positions: Tensor) -> tuple[Tensor, Tensor] | None:
         """What `_shaped` would give, if all of it was kept."""

@@ -251,8 +251,8 @@ class Service:
         """POST /v1/choose: how probable each of several texts is in a gap."""
         asked = await self._asked(ChooseBody, request)
         name, lm = self._lm(asked.model)
-        found = await self._long(request.receive, _choose, lm, asked, self.limits)
-        return answer({"object": "choices", "model": name, "choices": [one.as_dict() for one in found]})
+        answers = await self._long(request.receive, _choose, lm, asked, self.limits)
+        return answer({"object": "choices", "model": name, "choices": [one.as_dict() for one in answers]})
 
     async def tokenize(self, request: Request) -> Response:
         """POST /v1/tokenize: the tokens of a text, null where it has gaps."""

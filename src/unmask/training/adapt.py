@@ -286,9 +286,24 @@ def begun(out: str | Path) -> LM | None:
 
 
 def load_start(
-    model: str, weights: str = "ema", which: str = "last", tokenizer: str | None = None, device: str = "cpu"
+    model: str,
+    weights: str = "ema",
+    which: str = "last",
+    tokenizer: str | None = None,
+    device: str = "cpu",
+    adapters: bool = False,
 ) -> LM:
-    """The model that is to be fine-tuned; an encoder without a head for masks gets a fresh one."""
+    """The model that is to be fine-tuned; an encoder without a head for masks gets a fresh one.
+
+    With `adapters` its name alone must say which weights they belong to.
+    """
+    if adapters:
+        if (weights, which, tokenizer) != ("ema", "last", None):
+            raise UserError(
+                "LoRA needs a base model that its name alone describes, without --weights, --which and --tokenizer; "
+                f"make one with: unmask convert {model} DIR"
+            )
+        return load(model, device=device)
     how: dict[str, Any] = {"which": which, "weights": weights, "device": device, "tokenizer": tokenizer}
     try:
         return load(model, **how)

@@ -75,8 +75,8 @@ class PackedLinear(nn.Linear):
 
 
 def packed_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """X weightᵀ + bias, as `F.linear`."""
-    weights = _IN_USE.get()
+    """The product of x and weightᵀ, and the bias: `F.linear`."""
+    weights = None if torch.compiler.is_compiling() else _IN_USE.get()
     packed = None if weights is None or not _usable(x, weight) else weights.of(weight)
     if packed is None:
         return F.linear(x, weight, bias)
