@@ -271,8 +271,8 @@ def test_json_of_an_infill() -> None:
 
 def test_choices_are_a_table_or_json() -> None:
     args = ["choose", str(trained()), "one {{}} three", "--choices", "two", "--choices", "the"]
-    shown = run(*args).splitlines()
-    document = json.loads(run(*args, "--json"))
+    shown = run(*args).out.splitlines()
+    document = run(*args, "--json").json()
     best = max(document["choices"], key=lambda choice: choice["probability"])
     assert shown[0].split()[:2] == ["choice", "probability"] and best["text"] in "\n".join(shown[1:3])
     assert sum(choice["probability"] for choice in document["choices"]) == pytest.approx(1)
