@@ -269,6 +269,16 @@ def test_json_of_an_infill() -> None:
     assert found["network_calls"] == 4
 
 
+def test_choices_are_a_table_or_json() -> None:
+    args = ["choose", str(trained()), "one {{}} three", "--choices", "two", "--choices", "the"]
+    shown = run(*args).out.splitlines()
+    document = run(*args, "--json").json()
+    best = max(document["choices"], key=lambda choice: choice["probability"])
+    assert shown[0].split()[:2] == ["choice", "probability"] and best["text"] in "\n".join(shown[1:3])
+    assert sum(choice["probability"] for choice in document["choices"]) == pytest.approx(1)
+    assert "at least two different choices" in refused("choose", str(trained()), "one {{}}", "--choices", "two")
+
+
 def test_marginals_are_a_table_or_json() -> None:
     args = ["marginals", str(trained()), "one {{2}} three", "a{{1}}"]
     texts = run(*args, "--top", "2", "--json").json()["texts"]
