@@ -301,7 +301,8 @@ def compare(args: argparse.Namespace) -> None:
         servers = {}
         for method in ("mdlm", "block", "ar"):
             folder = random_folder(Path(place) / method, args.network, args.length, method, 16)
-            servers[method] = stack.enter_context(serving(folder, args.threads, "--batch-size", str(args.batch)))
+            options = ("--batch-size", str(args.batch), "--timeout", "3600")
+            servers[method] = stack.enter_context(serving(folder, args.threads, *options))
         found: dict[str, list[tuple[float, float, float]]] = {name: [] for name in COMPARED}
         for number in range(args.repeats + 1):
             for name, (method, how) in COMPARED.items():
