@@ -156,7 +156,7 @@ def cells(table: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 def test_every_table_is_tested():
     others = {name for name, table in TABLES.items() if table.family is not TEXT}  # tested in files of their own
-    assert {*PRINTED, *others} == {*TABLES} and len(others) == 8
+    assert {*PRINTED, *others} == {*TABLES} and len(others) == 9
 
 
 @pytest.mark.parametrize("name", list(PRINTED))
@@ -573,3 +573,22 @@ def test_the_curve_is_every_logged_batch(tables, bench):
         losses = {line["step"]: line["loss"] for line in lines if "loss" in line}
         assert found[method]["x"] == list(losses) and found[method]["y"] == list(losses.values())
     assert cells(tables["variance-curve"]["tables"][0])["MDLM"]["batches"]["value"] == 10
+
+
+# -- several trainings -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["caching", "semi-ar", "schedules", "variance-curve", "zero-shot"])
+def test_tables_with_two_seeds(tables, place, name):
+    """The models of the first seed are those of before; claims on models count two trainings, others need one."""
+    found = run("reproduce", name, *options(place, "--seeds", "2"), "--json").json()
+    trained = {model["name"] for model in found["models"]}
+    if name != "variance-curve":  # where both seeds were continued, their whole trainings
+        assert {model["name"] for model in tables[name]["models"]} <= trained
+    assert any(model.endswith("-seed1") for model in trained)
+    assert [check["claim"] for check in found["checks"]] == [check["claim"] for check in tables[name]["checks"]]
+    again = [table["rows"] for table in found["tables"][: len(tables[name]["tables"])]]
+    assert [[row["name"] for row in rows] for rows in again] == [
+        [row["name"] for row in table["rows"]] for table in tables[name]["tables"]
+    ]

@@ -239,3 +239,16 @@ def test_no_task_at_all_is_said_before_anything_is_trained(place, tmp_path):
     words = ["--data", str(place / "text"), "--local", str(tmp_path / "empty"), "--out", str(tmp_path / "o"), "--quiet"]
     assert "no task of GLUE is available" in refused("reproduce", "bert", *words)
     assert not (tmp_path / "o").exists()
+
+
+@pytest.mark.slow
+def test_two_trainings_have_classifiers_of_their_own(said, place):
+    found = run("reproduce", "glue", *options(place, "--seeds", "2"), "--json").json()
+    assert {"bert-seed1", "bert-mdlm-seed1", "bert-ar-seed1"} <= {model["name"] for model in found["models"]}
+    assert "of each of 2 trainings" in found["protocol"]["seeds"]
+    folder = place / "out" / "smoke" / "text" / "tasks"
+    first, second = (
+        {path.parent.name for path in (folder / name / "glue-rte").glob("*/config.yaml")}
+        for name in ("bert", "bert-seed1")
+    )
+    assert first and second and not first & second, "other seeds"

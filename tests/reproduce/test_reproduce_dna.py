@@ -486,3 +486,19 @@ def test_what_is_wrong_is_one_sentence(place, tmp_path, monkeypatch, more, said)
     monkeypatch.chdir(place)
     assert said in refused("reproduce", *more, "--out", str(tmp_path / "o"), "--quiet")
     assert not (tmp_path / "o").exists()
+
+
+# -- several pre-trainings -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["dna", "genomics"])
+def test_two_pretrainings(said, place, name):
+    """Every pre-training with its fine-tunings again; those are the trainings that a claim counts."""
+    found = run(*words(place, name), "--seeds", "2").json()
+    trained = {model["name"] for model in found["models"]}
+    assert {"caduceus", "caduceus-seed1", "caduceus-mdlm-1", "caduceus-mdlm-1-seed1"} <= trained
+    assert [row["name"] for row in found["tables"][0]["rows"]] == [
+        row["name"] for row in said[name]["tables"][0]["rows"]
+    ]
+    assert [check["claim"] for check in found["checks"]] == [check["claim"] for check in said[name]["checks"]]
