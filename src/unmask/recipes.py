@@ -186,7 +186,7 @@ def mdlm_finetuning(start: Config, loss: str = "bound", method: str = "mdlm") ->
 
 
 def chat_finetuning(start: Config) -> Config:
-    """A language model learns to answer, with the method that it has: the rate, decay and warm-up of LLaDA's SFT.
+    """A language model learns to answer, with the method that it has; rate and decay were not tuned here.
 
     Models that look to the left learn all answers of a conversation at once.
     """

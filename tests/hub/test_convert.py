@@ -390,7 +390,7 @@ REFUSED = {
     "overwriting": (["{run}", "{run}"], "already exists; give the name of a new folder"),
     "nothing there": (["no-such-thing", "{new}"], "there is no model at no-such-thing"),
     "a text": (["{text}", "{new}"], "is not a model; convert reads folders, Hub ids and .ckpt"),
-    "a wrong layout": (["{run}", "{new}", "--to", "onnx"], "--to onnx must be 'unmask' or 'published'"),
+    "a wrong layout": (["{run}", "{new}", "--to", "onnx"], "--to onnx must be 'unmask', 'published' or 'adapter'"),
     "wrong weights": (["{run}", "{new}", "--weights", "best"], "--weights best must be 'ema' or 'raw'"),
     "a wrong dtype": (["{run}", "{new}", "--dtype", "int4"], "dtype 'int4' must be one of"),
     "a wrong dtype, published": (["{run}", "{new}", "--dtype", "int4", "--to", "published"], "dtype 'int4' must be"),
