@@ -51,6 +51,10 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "unmask marginals tiny-en 'The {{1}} dog ran to the {{2}}.'",
         "unmask marginals runs/mine 'One {{1}}.' --top 20 --json",
     ),
+    "choose": (
+        "unmask choose tiny-en 'Tom lost his ball. He was very {{}}.' --choices happy --choices sad",
+        "unmask choose runs/mine 'The answer is' --choices yes --choices no --json",
+    ),
     "serve": (
         "unmask serve tiny-en",
         "unmask serve tiny-en runs/mine --port 8080 --batch-size 16",
