@@ -14,6 +14,7 @@ from .shared import (
     Exact,
     Json,
     Model,
+    Quantize,
     Template,
     TokenizerOf,
     Weights,
@@ -41,6 +42,7 @@ def chat(
     exact: Exact = False,
     more: With = None,
     tokenizer: TokenizerOf = None,
+    quantize: Quantize = None,
     which: Which = "last",
     weights: Weights = "ema",
     device: Device = "auto",
@@ -51,7 +53,7 @@ def chat(
     from .chat_loop import ChatLoop
 
     how = read_settings(ctx, more)
-    lm = with_template(load_lm(model, which, weights, device, tokenizer), template)
+    lm = with_template(load_lm(model, which, weights, device, tokenizer, quantize), template)
     live = err_console if err_console.is_terminal else None
     loop = ChatLoop(lm, how, system, max_tokens, live, exact)
     loop.check()

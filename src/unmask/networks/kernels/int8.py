@@ -1,4 +1,4 @@
-"""Linear layers in int8, for inference on the CPU: a quarter of the memory, and two to four times as fast.
+"""Linear layers in int8, for inference on the CPU: a quarter of the memory, and about twice as fast.
 
 A matrix has one scale for each of its rows. Inputs are rounded when they come, with one scale for each row as well, so
 that what a row gives does not depend on the rows beside it. The product of whole numbers is exact (`torch._int_mm`).
