@@ -41,7 +41,7 @@ class Watcher:
         self.titles = [f"{int((canvas == self.mask).sum())} masks to write" for canvas in canvases]
         self.latest = list(range(len(canvases)))  # rows, the one that changed last at the end
         self.console = console or Console(stderr=True)
-        self.live = Live(self.render(), console=self.console, refresh_per_second=20, transient=passing)
+        self.live = Live(self.render(), console=self.console, auto_refresh=False, transient=passing)
 
     def __enter__(self) -> Watcher:
         self.live.start(refresh=True)  # all masks, however fast the model is
