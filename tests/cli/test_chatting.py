@@ -163,6 +163,7 @@ def test_on_a_terminal(tmp_path):
     with subprocess.Popen(
         [sys.executable, "-m", "unmask", *words, "--no-stop-at-eos"],
         stdin=slave, stdout=slave, stderr=slave, env=env, start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # jobs in the background of a shell ignore it
     ) as process:  # fmt: skip
         os.close(slave)
         shown, place = "", 0
