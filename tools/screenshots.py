@@ -15,8 +15,8 @@ from playwright.sync_api import sync_playwright
 
 LIGHT: dict[str, Any] = {}  # the page as it opens
 DARK = {
-    "mode": "write", "text": "Once upon a time, there was", "length": 64, "steps": 16, "block": 16, "seed": 3, "compare": 1,
-    "b.block": 1,
+    "mode": "write", "text": "Once upon a time, there was", "length": 64, "steps": 16, "seed": 3, "compare": 1,
+    "block": 16, "b.block": 1,
 }  # fmt: skip
 
 
