@@ -7,6 +7,7 @@ in less than half the time, 16 in 0.6 of it, 1000 in 0.85 of it.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -99,6 +100,14 @@ def _usable(x: Tensor, weight: Tensor) -> bool:
         and not weight.is_inference()
         and not torch.is_grad_enabled()
         and not torch.is_autocast_enabled("cpu")
-        and "AVX" in torch.backends.cpu.get_cpu_capability()
-        and torch.backends.mkldnn.is_available()
+        and _offered()
     )
+
+
+@functools.cache
+def _offered() -> bool:
+    """Whether this torch has the two functions of oneDNN, which are not part of its public interface."""
+    names = ("_linear_pointwise", "_reorder_linear_weight")
+    if not torch.backends.mkldnn.is_available() or "AVX" not in torch.backends.cpu.get_cpu_capability():
+        return False
+    return all(hasattr(torch.ops.mkldnn, name) for name in names)
