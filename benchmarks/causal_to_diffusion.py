@@ -4,7 +4,7 @@ python benchmarks/causal_to_diffusion.py REPORT NAME=RUN [NAME=RUN ...]
 
 Each RUN is the folder of a run, finished or not. The first one is looked at more closely: its exact likelihood in
 blocks of one token, if it is a block model, which is the autoregressive law before the training, and the same prompts
-continued before and after. REPORT gets results.json and bound.svg.
+continued before and after. REPORT gets curves.json and bound.svg.
 """
 
 from __future__ import annotations
@@ -48,6 +48,20 @@ def texts(lm: unmask.LM, length: int) -> list[str]:
     return [lm.sample(1, prompt=prompt, **how)[0] for prompt in PROMPTS]
 
 
+def bound_plot(curves: dict[str, list[dict[str, float]]]) -> Plot:
+    """The bound of each run against the seconds."""
+    return Plot(
+        "bound",
+        "A causal model becomes a diffusion model",
+        "processor seconds of learning",
+        "nats per token (bound)",
+        [
+            Curve(name, [point["seconds"] for point in points], [point["nats_per_token"] for point in points])
+            for name, points in curves.items()
+        ],
+    )
+
+
 def main() -> None:
     """Read the runs, look at the first one, write the report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -67,18 +81,8 @@ def main() -> None:
         print(name, exact, *looked[name]["texts"], sep="\n", flush=True)
     given.report.mkdir(parents=True, exist_ok=True)
     results = {"curves": curves, "first_run": looked, "settings": config.model_dump(mode="json")}
-    (given.report / "results.json").write_text(json.dumps(results, indent=1) + "\n")
-    plot = Plot(
-        "bound",
-        "A causal model becomes a diffusion model",
-        "processor seconds of learning",
-        "nats per token (bound)",
-        [
-            Curve(name, [point["seconds"] for point in points], [point["nats_per_token"] for point in points])
-            for name, points in curves.items()
-        ],
-    )
-    (given.report / "bound.svg").write_text(svg(plot))
+    (given.report / "curves.json").write_text(json.dumps(results, indent=1) + "\n")
+    (given.report / "bound.svg").write_text(svg(bound_plot(curves)))
 
 
 if __name__ == "__main__":

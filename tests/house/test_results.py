@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import re
+import runpy
 
 from support.paths import ROOT
+from unmask.plot import svg
 from unmask.reproduce.summary import QUOTED, collect, filled, summary_files
 
 RESULTS = ROOT / "docs" / "results"
-BY_HAND = {"notes.md"}
+BY_HAND = {"notes.md", "smollm2/README.md", "smollm2/bound.svg"}
 FIX = "run: python tools/results.py"
 
 
@@ -18,6 +21,15 @@ def test_pages_and_plots_follow_from_the_results():
     assert not wrong, FIX
     kept = {str(path.relative_to(RESULTS)) for path in RESULTS.rglob("*") if path.suffix in (".md", ".svg")}
     assert kept == {*made, *BY_HAND}, "a page or a plot without results.json"
+
+
+def test_the_curve_of_a_causal_model_follows_from_its_figures():
+    benchmark = runpy.run_path(str(ROOT / "benchmarks" / "causal_to_diffusion.py"))
+    curves = json.loads((RESULTS / "smollm2" / "curves.json").read_text())["curves"]
+    assert svg(benchmark["bound_plot"](curves)) == (RESULTS / "smollm2" / "bound.svg").read_text()
+    page = (RESULTS / "smollm2" / "README.md").read_text()
+    for points in curves.values():
+        assert all(f"{point['nats_per_token']:.2f}" in page for point in points)
 
 
 def test_the_readme_quotes_the_results():
