@@ -151,10 +151,10 @@ def test_the_loss_is_that_of_the_step(full_table: Path) -> None:
 def test_it_learns_stops_goes_on_and_loads(kind: str, full_table: Path, text: str, tmp_path: Path) -> None:
     words = ["finetune", str(full_table), kind, *SHORT, "--anneal", "2", "--data", text, "--quiet", "--json", "--out"]
     straight, halted = tmp_path / "a", tmp_path / "b"
-    done = run(*words, str(straight)).json()
+    done = run(*words, str(straight), "--from-causal").json()
     assert done["after"]["nats_per_token"] < done["before"]["nats_per_token"]
     assert run(*words, str(halted), "train.steps=2").json()["step"] == 2
-    resumed = run(*words, str(halted)).json()
+    resumed = run(*words, str(halted), "--from-causal").json()
     assert resumed["step"] == 4 and resumed["before"] == done["before"] and resumed["after"] == done["after"]
     one, two = unmask.load(straight), unmask.load(halted)
     assert all(a.equal(b) for a, b in zip(one.model.parameters(), two.model.parameters(), strict=True))
@@ -202,6 +202,7 @@ def test_bad_settings_are_one_sentence(full_table: Path, text: str, tmp_path: Pa
     assert "method ar does not use train.anneal" in refused(
         "finetune", name, "ar", "--anneal", "3", *SHORT, *data, "--quiet"
     )
+    assert "tiny-en looks both ways; leave it out" in refused("finetune", "tiny-en", "mdlm", "--from-causal", *data)
     said = refused("finetune", name, "mdlm", "train.last_blocks=3", *SHORT, *data, "--quiet")
     assert "train.last_blocks=3 is more than the 2 blocks of the network" in said
 

@@ -50,6 +50,9 @@ def finetune(
         typer.Option(help="Train LoRA adapters of this rank (train.lora.rank) instead of all weights.", min=1),
     ] = None,
     minutes: Minutes = None,
+    from_causal: Annotated[
+        bool, typer.Option("--from-causal", help="Say so if the model does not look to the left only (mdlm, block).")
+    ] = False,
     anneal: Annotated[
         str | None,
         typer.Option(
@@ -93,8 +96,12 @@ def finetune(
     chosen = _seeds(seeds)
     place = out or f"runs/{Path(model.rstrip('/')).name}-{task.replace('/', '-')}"
     lm = adapt.begun(place) if language else None  # a run that is continued no longer needs the model it started from
-    adapters = any(text.startswith("train.lora.rank=") for text in changes)
+    adapters, continued = any(text.startswith("train.lora.rank=") for text in changes), lm is not None
     lm = lm or adapt.load_start(model, weights, which, tokenizer, adapters=adapters)
+    if from_causal and not (continued or lm.model.backbone.causal):
+        raise UserError(
+            f"--from-causal is for models that look to the left only, and {model} looks both ways; leave it out"
+        )
     if language:
         config = adapt.language_config(lm, model, task, data, local, changes)
         lm = adapt.turned(lm, config)
