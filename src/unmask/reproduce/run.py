@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from ..config import load_yaml, nearest
 from ..evaluation.suites import suite
@@ -20,40 +21,12 @@ from .tables import TABLES
 DEFAULT_TEXT = "python-docs"  # below the paper's scale
 
 
-def reproduce(
-    name: str,
-    *,
-    scale: str = "smoke",
-    data: str = DEFAULT_TEXT,
-    out: str | Path = "runs/reproduce",
-    seed: int = 0,
-    scorer: str | None = None,
-    local: str | None = None,
-    known: Sequence[str] = (),
-    start: str | None = None,
-    trains: bool = True,
-    seeds: int | None = None,
-    quiet: bool = False,
-) -> tuple[Report, Path]:
+def reproduce(name: str, **how: Any) -> tuple[Report, Path]:
     """Re-create a table: train or load what it needs, measure, write. Returns the report and its page.
 
-    Every model is trained with `seeds` seeds, beginning with `seed`; by default with as many as the table has by
-    itself, mostly one. Without `trains` a study reports what is trained so far.
+    `how` as in `open_bench`.
     """
-    bench = open_bench(
-        name,
-        scale=scale,
-        data=data,
-        out=out,
-        seed=seed,
-        scorer=scorer,
-        local=local,
-        known=known,
-        start=start,
-        trains=trains,
-        seeds=seeds,
-        quiet=quiet,
-    )
+    bench = open_bench(name, **how)
     if bench.scale.trains:
         _check_text(bench)
     report = TABLES[name].report(bench)
@@ -75,7 +48,11 @@ def open_bench(
     seeds: int | None = None,
     quiet: bool = False,
 ) -> Bench:
-    """The bench of a table; raises if the options do not fit together, or do not fit the models in the folder."""
+    """The bench of a table; raises if the options do not fit together, or do not fit the models in the folder.
+
+    Every model is trained with `seeds` seeds, beginning with `seed`; by default with as many as the table has by
+    itself, mostly one. Without `trains` a study reports what is trained so far.
+    """
     if name not in TABLES:
         raise UserError(f"unknown table {name!r}{nearest(name, TABLES)}; choose one of {', '.join(TABLES)}")
     table, chosen = TABLES[name], scale_named(scale)
