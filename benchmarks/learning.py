@@ -21,6 +21,7 @@ from unmask.hub.resolve import load
 from unmask.reproduce.learning_models import (
     DRAWS,
     SIZES,
+    WHOLE,
     StudySizes,
     forward_tokens,
     study_config,
@@ -36,9 +37,9 @@ def trained(recipe: str, tokens: int, sizes: StudySizes, given: argparse.Namespa
     config = study_config(recipe, sizes, given.data, tokens, given.lr, given.seed)
     out = folder / f"{recipe}-{tokens}"
     train(config, out, quiet=given.json)
-    model, estimator = under_whole_bound(load(out).model)
+    model = under_whole_bound(load(out).model)
     rows = prepare(config.data).split("valid")
-    score = evaluate(model, rows, draws=DRAWS, batch_size=64, limit=sizes.rows, estimator=estimator)
+    score = evaluate(model, rows, draws=DRAWS, batch_size=64, limit=sizes.rows, estimator=WHOLE)
     return {
         "recipe": recipe,
         "tokens": forward_tokens(config),

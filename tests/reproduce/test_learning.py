@@ -25,6 +25,7 @@ from unmask.reproduce.learning_models import (
     PARTS,
     RECIPES,
     SIZES,
+    WHOLE,
     StudySizes,
     forward_tokens,
     learning_models,
@@ -259,7 +260,7 @@ def test_the_same_command_goes_on_and_completes_it(complete, place):
     for name in ("all-256-seed1", "ar-all-512-seed1", "all+pairs-512-seed0", "all-1024-seed0", "paper+muon-512-seed0"):
         assert name in names and checkpoint.steps(place / "out" / "smoke" / "text" / "models" / name)
     assert sum(name.startswith("paper-lr") and name.endswith("-1024-seed0") for name in names) == 1  # the chosen one
-    tested = {path.parent.name for path in (place / "out").rglob("test-*.npz")}
+    tested = {path.parent.name for path in (place / "out").rglob("test-whole-bound-*.json")}
     assert tested and not [name for name in tested if "+" in name or "without" in name], "finalists only"
     assert not [note for note in complete["notes"] if "Not complete" in note]
 
@@ -274,12 +275,13 @@ def test_the_rate_is_the_best_on_the_validation_split(complete):
 
 
 def test_differences_and_ratios_follow_from_the_scores(complete, place):
-    models = place / "out" / "smoke" / "text" / "models"
+    folder = place / "out" / "smoke" / "text"
+    models = folder / "models"
 
     def nats(name: str, split: str) -> float:
-        (file,) = (models / name).glob(f"{split}-*.npz")
-        with np.load(file) as kept:
-            return float(kept["nats"].mean(1).sum() / kept["tokens"].sum())
+        (file,) = (folder / "scores" / name).glob(f"{split}-*.json")
+        kept = json.loads(file.read_text())
+        return float(np.mean(kept["nats"], axis=0).sum() / np.sum(kept["tokens"]))
 
     rows, (chosen,) = table(complete, "Every recipe"), models.glob("paper-lr*-1024-seed0")
     base = chosen.name.replace("1024", "512")
@@ -310,8 +312,7 @@ def test_the_report_is_ours_and_has_its_claims(complete, place):
 def test_scores_are_of_the_bound_without_a_raised_cut_off(complete, place):
     model = load(next((place / "out" / "smoke" / "text" / "models").glob("paper-lr*-1024-seed0"))).model
     assert model.law.cutoff == 0.1
-    whole, estimator = under_whole_bound(model)
-    assert whole.law == ContinuousTime(1e-4) and "mask counts" in estimator.name
+    assert under_whole_bound(model).law == ContinuousTime(1e-4) and "mask counts" in WHOLE.name
 
 
 def test_no_train_is_for_studies():

@@ -44,6 +44,13 @@ def reproduce(
     in_domain: Annotated[
         list[str] | None, typer.Option(help="For zero-shot: a data set that the text is made from (may be repeated).")
     ] = None,
+    scores: Annotated[
+        str | None,
+        typer.Option(
+            help="Folder for what is kept of trainings: with it a table goes on where the weights are gone "
+            "(default: scores, beside the models)."
+        ),
+    ] = None,
     no_train: Annotated[
         bool, typer.Option("--no-train", help="For learning: train nothing, report what is trained so far.")
     ] = False,
@@ -77,6 +84,7 @@ def reproduce(
         "start": model,
         "trains": not no_train,
         "seeds": seeds,
+        "scores": scores,
         "quiet": quiet,
     }
     if plan:

@@ -33,8 +33,10 @@ from ..models.language_model import LanguageModel
 from ..progress import progress_bar
 from ..training.adapt import language_config, load_start
 from ..training.text import train
+from ..training.tracking import JOURNAL, last_logged
 from ..types import UserError
 from .figures import Figure
+from .kept_scores import KeptScores
 from .report import Cell, Check, Plot, Report, Row, Table
 from .scales import Scale
 from .scored import ScoredModel
@@ -56,6 +58,11 @@ class Missing(UserError):
     """A model that is not trained on this machine: at the paper's scale that needs a cluster."""
 
 
+def as_trained(model: LanguageModel) -> LanguageModel:
+    """The model under its own law."""
+    return model
+
+
 @dataclass
 class Bench:
     """A scale, a text, and a folder with the models for them."""
@@ -74,6 +81,7 @@ class Bench:
     seeds: int = 1  # trainings of each model: with `seed`, `seed` + 1, ...
     asked_seeds: int | None = None  # what the command says; None: as many as the table has by itself
     planning: bool = False  # whether `need` raises what it would train
+    kept: KeptScores | None = None  # scores of trainings whose weights may be gone; None: `scores` beside the models
     trained: dict[str, dict[str, Any]] = field(default_factory=dict)  # facts of the models that were used, by name
     _scored: dict[str, list[ScoredModel]] = field(default_factory=dict)  # of all seeds, by what was scored
     _loaded: dict[str, LM] = field(default_factory=dict)
@@ -84,6 +92,11 @@ class Bench:
         slug = re.sub(r"[^A-Za-z0-9_.-]+", "-", Path(self.source.rstrip("/")).name) or "data"
         folder = self.out / self.scale.name / slug
         return folder / f"encoder-{Path(self.encoder.rstrip('/')).name}" if self.encoder else folder
+
+    @cached_property
+    def records(self) -> KeptScores:
+        """What is kept of trainings, on this machine or on others."""
+        return self.kept or KeptScores(self.folder / "scores")
 
     @cached_property
     def models(self) -> dict[str, ModelSpec]:
@@ -141,13 +154,43 @@ class Bench:
         names = list(dict.fromkeys(name for one in (*seeds, extra) for name in one))
         if self.planning:
             raise Needed(names)
-        absent = [name for name in names if not self.finished(name)]
+        absent = [name for name in names if not self.available(name)]
         if absent and not self.scale.trains:
             raise Missing("\n".join(map(self.command, absent)))
         for number, name in enumerate(names, 1):
             if name in absent and not self.quiet:
                 print(f"training {name}, model {number}/{len(names)}", file=sys.stderr, flush=True)
-            self.lm(name)
+            self.use(name)
+
+    def use(self, name: str) -> dict[str, Any]:
+        """The facts of a training, which the report will name; it is trained unless its facts are kept."""
+        if name not in self.trained:
+            facts = self._kept_facts(name)
+            if facts is None:
+                self.lm(name)
+            else:
+                self.trained[name] = facts
+        return self.trained.get(name, {})
+
+    def available(self, name: str) -> bool:
+        """Whether a model need not be trained: it is, or was, and its scores are kept."""
+        return self._kept_facts(name) is not None or self.finished(name)
+
+    def _kept_facts(self, name: str) -> dict[str, Any] | None:
+        return None if self.models[name].config is None else self.records.facts(name, self.settings(name))
+
+    def settings(self, name: str) -> dict[str, Any]:
+        """All that the weights of a model depend on."""
+        return {"text": self.data.fingerprint, **self._settings(name)}
+
+    def _settings(self, name: str) -> dict[str, Any]:
+        spec = self.models[name]
+        if spec.config is None:
+            return {"path": spec.path}
+        if isinstance(spec.config, Finetuning):
+            start = self._settings(self._start(spec))
+            return {"kind": spec.config.kind, "changes": spec.config.changes, "start": start}
+        return {"config": spec.config.model_dump(mode="json")}
 
     def of_seeds(self, name: str) -> list[str]:
         """The names of a model, one a training seed; a model from elsewhere is the same for all."""
@@ -171,6 +214,7 @@ class Bench:
                 self._train(name)
                 self._loaded[name] = load(self.path(name))
                 self.trained[name] = self._facts(name)
+                self.records.keep_facts(name, self.settings(name), self.trained[name])
         return self._loaded[name]
 
     def path(self, name: str) -> Path:
@@ -236,6 +280,7 @@ class Bench:
             "tokens": tokens,
             "unmasked_tokens": None if config.model.method == "plaid" else round(tokens * seen),  # Plaid hides none
             "seconds": round(self._seconds(self.path(name))),
+            "core_seconds": round(last_logged(self.path(name) / JOURNAL, "step_seconds"), 3),
         }
 
     # -- figures -----------------------------------------------------------------------------------------------------
@@ -243,7 +288,7 @@ class Bench:
     def score(
         self,
         name: str,
-        change: Callable[[LanguageModel], LanguageModel] = lambda model: model,
+        change: Callable[[LanguageModel], LanguageModel] = as_trained,
         *,
         draws: int = SEEDS,
         limit: int | None = None,
@@ -251,9 +296,17 @@ class Bench:
         what: str = "",
         rows: Rows | None = None,
     ) -> ScoredModel:
-        """The likelihood of a model on rows (default: test rows); `change` may put it under another schedule or law."""
+        """The likelihood of a model on rows (default: test rows), or what is kept of it.
+
+        `change` may put it under another schedule or law, which `what` names.
+        """
+        assert what or change is as_trained, "a law needs a name"
+        of = self._scoring(self.rows() if rows is None else rows, what, draws, limit, estimator)
+        kept = self.records.score(name, what or name, of) if self._kept_facts(name) else None
+        if kept is not None:
+            return kept
         model = change(self.lm(name).model)
-        with progress_bar(f"scoring {what or name}", self.quiet) as progress:
+        with progress_bar(f"scoring {name}{f' ({what})' if what else ''}", self.quiet) as progress:
             nats, tokens = row_nats(
                 model,
                 self.rows() if rows is None else rows,
@@ -265,15 +318,19 @@ class Bench:
                 progress=progress,
                 attend_pads=rows is None and self.config(name).data.attend_pads,
             )
-        return ScoredModel(nats, tokens, model.exact, model.describe())
+        scored = ScoredModel(nats, tokens, model.exact, model.describe())
+        return self.records.keep_score(name, what or name, of, scored) if self._kept_facts(name) else scored
+
+    def _scoring(self, rows: Rows, what: str, draws: int, limit: int | None, estimator: Estimator) -> dict[str, Any]:
+        """All that a score depends on, besides the model and where its text lies."""
+        text = {key: value for key, value in rows.describe().items() if key != "source"}
+        how = {"draws": draws, "limit": limit or self.scale.rows, "estimator": estimator.name, "seed": self.seed}
+        return {"text": text, "law": what, **how}
 
     def scores(self, name: str, *args: Any, what: str = "", **how: Any) -> list[ScoredModel]:
         """The likelihoods of a model, one a training seed."""
         key = what or name
-        self._scored[key] = [
-            self.score(one, *args, what=key if self.seeds == 1 else f"{key}, seed {seed}", **how)
-            for seed, one in enumerate(self.of_seeds(name))
-        ]
+        self._scored[key] = [self.score(one, *args, what=what, **how) for one in self.of_seeds(name)]
         return self._scored[key]
 
     def lms(self, name: str) -> list[LM]:
@@ -336,6 +393,7 @@ class Bench:
             words += [option, value] if value else []
         words += ["--seeds", str(self.asked_seeds)] if self.asked_seeds else []
         words += [word for corpus in self.known for word in ("--in-domain", corpus)]
+        words += ["--scores", str(self.kept.folder)] if self.kept else []
         words += [] if self.trains else ["--no-train"]
         unjudged = self.scale.unjudged
         if unjudged:

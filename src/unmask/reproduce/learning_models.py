@@ -14,7 +14,7 @@ from pathlib import Path
 from ..config import Config, ModelConfig
 from ..earlier_recipes import EARLIER
 from ..evaluation.estimators import strata_nats
-from ..evaluation.likelihood import TIMES, Estimator
+from ..evaluation.likelihood import Estimator
 from ..models.language_model import LanguageModel
 from ..process.schedule import ContinuousTime
 from ..training.tracking import JOURNAL, last_logged
@@ -195,11 +195,9 @@ LEARNED = Family(learning_models, base="", texts=())
 WHOLE = Estimator(f"{CALLS} mask counts a row and draw, in strata", functools.partial(strata_nats, calls=CALLS))
 
 
-def under_whole_bound(model: LanguageModel) -> tuple[LanguageModel, Estimator]:
-    """The model under the bound without a raised cut-off, and how it is drawn with the least noise."""
-    if model.exact:
-        return model, TIMES
-    return model.under(law=ContinuousTime(CUTOFF)), WHOLE
+def under_whole_bound(model: LanguageModel) -> LanguageModel:
+    """The model under the bound without a raised cut-off; `WHOLE` draws it with the least noise."""
+    return model if model.exact else model.under(law=ContinuousTime(CUTOFF))
 
 
 def training_seconds(path: Path) -> float:

@@ -124,7 +124,7 @@ def _training(bench: Bench, name: str, speed: float) -> PlannedTraining:
     before = bench.models[name].continues
     first = _size(bench, before)[0] if before else 0
     made = checkpoint.steps(bench.path(name))
-    at = min(made[-1], steps) if made else first
+    at = steps if bench.available(name) else min(made[-1], steps) if made else first
     done = 1.0 if at >= steps else (at - first) / (steps - first)
     return PlannedTraining(name, (steps - first) * tokens, done, (steps - at) * tokens * work / speed / 3600)
 

@@ -12,6 +12,7 @@ from ..evaluation.suites import suite
 from ..process.keys import check_seed
 from ..types import UserError
 from .bench import Bench
+from .kept_scores import KeptScores
 from .report import Report
 from .report_files import write_report
 from .scales import Scale, scale_named
@@ -46,12 +47,14 @@ def open_bench(
     start: str | None = None,
     trains: bool = True,
     seeds: int | None = None,
+    scores: str | Path | None = None,
     quiet: bool = False,
 ) -> Bench:
     """The bench of a table; raises if the options do not fit together, or do not fit the models in the folder.
 
     Every model is trained with `seeds` seeds, beginning with `seed`; by default with as many as the table has by
-    itself, mostly one. Without `trains` a study reports what is trained so far.
+    itself, mostly one. Without `trains` a study reports what is trained so far. `scores` is a folder with what is kept
+    of trainings, if it is not to be beside the models.
     """
     if name not in TABLES:
         raise UserError(f"unknown table {name!r}{nearest(name, TABLES)}; choose one of {', '.join(TABLES)}")
@@ -73,6 +76,7 @@ def open_bench(
     text = _text(table, chosen, data)
     bench = Bench(chosen, text, Path(out), seed, scorer, quiet, local, sets, start, table.family, trains)
     bench.seeds, bench.asked_seeds = seeds or table.seeds, seeds
+    bench.kept = KeptScores(Path(scores)) if scores else None
     _check_models(bench)
     return bench
 

@@ -5,23 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-
-from ..files import replacing
+from ..evaluation.likelihood import TIMES
+from ..types import UserError
 from .bench import Bench
 from .learning_models import (
     ALONE,
-    CALLS,
     DRAWS,
     FINALISTS,
     TUNED,
     VARIANTS,
+    WHOLE,
     WITHOUT,
     StudySizes,
     forward_tokens,
     model_name,
     planned,
-    training_seconds,
     under_whole_bound,
 )
 from .scored import ScoredModel
@@ -68,7 +66,7 @@ class Study:
         names = list(names)
         if self.bench.trains:
             self.bench.need([], names)
-        trained = [name for name in names if self.bench.finished(name)]
+        trained = [name for name in names if self.bench.available(name)]
         self.missing += [name for name in names if name not in (*trained, *self.missing)]
         return trained
 
@@ -125,22 +123,23 @@ class Study:
 
     def run(self, name: str, split: str = "valid") -> Run:
         """A model that is trained, scored; scores are kept beside the model."""
-        bench, limit = self.bench, self.sizes.rows
-        file = bench.path(name) / f"{split}-{limit}x{DRAWS}x{CALLS}-seed{bench.seed}.npz"
-        if not file.exists():
-            model, estimator = under_whole_bound(bench.lm(name).model)
-            rows, what = bench.rows(split), f"{name} ({split})"
-            scored = bench.score(
-                name, lambda _: model, draws=DRAWS, limit=limit, estimator=estimator, what=what, rows=rows
-            )
-            with replacing(file) as temporary, temporary.open("wb") as opened:
-                np.savez(opened, nats=scored.nats, tokens=scored.tokens)
-        with np.load(file) as kept:
-            exact = bench.config(name).model.method == "ar"
-            scored = ScoredModel(kept["nats"], kept["tokens"], exact, {})
-        return Run(name, forward_tokens(bench.config(name)), training_seconds(bench.path(name)), scored)
+        bench, config = self.bench, self.bench.config(name)
+        seconds = bench.use(name)["core_seconds"]
+        if not seconds:
+            raise UserError(f"nothing says how long the training of {name} took; delete its folder to train it again")
+        estimator = TIMES if config.model.method == "ar" else WHOLE
+        scored = bench.score(
+            name,
+            under_whole_bound,
+            draws=DRAWS,
+            limit=self.sizes.rows,
+            estimator=estimator,
+            what=f"{split}, whole bound",
+            rows=bench.rows(split),
+        )
+        return Run(name, forward_tokens(config), seconds, scored)
 
     def runs(self, recipe: str, tokens: int, split: str = "valid") -> list[Run]:
         """The trained models of a recipe with a budget, by seed."""
         names = (self.name(recipe, tokens, seed) for seed in range(self.seeds(recipe, tokens)))
-        return [self.run(name, split) for name in names if self.bench.finished(name)]
+        return [self.run(name, split) for name in names if self.bench.available(name)]

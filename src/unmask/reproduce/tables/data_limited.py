@@ -18,7 +18,7 @@ from ...types import UserError
 from ..bench import Bench
 from ..claims import Claim
 from ..figures import Figure
-from ..learning_models import PARTS, study_config, study_sizes, under_whole_bound
+from ..learning_models import PARTS, WHOLE, study_config, study_sizes, under_whole_bound
 from ..report import Cell, Check, Report, Row, Table
 from ..scales import Scale
 from ..scored import ScoredModel, mean_rate
@@ -162,12 +162,11 @@ def _scored(bench: Bench, chosen: str, unique: int, epochs: int) -> dict[str, li
         return model.in_blocks(1)
 
     def whole(model: LanguageModel) -> LanguageModel:
-        return under_whole_bound(model.in_blocks(None) if isinstance(model, BlockDiffusion) else model)[0]
+        return under_whole_bound(model.in_blocks(None) if isinstance(model, BlockDiffusion) else model)
 
-    estimator = under_whole_bound(bench.lm(mdlm).model)[1]
     return {
         AR: bench.scores(ar, limit=limit),
-        MDLM: bench.scores(mdlm, whole, limit=limit, estimator=estimator),
+        MDLM: bench.scores(mdlm, whole, limit=limit, estimator=WHOLE, what=f"{mdlm} by the whole bound"),
         MIXTURE: bench.scores(mixture, one, limit=limit, what=f"{mixture} by blocks of 1"),
         BOUND: bench.scores(mixture, whole, limit=limit, what=f"{mixture} by the whole row"),
     }

@@ -72,7 +72,7 @@ def _bound(bench: Bench, name: str) -> list[ScoredModel]:
     """The bound of the fine-tuning's objective, before and after."""
     config = bench.config(AFTER)
     law, schedule = registry.law(config.objective, config.schedule), registry.schedule(config.schedule)
-    return bench.scores(name, lambda model: model.under(schedule, law), limit=ROWS)
+    return bench.scores(name, lambda model: model.under(schedule, law), limit=ROWS, what=f"{name} by the bound of MDLM")
 
 
 def _samples(lm: LM, length: int) -> list[str]:

@@ -56,8 +56,8 @@ def learning(bench: Bench) -> Report:
     if not study.rates:
         raise UserError(f"no model of the study is trained in {bench.folder} yet; leave out --no-train")
     for name in bench.models:
-        if bench.finished(name):
-            bench.lm(name)  # so that the report says what was trained
+        if bench.available(name):
+            bench.use(name)  # so that the report says what was trained
     split = "valid" if study.missing else bench.split
     finals: Finals = {
         recipe: {tokens: runs for tokens in planned(study.sizes, recipe) if (runs := study.runs(recipe, tokens, split))}
@@ -92,7 +92,7 @@ def _recipes(study: Study) -> Table:
     sides = {recipe: study.runs(recipe, first)[:1] for recipe in FINALISTS}
     rows = []
     for shown, (recipe, name) in named.items():
-        if study.bench.finished(name):
+        if study.bench.available(name):
             result = study.run(name)
             others = {column: sides[other] for column, other in zip((TO_BASELINE, TO_ALL), _pair(recipe), strict=True)}
             chosen = " (chosen)" if recipe in TUNED and name == study.name(recipe, first) else ""
