@@ -49,6 +49,7 @@ TINY = StudySizes(
     vocab_size=280,
     budgets={512: 2, 1024: 1},
     smaller={256: 2},
+    longest={2048: 1},
     rates=(1e-3, 2e-3, 4e-3),
     tried=1,
     rows=8,
@@ -292,11 +293,15 @@ def test_differences_and_ratios_follow_from_the_scores(complete, place):
         np.mean([nats(f"all-512-seed{seed}", "test") for seed in (0, 1)])
     )
     ratio = table(complete, "What all parts need")["MDLM, baseline with 1,024 tokens"]
-    own = [nats(f"all-{tokens}-seed0", "test") for tokens in (256, 512, 1024)]
-    place_, least = crossing([256.0, 512.0, 1024.0], own, nats(chosen.name, "test"))  # type: ignore[misc]
+    own = [nats(f"all-{tokens}-seed0", "test") for tokens in (256, 512, 1024, 2048)]
+    place_, least = crossing([256.0, 512.0, 1024.0, 2048.0], own, nats(chosen.name, "test"))  # type: ignore[misc]
     shown = ratio["times fewer tokens"]
     assert (shown == f"≥ {1024 / place_:.2f}") if least else (shown["value"] == pytest.approx(1024 / place_))
     assert any(note.startswith("MDLM: ") for note in complete["notes"])
+
+
+def longest_claims() -> list[str]:
+    return [f"all parts are better than the baseline{method}, 2,048 tokens" for method in ("", " of AR")]
 
 
 def test_the_report_is_ours_and_has_its_claims(complete, place):
@@ -306,6 +311,7 @@ def test_the_report_is_ours_and_has_its_claims(complete, place):
     claims = [check.claim for check in report.checks]
     assert [f"{part} helps on top of the other parts" in claims for part in PARTS] == [True] * len(PARTS)
     assert "all parts are better than the baseline of AR, 512 tokens" in claims
+    assert [name in claims for name in longest_claims()] == [True, False], "the longest budget is of MDLM only"
     assert [plot.name for plot in report.plots] == ["nats-tokens", "nats-seconds", "ratios"]
 
 

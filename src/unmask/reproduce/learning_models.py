@@ -77,6 +77,7 @@ class StudySizes:
     vocab_size: int
     budgets: dict[int, int]  # tokens through the network, smallest first, and how many seeds
     smaller: dict[int, int]  # the same of recipes with all parts only: where these reach what the others end with
+    longest: dict[int, int]  # the same of MDLM only, the baseline and all parts: does the lead last?
     rates: tuple[float, ...]  # of AdamW in the paper's recipe; beyond the first `tried` only while the last is best
     tried: int
     rows: int  # of a split that is scored
@@ -97,6 +98,7 @@ SIZES = {
         vocab_size=512,
         budgets={4096: 2, 16384: 1},
         smaller={2048: 2},
+        longest={},
         rates=(7e-4, 1.4e-3, 2.8e-3),
         tried=2,
         rows=32,
@@ -108,6 +110,7 @@ SIZES = {
         vocab_size=4096,
         budgets={2**19: 3, 2**21: 3, 2**23: 1},
         smaller={2**15: 3, 2**16: 3, 2**17: 3, 2**18: 3},
+        longest={2**25: 1},
         rates=(3.5e-4, 7e-4, 1.4e-3, 2.8e-3, 5.6e-3),
         tried=3,
         rows=1024,
@@ -118,6 +121,7 @@ SIZES = {
         vocab_size=4096,
         budgets={2**23: 1, 2**25: 1},
         smaller={2**19: 1, 2**21: 1},
+        longest={},
         rates=(7e-4,),
         tried=1,
         rows=512,
@@ -185,7 +189,8 @@ def planned(sizes: StudySizes, recipe: str) -> dict[int, int]:
     """The budgets of a recipe, smallest first, and how many seeds of each, unless the command says how many."""
     if recipe not in FINALISTS:
         return {sizes.first: 1} if sizes.ablation else {}
-    return sizes.budgets if recipe in TUNED else sizes.smaller | sizes.budgets
+    budgets = sizes.budgets if recipe in TUNED else sizes.smaller | sizes.budgets
+    return budgets if recipe.startswith("ar") else budgets | sizes.longest
 
 
 MOST_SEEDS = max(seeds for sizes in SIZES.values() for seeds in (*sizes.budgets.values(), *sizes.smaller.values()))

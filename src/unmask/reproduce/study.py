@@ -109,7 +109,7 @@ class Study:
         later = list(sizes.budgets)[1:]
         self._finalists([*sizes.smaller, *later[:1]], first_seed=True)
         self._finalists([*sizes.smaller, sizes.first, *later[:1]], first_seed=False)
-        for tokens in later[1:]:
+        for tokens in (*later[1:], *sizes.longest):
             self._finalists([tokens], first_seed=True)
             self._finalists([tokens], first_seed=False)
 

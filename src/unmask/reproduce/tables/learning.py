@@ -108,7 +108,7 @@ def _pair(recipe: str) -> tuple[str, str]:
 
 def _budgets(study: Study, finals: Finals, split: str) -> Table:
     rows = []
-    for tokens in (*study.sizes.smaller, *study.sizes.budgets):
+    for tokens in (*study.sizes.smaller, *study.sizes.budgets, *study.sizes.longest):
         for recipe, budgets in finals.items():
             if tokens in budgets:
                 others = {TO_BASELINE: finals[_pair(recipe)[0]].get(tokens, [])}
@@ -224,7 +224,7 @@ def _claims(study: Study) -> list[Claim]:
             f"{base} {tokens}",
         )
         for method, (base, best) in (("", PAIRS["MDLM"]), (" of AR", PAIRS["AR"]))
-        for tokens in sizes.budgets
+        for tokens in (*sizes.budgets, *(sizes.longest if base == "paper" else ()))
     ]
     if sizes.ablation:
         nats = ([run.nats for run in study.runs(recipe, sizes.first)] for recipe in PAIRS["MDLM"])
