@@ -89,7 +89,8 @@ def test_given_texts_are_counted_where_they_become_ids(tmp_path, caplog):
 def test_text_is_not_dna(tmp_path):
     english = tmp_path / "english.txt"
     english.write_text("It was the best of times, it was the worst of times.\n" * 200)
-    sentence = refused("train", "tiny", *settings(f"data.source={english}", "data.tokenizer=dna"), "--out", "unused")
+    words = settings(f"data.source={english}", "data.tokenizer=dna")
+    sentence = refused("train", "tiny", *words, "--out", str(tmp_path / "run"))
     assert "is not DNA" in sentence and "are not bases" in sentence
     bases = tmp_path / "bases.txt"
     bases.write_text("acgtnRYACGTTGCA\n" * 400)
