@@ -177,7 +177,9 @@ class Bench:
         return self._kept_facts(name) is not None or self.finished(name)
 
     def _kept_facts(self, name: str) -> dict[str, Any] | None:
-        return None if self.models[name].config is None else self.records.facts(name, self.settings(name))
+        if self.models[name].config is None or not self.records.has(name):  # settings need the text: only if asked for
+            return None
+        return self.records.facts(name, self.settings(name))
 
     def settings(self, name: str) -> dict[str, Any]:
         """All that the weights of a model depend on."""

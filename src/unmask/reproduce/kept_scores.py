@@ -27,7 +27,7 @@ PLACES = {  # settings that say where and how a training runs, and not what come
     "train": ("device", "log_every", "checkpoint_every", "keep_last", "sinks"),
 }
 FIX = "; delete it, and it is made again"
-DIGITS = 3  # of the nats of a row: far below the noise of a draw
+DIGITS = 5  # of the nats of a row: far below the noise of a draw
 
 
 def essential(settings: Any) -> Any:
@@ -48,6 +48,10 @@ class KeptScores:
     """A folder with one folder per model."""
 
     folder: Path
+
+    def has(self, name: str) -> bool:
+        """Whether anything is kept under this name."""
+        return (self.folder / name / TRAINING).exists()
 
     def facts(self, name: str, settings: dict[str, Any]) -> dict[str, Any] | None:
         """The facts of a training with these settings; None if none are kept."""
