@@ -3,8 +3,8 @@
 python benchmarks/chat_turns.py MODEL [--template plain] [--words 400] [--tokens 16] [--rounds 3] [--threads 1]
 
 The first message has so many words; the second turn asks on after the answer to it. Every round is a conversation of
-its own. Seconds are those from the request to the first piece of text in a stream, as a client sees them, and the processor
-seconds of the server until then, which do not depend on what else the machine does.
+its own. Seconds are those from the request to the first piece of text in a stream, as a client sees them, and the
+processor seconds of the server until then, which do not depend on what else the machine does.
 """
 
 from __future__ import annotations
@@ -24,30 +24,8 @@ from pathlib import Path
 
 from unmask.text_tables import markdown_table
 
-STORY = [
-    "Once",
-    "upon",
-    "a",
-    "time",
-    "there",
-    "was",
-    "a",
-    "little",
-    "girl",
-    "named",
-    "Lily",
-    "who",
-    "loved",
-    "to",
-    "play",
-    "in",
-    "the",
-    "park",
-    "with",
-    "her",
-    "dog",
-    ".",
-]
+WORDS = "Once upon a time there was a little girl who loved to play in the park with her dog ."
+STORY = WORDS.split()
 Message = dict[str, str]
 
 
