@@ -211,6 +211,13 @@ def test_mistakes_are_one_sentence(what: str) -> None:
     assert not (folder() / "never made" / "checkpoints").exists()
 
 
+@pytest.mark.parametrize(("ppl", "words"), [(12.5, "12.50 ± 0.25"), (7.7975e75, "7.8e+75 ± 1.56e+74")])
+def test_a_large_perplexity_is_not_seventy_digits(ppl: float, words: str) -> None:
+    figures = {"perplexity": ppl, "stderr_nats": 0.02, "stderr_data": None, "bits_per_byte": 1.0}
+    line = cli.figures_line(figures | {"bits_per_token": 2.0, "tokens": 9})
+    assert line == f"perplexity {words} (Monte Carlo), 2.000 bits/token, 1.000 bits/byte, 9 tokens"
+
+
 @pytest.mark.parametrize(
     "args",
     [["nonsense"], ["train"], ["train", "tiny", "--nope"], ["sample", "x", "-n", "many"], ["eval", "x", "--draws"]],

@@ -18,7 +18,7 @@ from torch import Tensor
 import unmask
 from support.fake_hub import FakeHub
 from support.families import CAUSAL, EOS, MASK, ROWS, SHIFTED, byte_tokenizer, reference, tensors_of, write
-from support.helpers import run
+from support.helpers import refused, run
 from unmask.data.tokenization import read_tokenizer
 from unmask.hub import layout
 from unmask.lm import LM
@@ -156,6 +156,19 @@ def test_a_shard_that_is_missing_or_cut_is_named(tmp_path):
     shard.unlink()
     with pytest.raises(UserError, match=rf"{shard.name} is missing"):
         unmask.load(folder)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [({"mask_token_id": 97}, "ordinary token"), ({"num_experts": 8}, "mixture of experts"), ({"shards": 2}, "missing")],
+)
+def test_on_the_command_line_it_is_one_sentence_and_exit_code_2(change, words, tmp_path):
+    folder = write(tmp_path / "m", "llada", **change)
+    if "shards" in change:
+        (folder / "model-00002-of-00002.safetensors").unlink()
+    for command in (["sample"], ["score"], ["chat", "--template", "plain"], ["serve", "--port", "0"]):
+        name, *options = command
+        assert words in refused(name, str(folder), *(["text"] if name == "score" else []), *options)
 
 
 @pytest.mark.parametrize(

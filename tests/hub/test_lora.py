@@ -26,6 +26,7 @@ from unmask.networks.encoder import Encoder
 from unmask.process.keys import Keys
 from unmask.process.schedule import Polynomial
 from unmask.recipes import with_overrides
+from unmask.training import adapt
 from unmask.training.memory import recompute_blocks
 from unmask.types import Batch, UserError
 
@@ -331,6 +332,20 @@ def test_a_base_that_changed_under_a_run_is_refused(base, text, tmp_path):
     random_lm(bytes_tokenizer(), "model.n_blocks=2", scale=0.4).save_pretrained(mine)
     with pytest.raises(UserError, match="adapters of another base model than"):
         unmask.load(out)
+
+
+def test_adapters_learn_at_train_lr_also_beside_weights_of_muon(text):
+    """Muon, which trained the base, has a rate of its own: adapters learned at it, and train.lr changed nothing."""
+    lm = lm_of("modern")
+    assert lm.config.train.optimizer == "muon"
+    for more, optimizer, rate in (
+        ([], "adamw", adapt.LORA_RATE),
+        (["train.lr=0.003"], "adamw", 0.003),
+        (["train.optimizer=muon"], "muon", adapt.LORA_RATE),
+    ):
+        config = adapt.language_config(lm, "m", "mdlm", str(text), None, ["train.lora.rank=2", *more])
+        assert (config.train.optimizer, config.train.lr) == (optimizer, rate)
+    assert adapt.language_config(lm, "m", "mdlm", str(text)).train.optimizer == "muon"
 
 
 def test_settings_that_do_not_fit_are_refused(base, text, tmp_path):

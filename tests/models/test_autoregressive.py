@@ -7,6 +7,7 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -502,7 +503,7 @@ def test_a_denoiser_takes_any_slots(start):
             kept[i] = 14
         torch.testing.assert_close(got, plain_hidden(model, z, queries), rtol=1e-4, atol=1e-4)
     for slot in range(4):
-        denoiser.release(slot)
+        denoiser.release(SimpleNamespace(slot=slot))
     assert not denoiser.read
 
 

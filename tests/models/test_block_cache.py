@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -367,7 +368,7 @@ def test_whatever_is_asked_is_what_the_blocks_say(network, clean, seed):
     for _ in range(25):
         numbers = rng.sample(sorted(canvases), rng.randint(1, 4))
         if rng.random() < 0.1:
-            denoiser.release(numbers[0])
+            denoiser.release(SimpleNamespace(slot=numbers[0]))
             kept[numbers[0]] = 0
         slots, ends = [], []
         for number in canvases:  # also of slots that this call leaves out

@@ -324,8 +324,8 @@ class BlockDiffusion(Toy):
             rows.append(logits[(columns - now * BLOCK).clamp(min=0)])
         return torch.stack(rows)
 
-    def release(self, slot: int) -> None:
-        del self.slots[slot]
+    def release(self, trajectory: Trajectory) -> None:
+        del self.slots[trajectory.slot]
 
 
 @dataclass(frozen=True)

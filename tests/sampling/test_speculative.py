@@ -83,7 +83,10 @@ class Tables:
     def advance(self, trajectories: Sequence[Trajectory]) -> list[Written | None]:
         return advance_tokens(self, trajectories)
 
-    def release(self, slot: int) -> None:
+    def admit(self, trajectory: Trajectory) -> None:
+        pass
+
+    def release(self, trajectory: Trajectory) -> None:
         pass
 
     def log_x(self, rows: Tensor) -> Tensor:

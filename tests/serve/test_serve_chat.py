@@ -236,6 +236,8 @@ def test_what_is_wrong_is_said_in_one_sentence(server: Running, body, words):
     for more in ({}, {"stream": True}):
         answer = server.post("/v1/chat/completions", body | more)
         assert answer.status == 400 and words in answer.error["message"], answer.error
+        if list(body) == ["messages"]:
+            assert answer.error["param"] == "messages"
     if "messages" in body and {"max_completion_tokens", "top_logprobs", "presence_penalty", "tools"}.isdisjoint(body):
         assert server.post("/v1/diffusion", body).status == 400
 

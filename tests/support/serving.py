@@ -189,10 +189,12 @@ def running(
     limits: Limits | None = None,
     send_buffer: int | None = None,
     clock: Callable[[], float] = time.monotonic,
+    prefix_cache: bool = True,
     **more: Any,
 ) -> Iterator[Running]:
     """A server with these models, until the end of the block; no sequence may be left in it then."""
-    engine = Engine(lms or {"tiny": diffusion_lm(), "ar": ar_lm()}, limits or Limits(grace=1.0), clock)
+    served = lms or {"tiny": diffusion_lm(), "ar": ar_lm()}
+    engine = Engine(served, limits or Limits(grace=1.0), clock, prefix_cache=prefix_cache)
     sock = bind("127.0.0.1", 0)
     if send_buffer is not None:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)  # its connections inherit it

@@ -10,7 +10,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import torch
 from rich.console import Console
 
 from ..config import nearest
@@ -19,8 +18,7 @@ from ..evaluation.likelihood import evaluating
 from ..files import write_text
 from ..jsonable import to_json
 from ..lm import LM, Job
-from ..models.autoregressive import CachedDenoiser
-from ..models.block_diffusion import CachedBlocks
+from ..models.prefix_cache import PrefixCache
 from ..sampling.params import SamplingParams
 from ..types import Sample, UserError
 from .terminal import Watcher
@@ -31,6 +29,7 @@ What you type is answered; a line that begins with / is a command.
   /system TEXT  what the conversation begins with, for the model alone (without a text: nothing)
   /save FILE    write the conversation as a JSON line, which unmask finetune MODEL sft --data FILE can read
   /help, /quit"""
+CONVERSATIONS = 2  # of full length, of which is kept what was read
 COMMANDS = ("reset", "system", "save", "help", "quit")
 
 
@@ -48,11 +47,8 @@ class ChatLoop:
     answers: list[Sample] = field(default_factory=list)  # of all conversations
 
     def __post_init__(self) -> None:
-        self.batcher = self.lm.model.batcher(1)
-        self.denoiser = self.batcher.model if isinstance(self.batcher.model, CachedDenoiser | CachedBlocks) else None
-        if self.denoiser is not None:
-            self.denoiser.keep_last = True
-        self.seen = torch.empty(0, dtype=torch.int64)  # the last canvas
+        room = PrefixCache(CONVERSATIONS * self.lm.model.cache_bytes(self.lm.length))
+        self.batcher = self.lm.model.batcher(1, prefixes=room)
 
     @property
     def options(self) -> SamplingParams:
@@ -92,12 +88,8 @@ class ChatLoop:
             watch = None
             if self.console is not None:
                 watch = stack.enter_context(Watcher(lm.tokenizer, [canvas.ids], self.console, begin, passing=True))
-            if self.denoiser is not None and options.stride is None:
-                self.denoiser.begin_with_last(self.seen, request)
-            self.seen = request.canvas
             self.batcher.add(request)
             for state in self.batcher.run():
-                self.seen = state.canvas
                 if watch is not None:
                     watch(state)
                 sample = lm.finished(request, state)

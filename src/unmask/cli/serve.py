@@ -47,6 +47,13 @@ def serve(
             min=1,
         ),
     ] = None,
+    prefix_cache: Annotated[
+        bool,
+        typer.Option(
+            "--prefix-cache/--no-prefix-cache",
+            help="Keep what was read of texts that have ended, so that the next turn of a chat reads only what is new.",
+        ),
+    ] = True,
     max_length: Annotated[int, typer.Option(help="Tokens per sequence.", min=1)] = 4096,
     max_steps: Annotated[int, typer.Option(help="Denoising steps per sequence.", min=1)] = 4096,
     max_n: Annotated[int, typer.Option(help="Samples per request.", min=1)] = 64,
@@ -106,7 +113,7 @@ def serve(
         logging.basicConfig(
             level=logging.INFO if log_requests or log_prompts else logging.WARNING, format="%(asctime)s %(message)s"
         )
-        engine = Engine(lms, limits)
+        engine = Engine(lms, limits, prefix_cache=prefix_cache)
         hosts = None if host not in LOCAL and not allow_host else [*LOOPBACK, host, *(allow_host or [])]
         app = make_app(engine, api_key=key, cors=cors or [], hosts=hosts, log_prompts=log_prompts)
         shown = f"[{host}]" if ":" in host else host

@@ -124,11 +124,14 @@ def figures_line(figures: dict[str, Any]) -> str:
     error = figures["stderr_nats"]
     ppl = figures["perplexity"]
     error, data = (error, figures["stderr_data"]) if math.isfinite(ppl) else (None, None)
-    bar = "" if error is None else f" ± {ppl * error:.2f} (Monte Carlo)"
-    bar += "" if data is None else f" ± {ppl * data:.2f} (over texts)"
+    form = ".2f" if ppl < 1e9 else ".3g"  # not 70 digits of a model that has never seen such text
+    bar = "" if error is None else f" ± {ppl * error:{form}} (Monte Carlo)"
+    bar += "" if data is None else f" ± {ppl * data:{form}} (over texts)"
     per_byte = figures["bits_per_byte"]
     tail = "" if per_byte is None else f", {per_byte:.3f} bits/byte"
-    return f"perplexity {ppl:.2f}{bar}, {figures['bits_per_token']:.3f} bits/token{tail}, {figures['tokens']:,} tokens"
+    return (
+        f"perplexity {ppl:{form}}{bar}, {figures['bits_per_token']:.3f} bits/token{tail}, {figures['tokens']:,} tokens"
+    )
 
 
 def protocol_lines(protocol: dict[str, Any]) -> list[str]:

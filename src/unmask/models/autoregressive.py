@@ -25,7 +25,7 @@ from ..process.parameterization import Mean
 from ..process.schedule import Polynomial, Schedule
 from ..sampling import LeftToRight, Request, Slot, Trajectory, Windows
 from ..types import Batch, TokenNats, UserError
-from .cached_rows import CachedRows, ModelDenoiser, Read, cached_columns, held_bytes, only_readers, row_bytes, same_rows
+from .cached_rows import CachedRows, ModelDenoiser, Read, cached_columns, only_readers, row_bytes, same_rows
 from .language_model import LanguageModel, in_chunks
 
 
@@ -113,7 +113,6 @@ class AutoRegressive(LanguageModel):
         return {"bound": "exact", "order": "left to right", "start_token": self.start}
 
 
-LAST = -1  # in place of a slot: what was read of the last sequence
 APART = 8  # rows that have this many times more to read than others go through the network separately
 
 
@@ -122,13 +121,13 @@ class CachedDenoiser(ModelDenoiser):
 
     Column j of `hidden` predicts token j. The network reads only the part of each slot that it has not read yet; a slot
     says how much of its canvas is unchanged. Sequences with the same prompt that begin together read it once, and one
-    that joins later continues from the prompt of another.
+    that joins later continues from the prompt of another, or of one that has ended (`PrefixCache`).
     """
 
     one_way = True
 
     def __init__(self, model: AutoRegressive) -> None:
-        self.model = model
+        self.model, self.start = model, int(model.start)
         self.schedule: Schedule = Polynomial()  # part of the interface; left to right does not use it
         self.read: dict[int, Read] = {}  # by slot
 
@@ -136,19 +135,9 @@ class CachedDenoiser(ModelDenoiser):
         """One token, once the prompt is read."""
         return 1
 
-    def release(self, slot: int) -> None:
-        """Forget what was read of a slot."""
-        for name in (LAST, slot):
-            self.forget(name)
-
-    def begin_with_last(self, tokens: Tensor, request: Request) -> None:
-        """Let a request continue the last sequence, which had these tokens, as far as both are the same."""
-        self.share_last(tokens, request, LAST, (id(request.prompt),), int(self.model.start))
-
-    @property
-    def held_bytes(self) -> int:
-        """Bytes of what it keeps now."""
-        return held_bytes(self.read.values())
+    def name(self, slot: int) -> int:
+        """The slot itself."""
+        return slot
 
     def hidden(
         self,
@@ -203,21 +192,23 @@ class CachedDenoiser(ModelDenoiser):
         seen: dict[tuple[int, ...], int] = {}
         first = list(range(len(slots)))
         for i, slot in enumerate(slots):
-            if slot.prompt is not None and slot.number not in self.read and self._source(slot) is None:
+            source = self._source(slot)
+            if slot.prompt is not None and (source is None or source[1] < self.start + slot.shared):
                 first[i] = seen.setdefault((*slot.prompt, slot.shared), i)
         return first if len(set(first)) < len(first) else None
 
     def _source(self, slot: Slot) -> tuple[Read, int] | None:
         """What was read of a slot, or of another slot with the same prompt, and how many of its columns are valid."""
-        start = 1 if self.model.start else 0
-        if (read := self.read.get(slot.number)) is not None:
-            return read, min(read.n, slot.kept + start)
-        if slot.prompt is None or self.model.backbone.recurrent:
-            return None
+        own = self.read.get(slot.number)
+        best = None if own is None else (own, min(own.n, self.start + slot.kept))
+        later = own is not None and not slot.shared  # not its first call
+        if slot.prompt is None or self.model.backbone.recurrent or later:
+            return best
         for read in self.read.values():
             if read.prompt == slot.prompt and read.shared == slot.shared:
-                return read, min(read.n, slot.shared + start)
-        return None
+                n = min(read.n, self.start + slot.shared)
+                best = (read, n) if best is None or n > best[1] else best
+        return best
 
     def _read(
         self,

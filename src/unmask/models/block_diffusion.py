@@ -28,14 +28,13 @@ from ..process.counts import hidden_sets
 from ..process.keys import Keys
 from ..process.parameterization import Mean
 from ..process.schedule import Law, Schedule
-from ..sampling import Request, Slot, Trajectory
+from ..sampling import Slot, Trajectory
 from ..types import Batch, UserError
 from .cached_rows import (
     CachedRows,
     ModelDenoiser,
     Read,
     cached_columns,
-    held_bytes,
     only_readers,
     row_bytes,
     same_rows,
@@ -212,7 +211,8 @@ class CachedBlocks(ModelDenoiser):
     """A block diffusion model as a denoiser, for one batcher: it keeps what it has read of finished blocks.
 
     A slot says which tokens of its canvas are clean; all others are noisy. The network reads the noisy ones in every
-    call, and the clean ones once: those of a finished block in the first call of the next.
+    call, and the clean ones once: those of a finished block in the first call of the next. What was read of a sequence
+    that has ended may be kept (`PrefixCache`).
     """
 
     one_way = False
@@ -225,20 +225,27 @@ class CachedBlocks(ModelDenoiser):
         """The tokens of a block, which may be the whole text."""
         return len(trajectory.canvas) - trajectory.clean
 
-    def release(self, slot: int) -> None:
-        """Forget what was read of a slot."""
-        for name in (LAST, (slot, True), (slot, False)):
-            self.forget(name)
+    def name(self, slot: int) -> Name:
+        """The slot, as the row with a label if it has one."""
+        return slot, False
 
-    def begin_with_last(self, tokens: Tensor, request: Request) -> None:
-        """Let a request continue the last sequence, which had these tokens, as far as both are the same."""
-        size = request.params.block if self.model.clean == "blocks" else None
-        self.share_last(tokens, request, LAST, (id(request.prompt), -1, size or 0))
+    def unit(self, trajectory: Trajectory) -> int:
+        """A token, or a block where clean tokens see all of theirs; a text in a single block reads no clean ones."""
+        if trajectory.block is None and not trajectory.clean:
+            return 0
+        return (trajectory.block or 0) if self.model.clean == "blocks" else 1
 
-    @property
-    def held_bytes(self) -> int:
-        """Bytes of what it keeps now."""
-        return held_bytes(self.read.values())
+    def prompt(self, slot: Slot, label: int | None = None) -> tuple[int, ...] | None:
+        """With the label and, in a stream of blocks, their size: what is read depends on them, too."""
+        if slot.prompt is None:
+            return None
+        size = slot.block if self.model.clean == "blocks" else None
+        return (*slot.prompt, -1 if label is None else label, size or 0)
+
+    def release(self, trajectory: Trajectory) -> None:
+        """Forget what was read of a slot, or keep it for others."""
+        self.read.pop((trajectory.slot, True), None)
+        super().release(trajectory)
 
     def hidden(
         self,
@@ -277,15 +284,12 @@ class CachedBlocks(ModelDenoiser):
 
     def _row(self, name: Name, slot: Slot, label: int | None, end: int, clean: int) -> _Row:
         """What a slot has to read: positions from `clean` to `end` as noisy ones, and what is new before them."""
-        prompt = slot.prompt
-        if prompt is not None:  # what is read of it also depends on the label and, in a stream of blocks, on their size
-            size = slot.block if self.model.clean == "blocks" else None
-            prompt = (*prompt, -1 if label is None else label, size or 0)
+        prompt = self.prompt(slot, label)
         seen = clean if slot.block is None else max(clean, (end - 1) // slot.block * slot.block)
         source, kept = self.read.get(name), slot.kept
         if prompt is not None and slot.shared:  # its first call
             shares = (read for read in self.read.values() if (read.prompt, read.shared) == (prompt, slot.shared))
-            source, kept = next(shares, None), slot.shared
+            source, kept = max(shares, key=lambda read: read.n, default=None), slot.shared
         kept = 0 if source is None else min(source.n, kept, seen)
         if self.model.clean == "blocks" and slot.block is not None:
             kept -= kept % slot.block  # a clean token has seen all of its block
@@ -305,10 +309,11 @@ class CachedBlocks(ModelDenoiser):
         for i, (name, slot) in enumerate(zip(names, slots, strict=True)):
             shared = min(slot.shared, slot.clean)
             row = self._row(name, slot, labels[i], shared, shared)
-            if row.prompt is None or row.source is not None or not shared:
+            known = row.source is not None and row.source.n >= shared
+            if row.prompt is None or known or not shared:
                 continue
             before = first.setdefault((*row.prompt, shared), i)
-            if before != i and names[before] not in self.read:
+            if before != i:
                 which = slice(before, before + 1)
                 again = self._row(names[before], slots[before], labels[before], shared, shared)
                 self._call(z[which], t[which], None if label is None else label[which], [again])
@@ -389,7 +394,6 @@ class CachedBlocks(ModelDenoiser):
 
 
 Name = tuple[int, bool]  # the number of a slot, and whether it is the row without a label (guidance)
-LAST: Name = (-1, False)  # what was read of the last sequence
 
 
 @dataclass(frozen=True)

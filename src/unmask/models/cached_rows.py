@@ -11,8 +11,9 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from ..networks.dit import KeyValue
-from ..sampling import Request, Trajectory, Written, advance_tokens
+from ..sampling import Request, Slot, Trajectory, Written, advance_tokens
 from ..types import Vocab
+from .prefix_cache import KeptPrefix, PrefixCache
 
 
 class ModelDenoiser:
@@ -24,30 +25,55 @@ class ModelDenoiser:
     cached = True
     model: Any
     read: dict[Any, Read]
-    keep_last = False  # whether to keep what was read of the sequence that ended last, for one that continues it
-    last: Read | None = None
+    prefixes: PrefixCache | None = None  # what is kept of sequences that have ended
+    start = 0  # columns before the first token
 
-    def forget(self, name: Any) -> None:
-        """Forget what was read under this name."""
-        if (read := self.read.pop(name, None)) is not None and self.keep_last:
-            self.last = read
+    def name(self, slot: int) -> Any:
+        """Under which name the tokens of a slot are read."""
+        raise NotImplementedError
 
-    def share_last(self, tokens: Tensor, request: Request, name: Any, prompt: tuple[int, ...], start: int = 0) -> None:
-        """Let a request begin with what was read of the last sequence, whose tokens these were, where it is the same.
+    def unit(self, trajectory: Trajectory) -> int:
+        """How many tokens are read together, so that what is kept of them depends on all; 0: nothing can be kept."""
+        return 1
 
-        It is kept under `name` as if another sequence had the same `prompt`. The first `start` columns are no tokens.
-        """
-        if self.last is None or self.model.backbone.recurrent or request.label is not None:
+    def prompt(self, slot: Slot, label: int | None = None) -> tuple[int, ...] | None:
+        """What sequences have in common that read the same prompt."""
+        return slot.prompt
+
+    def admit(self, trajectory: Trajectory) -> None:
+        """Let a sequence begin with what was read of one that has ended, as far as both have the same tokens."""
+        if self.prefixes is None or not (unit := self._unit(trajectory)):
             return
-        free = torch.nonzero(request.writable(self.vocab))
-        shared = int(free[0]) if len(free) else 0
-        most = min(self.last.n - start, shared)
-        differ = torch.nonzero(tokens[:most] != request.canvas[:most])
-        kept = start + (int(differ[0]) if len(differ) else most)
-        parts = [
-            (k.transpose(0, 1)[None], v.transpose(0, 1)[None]) for k, v in self.last.rows.part(self.last.row, kept)
-        ]
-        self.read[name] = Read(CachedRows([kept], parts), 0, prompt, shared)
+        free = torch.nonzero(trajectory.free)
+        given = trajectory.canvas[: int(free[0])] if len(free) else trajectory.canvas
+        if (found := self.prefixes.longest(given, unit)) is None:
+            return
+        kept, n = found
+        self.prefixes.reused += n
+        trajectory.kept, slot = n, trajectory.in_slot()
+        rows = CachedRows([self.start + n], kept.first(self.start + n))
+        self.read[self.name(slot.number)] = Read(rows, 0, self.prompt(slot), slot.shared)
+
+    def release(self, trajectory: Trajectory) -> None:
+        """Forget what was read of a slot, or keep it for others."""
+        read = self.read.pop(self.name(trajectory.slot), None)
+        if self.prefixes is None or read is None or trajectory.error or not (unit := self._unit(trajectory)):
+            return
+        n = min(read.n - self.start, trajectory.kept)
+        if n := n - n % unit:
+            parts = [(k.transpose(0, 1), v.transpose(0, 1)) for k, v in read.rows.part(read.row, self.start + n)]
+            self.prefixes.add(KeptPrefix(trajectory.canvas[:n], unit, parts))
+
+    def _unit(self, trajectory: Trajectory) -> int:
+        """As `unit`; a recurrent state cannot be cut, and what is read under a label is not shared."""
+        if self.model.backbone.recurrent or trajectory.request.label is not None:
+            return 0
+        return self.unit(trajectory)
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of what it keeps for all slots."""
+        return held_bytes(self.read.values())
 
     @property
     def vocab(self) -> Vocab:

@@ -15,6 +15,8 @@ from ..process.keys import Keys
 from ..process.schedule import Law, Schedule
 from ..sampling import Batcher, Denoiser, Request, Trajectory
 from ..types import Batch, State, TokenNats, UserError, Vocab
+from .cached_rows import ModelDenoiser
+from .prefix_cache import PrefixCache
 
 
 class LanguageModel(nn.Module, ABC):
@@ -88,9 +90,15 @@ class LanguageModel(nn.Module, ABC):
             batcher.add(request)
         return batcher.run()
 
-    def batcher(self, batch_size: int, token_budget: int | None = None) -> Batcher:
-        """A batcher, where requests join and leave between network calls; `token_budget` as in `Batcher`."""
-        return Batcher(self.denoiser(), batch_size, token_budget)
+    def batcher(self, batch_size: int, token_budget: int | None = None, prefixes: PrefixCache | None = None) -> Batcher:
+        """A batcher, where requests join and leave between network calls; `token_budget` as in `Batcher`.
+
+        In `prefixes` a model with a cache keeps what it has read of sequences that have ended.
+        """
+        denoiser = self.denoiser()
+        if isinstance(denoiser, ModelDenoiser):
+            denoiser.prefixes = prefixes
+        return Batcher(denoiser, batch_size, token_budget)
 
     @abstractmethod
     def denoiser(self) -> Denoiser:
@@ -104,8 +112,11 @@ class LanguageModel(nn.Module, ABC):
         """As a denoiser: how many tokens it reads in the next call of a trajectory."""
         return len(trajectory.canvas)
 
-    def release(self, slot: int) -> None:
-        """The sequence of this slot has ended; by default nothing was cached for it."""
+    def admit(self, trajectory: Trajectory) -> None:
+        """As a denoiser: a sequence has got its slot; by default nothing is known of it."""
+
+    def release(self, trajectory: Trajectory) -> None:
+        """As a denoiser: a sequence has ended; by default nothing was cached for it."""
 
     def cache_bytes(self, tokens: int) -> int:
         """Bytes that its denoiser keeps for a sequence of so many tokens; by default nothing."""

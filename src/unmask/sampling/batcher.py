@@ -110,6 +110,7 @@ class Batcher:
                 self._written.pop(request.row)
             else:
                 trajectory.slot = self._slots.pop()
+                self.model.admit(trajectory)
                 self.active.append(trajectory)
         return empty
 
@@ -118,7 +119,7 @@ class Batcher:
         ended = [trajectory for trajectory in self.active if trajectory.request.row in rows]
         for trajectory in ended:
             self._slots.append(trajectory.slot)
-            self.model.release(trajectory.slot)
+            self.model.release(trajectory)
             self._saved.pop(trajectory.request.row, None)
             self._written.pop(trajectory.request.row, None)
         if ended:
@@ -147,6 +148,7 @@ class Batcher:
 
     def _failed(self, trajectory: Trajectory, error: UserError) -> State:
         """The last state of a sequence that cannot go on: nothing is written."""
+        trajectory.error = error
         state = self._state(trajectory, trajectory.step, trajectory.t, NONE, NOTHING, NOTHING)
         return replace(state, done=True, tops=None, ending=None, error=error)
 

@@ -68,7 +68,7 @@ def run_particles(model: Denoiser, request: Request, n: int, batch_size: int = 1
             turn += 1
             runs = _resampled(runs, request, turn)
     for run in runs:
-        model.release(run.trajectory.slot)
+        model.release(run.trajectory)
     weights = np.array([run.trajectory.log_weight for run in runs])
     if np.isneginf(weights).all():
         raise UserError("top-k, top-p or min-p forbids every text that fits; draw particles without them")

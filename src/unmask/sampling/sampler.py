@@ -59,8 +59,11 @@ class Denoiser(Protocol):
     def unread(self, trajectory: Any) -> int:
         """About how many tokens it reads in the next call of a trajectory."""
 
-    def release(self, slot: int) -> None:
-        """The sequence of this slot has ended."""
+    def admit(self, trajectory: Any) -> None:
+        """A sequence has got its slot; the model may know what it begins with, and then says so in `kept`."""
+
+    def release(self, trajectory: Any) -> None:
+        """The sequence of this trajectory's slot has ended."""
 
     @property
     def held_bytes(self) -> int:

@@ -3,7 +3,8 @@
 Every model has a batcher (`sampling/batcher.py`). A step takes all its active sequences through the network together;
 models take turns. A free place goes to the request that has the fewest, then to the oldest, so that a request for many
 samples does not hold up the others. A long sequence goes through the network less often than short ones. A model that
-caches what it has read begins a sequence once its keys and values fit beside those of the others.
+caches what it has read begins a sequence once its keys and values fit beside those of the others. In what is left of
+the limit it keeps those of sequences that have ended, for requests that begin like them (`models/prefix_cache.py`).
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from ..lm import LM
+from ..models.prefix_cache import PrefixCache
 from ..sampling import Batcher, Request
 from ..sampling.trace import changes_of
 from ..training.memory import give_back
@@ -39,6 +41,7 @@ class _ModelQueue:
     name: str
     lm: LM
     batcher: Batcher
+    prefixes: PrefixCache
     handles: list[RequestHandle]
     rows: dict[int, tuple[RequestHandle, int]]  # under way
     cache_peak: int = 0  # bytes
@@ -48,9 +51,14 @@ class Engine:
     """All models and all requests."""
 
     def __init__(
-        self, lms: Mapping[str, LM], limits: Limits | None = None, clock: Callable[[], float] = time.monotonic
+        self,
+        lms: Mapping[str, LM],
+        limits: Limits | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        prefix_cache: bool = True,
     ) -> None:
-        self.limits, self.metrics, self.clock = limits or Limits(), Metrics(), clock
+        self.limits, self.metrics, self.clock, self.prefix_cache = limits or Limits(), Metrics(), clock, prefix_cache
         self.lms = dict(lms)
         if self.limits.cache is None:
             cached = [lm.model.cache_bytes(1) for lm in lms.values()]
@@ -60,7 +68,7 @@ class Engine:
         for lm in lms.values():
             lm.model.eval()
             interruptible(lm.model)
-        self._queues = {name: _ModelQueue(name, lm, self._batcher(lm), [], {}) for name, lm in lms.items()}
+        self._queues = {name: _ModelQueue(name, lm, *self._batcher(lm), [], {}) for name, lm in lms.items()}
         self._wake = threading.Condition()
         self._new: list[RequestHandle] = []
         self._rows = self._tokens = self._alternatives = self._numbers = self._arrivals = 0
@@ -73,8 +81,10 @@ class Engine:
         self.metrics.watch("unmask_rows_active", "Sequences that are under way.", lambda: self.active)
         self.metrics.watch("unmask_tokens_in_flight", "Tokens of these sequences.", lambda: self._tokens)
 
-    def _batcher(self, lm: LM) -> Batcher:
-        return lm.model.batcher(self.limits.batch, TOKEN_BUDGET.get(lm.model.device.type, 2048))
+    def _batcher(self, lm: LM) -> tuple[Batcher, PrefixCache]:
+        """A batcher, and what it keeps of sequences that have ended."""
+        budget, prefixes = TOKEN_BUDGET.get(lm.model.device.type, 2048), PrefixCache(self.limits.cache or 0)
+        return lm.model.batcher(self.limits.batch, budget, prefixes if self.prefix_cache else None), prefixes
 
     # -- from any thread ---------------------------------------------------------------------------------------------
 
@@ -223,7 +233,7 @@ class Engine:
             if not asking:
                 return
             handle = min(asking, key=lambda waiting: (len(waiting.active), waiting.number))
-            if not self._fits(queue, handle.requests[handle.waiting[-1]]):
+            if not self._make_room(queue, handle.requests[handle.waiting[-1]]):
                 return
             index = handle.waiting.pop()
             self._numbers += 1
@@ -237,12 +247,19 @@ class Engine:
             queue.rows[self._numbers] = (handle, index)
             self.metrics.waited.observe(self.clock() - handle.begun)
 
-    def _fits(self, queue: _ModelQueue, request: Request) -> bool:
-        """Whether the cache of one more sequence fits; sequences side by side take as much as the largest of them."""
+    def _make_room(self, queue: _ModelQueue, request: Request) -> bool:
+        """Whether the cache of one more sequence fits; sequences side by side take as much as the largest of them.
+
+        What is kept of those that have ended makes room for it.
+        """
         assert self.limits.cache is not None
         others = (owner.requests[index] for owner, index in queue.rows.values())
         largest = max(queue.lm.cache_bytes(one) for one in (request, *others))
-        return not queue.rows or largest * (len(queue.rows) + 1) <= self.limits.cache
+        left = self.limits.cache - largest * (len(queue.rows) + 1)
+        if queue.rows and left < 0:
+            return False
+        queue.prefixes.resize(max(0, left))
+        return True
 
     def _weigh(self, queue: _ModelQueue) -> None:
         """Report how large the cache of a model is."""
@@ -250,6 +267,11 @@ class Engine:
         queue.cache_peak = max(queue.cache_peak, held)
         self.metrics.cache.labels(model=queue.name).set(held)
         self.metrics.cache_peak.labels(model=queue.name).set(queue.cache_peak)
+        prefixes = queue.prefixes
+        self.metrics.prefix_cache.labels(model=queue.name).set(prefixes.bytes)
+        self.metrics.prefix_reused.labels(model=queue.name).inc(prefixes.reused)
+        self.metrics.prefix_dropped.labels(model=queue.name).inc(prefixes.dropped)
+        prefixes.reused = prefixes.dropped = 0
 
     def _step(self, queue: _ModelQueue) -> None:
         begun = self.clock()
@@ -257,7 +279,7 @@ class Engine:
             states = queue.batcher.step()
         except Exception:
             log.exception("a network call failed")
-            queue.batcher = self._batcher(queue.lm)
+            queue.batcher, queue.prefixes = self._batcher(queue.lm)
             for handle in {id(owner): owner for owner, _ in queue.rows.values()}.values():
                 self._end(queue, handle, "failed", "the server failed while it wrote this text")
             queue.rows.clear()

@@ -54,6 +54,18 @@ class Metrics:
         self.cache_peak = Gauge(
             "unmask_cache_peak_bytes", "The most that they ever were.", ["model"], registry=self.registry
         )
+        self.prefix_cache = Gauge(
+            "unmask_prefix_cache_bytes",
+            "Keys and values of sequences that have ended, kept for requests that begin like them.",
+            ["model"],
+            registry=self.registry,
+        )
+        self.prefix_reused = counter(
+            "unmask_prefix_tokens_reused_total", "Tokens of prompts that were not read again.", "model"
+        )
+        self.prefix_dropped = counter(
+            "unmask_prefix_dropped_total", "Ended sequences that were dropped for lack of room.", "model"
+        )
         self.busy = counter("unmask_network_seconds_total", "Time that was spent in network calls.", "model")
 
     def watch(self, name: str, text: str, read: Callable[[], float]) -> None:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..data.canvas import Canvas, ContextExceeded, Gap, parse_gaps, split_gaps
+from ..errors import UserError
 from ..lm import LM
 from ..process.keys import check_seed
 from ..sampling import Request
@@ -144,6 +145,8 @@ def _chat(lm: LM, messages: list[ChatMessage], tokens: int | None, windowed: boo
         return lm.chat_canvas(conversation, tokens, windowed)
     except ContextExceeded as error:
         raise Refusal(400, str(error), param="messages", code="context_length_exceeded") from None
+    except UserError as error:
+        raise Refusal(400, str(error), param="messages") from None
 
 
 def _message(number: int, message: ChatMessage) -> dict[str, str]:

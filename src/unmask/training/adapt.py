@@ -121,8 +121,9 @@ def language_config(
         raise UserError(f"name the {what} on which {name} is to be trained: --data NAME_OR_PATH")
     of_network = ("model.prediction" if turns(lm, kind) else "model.dropout",)
     config, named = _overridden(config, overrides, of_network), named_keys(overrides)
-    if config.train.lora.rank is not None and "train.lr" not in named:
-        config = _with(config, "train", lr=LORA_RATE)
+    if config.train.lora.rank is not None:  # Muon has a rate of its own and would not see train.lr
+        rates = {"optimizer": "adamw", "lr": LORA_RATE}
+        config = _with(config, "train", **{key: v for key, v in rates.items() if f"train.{key}" not in named})
     if kind == "block" and lm.config.model.method != "block" and "block.mixture" not in named:
         sizes = mixed_blocks(config.data.length, config.block.size if "block.size" in named else None)
         config = _with(config, "block", size=sizes.size, mixture=sizes.mixture)
