@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from .sampler import Columns
+from .sampler import SlotColumns
 
 COLUMNS = 32  # that take as long as what a call costs without them: measured 26 at OWT size, 46 at 5M weights
 Ranked = tuple[list[int], list[float]]  # tokens for one place, the likeliest first, and the chance of each
@@ -70,12 +70,13 @@ def grow(places: Sequence[Ranked], most: int, *, for_time: bool) -> DraftTree:
         chance, parent, rank = heapq.heappop(waiting)
         if not chance or (for_time and -chance <= 2 * tree.pace / COLUMNS):
             break
-        here = tree.depths[parent]
-        vertex = tree.add(parent, places[here][0][rank], -chance)
-        if rank + 1 < len(places[here][0]):
-            heapq.heappush(waiting, (-tree.chances[parent] * places[here][1][rank + 1], parent, rank + 1))
-        if here + 1 < len(places):
-            heapq.heappush(waiting, (chance * places[here + 1][1][0], vertex, 0))
+        depth = tree.depths[parent]
+        tokens, chances = places[depth]
+        vertex = tree.add(parent, tokens[rank], -chance)
+        if rank + 1 < len(tokens):
+            heapq.heappush(waiting, (-tree.chances[parent] * chances[rank + 1], parent, rank + 1))
+        if depth + 1 < len(places):
+            heapq.heappush(waiting, (chance * places[depth + 1][1][0], vertex, 0))
     return tree
 
 
@@ -84,7 +85,7 @@ class TreeColumns:
     """The columns of a tree: its tokens, then what is asked after each vertex."""
 
     tokens: Tensor  # (n,)
-    columns: Columns
+    columns: SlotColumns
     single: list[int]  # by vertex: the column of the mask that sees the path alone
     together: list[range]  # by vertex: the columns of masks for the places after that one
 
@@ -107,4 +108,4 @@ def lay_out(tree: DraftTree, start: int, ahead: Sequence[int], mask: int) -> Tre
         sees[later.start : later.stop] |= sees[single[vertex]]
         sees[later.start : later.stop, later.start : later.stop] = True
     tokens = torch.tensor([*tree.tokens[1:], *[mask] * (len(place) - n)])
-    return TreeColumns(tokens, Columns(torch.tensor(place), sees), single, together)
+    return TreeColumns(tokens, SlotColumns(torch.tensor(place), sees), single, together)

@@ -25,7 +25,7 @@ from .rules import Rules
 from .settings import check_settings
 
 
-class Columns(NamedTuple):
+class SlotColumns(NamedTuple):
     """What a model that writes in blocks reads after clean tokens, where that is not one token for each position."""
 
     place: Tensor  # (n,) the position of each column
@@ -41,7 +41,7 @@ class Slot(NamedTuple):
     shared: int  # ... this many
     clean: int = 0  # tokens at the beginning that are final, as far as the model is concerned: earlier blocks
     block: int | None = None  # tokens of a block; None: all tokens from `clean` on are one block
-    columns: Columns | None = None  # what the tokens from `clean` on are, if not one for each position
+    columns: SlotColumns | None = None  # what the tokens from `clean` on are, if not one for each position
 
 
 class Denoiser(Protocol):
@@ -133,7 +133,7 @@ class Trajectory(ABC):
         self.kept = 0  # tokens at the beginning of `canvas` that are unchanged since the last call
         self.clean = 0  # of a model that writes in blocks, as in `Slot`
         self.block: int | None = None
-        self.columns: Columns | None = None
+        self.columns: SlotColumns | None = None
         self.error: UserError | None = None  # why it cannot go on
         self.log_weight = 0.0  # under a constraint: how much likelier the run is for the free sampler that it followed
         self.cuts_spans = True  # whether a step looks at no more of a span than what it writes depends on

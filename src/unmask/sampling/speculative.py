@@ -37,7 +37,7 @@ DEEPEST = 16  # places ahead
 FIRST = 0.5  # how often a place of a draft passes, as far as nothing is known
 MEMORY = 0.98  # how much an earlier call counts, compared with the one after it
 SPREAD = 1.5  # a token's chance to be the one is about (q / e) to the power of 1 / this
-SELDOM = 0.01, 0.1  # with a number of tokens, drafts are for ends of paths, and places, that are reached more often
+SELDOM = 0.2  # with k tokens a call: nothing for places reached less often, nor after paths that end k times less often
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,7 @@ class _SpeculativeTrajectory(Trajectory):
         if self.k is None:
             cost = self.tree.pace / COLUMNS
             return [sum(end * chance > cost for chance in reach) for end in self.tree.ends]
-        return [sum(chance > SELDOM[1] for chance in reach) if end > SELDOM[0] else 0 for end in self.tree.ends]
+        return [sum(chance > SELDOM for chance in reach) if end > SELDOM / self.k else 0 for end in self.tree.ends]
 
     def due(self) -> Tensor:
         return torch.arange(self.clean + len(self.tree), len(self.canvas))

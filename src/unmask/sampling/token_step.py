@@ -6,7 +6,7 @@ ever made. Guidance, rules, replay and the drawing of tokens are implemented her
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields, replace
 
 import numpy as np
@@ -41,9 +41,8 @@ def advance_tokens(model: TokenDenoiser, trajectories: Sequence[Trajectory]) -> 
             trajectory.choose(scores)
     due = [NOTHING if trajectory.in_turn else trajectory.due() for trajectory in trajectories]
     rows.confine(due)
-    return [
-        rows.written_in_turn(i) if trajectories[i].in_turn else written for i, written in enumerate(rows.written(due))
-    ]
+    in_turn = rows.written_in_turn()
+    return [in_turn.get(i, written) for i, written in enumerate(rows.written(due))]
 
 
 class _HeadRows:
@@ -161,25 +160,48 @@ class _HeadRows:
         ends = torch.tensor(counts).cumsum(0).tolist()
         return [whole.part(end - count, end) for count, end in zip(counts, ends, strict=True)]
 
-    def written_in_turn(self, i: int) -> Written:
-        """What a sequence writes that asks for distributions in turn; rules know the tokens before."""
-        trajectory, parts = self.active[i], list[Written]()
-        known, choice = trajectory.whole().clone(), trajectory.choice(trajectory.request.choice)
-        known[trajectory.place(trajectory.due())] = self.model.vocab.mask
-        while trajectory.error is None and len(positions := trajectory.asked()):
-            log_x = self._log_x(torch.full_like(positions, i), positions)
+    def written_in_turn(self) -> dict[int, Written]:
+        """What the sequences write that ask for distributions in turn, each given the tokens that it drew before."""
+        known, parts = dict[int, Tensor](), dict[int, list[Written]]()
+        for i, trajectory in enumerate(self.active):
+            if trajectory.in_turn:
+                known[i], parts[i] = trajectory.whole().clone(), []
+                known[i][trajectory.place(trajectory.due())] = self.model.vocab.mask
+        while segments := self._asked(known):
+            counts = [len(positions) for _, positions in segments]
+            which = torch.repeat_interleave(torch.tensor([i for i, _ in segments]), torch.tensor(counts))
+            log_x = self._log_x(which, torch.cat([positions for _, positions in segments]))
             log_x[:, self.model.vocab.mask] = NEVER
-            weights, places = log_x, trajectory.place(positions)
-            if (rules := trajectory.rules()) is not None:
-                try:
-                    weights = rules(log_x, places, known, self.model.vocab)
-                except UserError as error:
-                    trajectory.stuck(error)
-                    continue
-            tokens = trajectory.draw(choice.chances(weights)).cpu()
-            known[places] = tokens
-            parts.append(read_off(log_x, positions, tokens, self.tops))
-        return self._joined(parts)
+            rows = dict(zip([i for i, _ in segments], log_x.split(counts), strict=True))
+            drawn = self._drawn_in_turn(segments, rows, known)
+            parts = {i: part + drawn.get(i, []) for i, part in parts.items()}
+        return {i: self._joined(part) for i, part in parts.items()}
+
+    def _asked(self, numbers: Iterable[int]) -> Segments:
+        """What sequences ask for next."""
+        asked = [(i, self.active[i].asked()) for i in numbers if self.active[i].error is None]
+        return [(i, positions) for i, positions in asked if len(positions)]
+
+    def _drawn_in_turn(
+        self, segments: Segments, rows: dict[int, Tensor], known: dict[int, Tensor]
+    ) -> dict[int, list[Written]]:
+        """Let sequences draw from rows of log x̂ under their rules, and note what they draw in `known`."""
+        weights, written = dict[int, Tensor](), dict[int, list[Written]]()
+        for i, positions in segments:
+            trajectory, rules = self.active[i], self.active[i].rules()
+            try:
+                place = trajectory.place(positions)
+                weights[i] = rows[i] if rules is None else rules(rows[i], place, known[i], self.model.vocab)
+            except UserError as error:
+                trajectory.stuck(error)
+        positions_of = dict(segments)
+        for choice, members in self._by_choice([one for one in segments if one[0] in weights]).items():
+            chances = choice.chances(torch.cat([weights[i] for i in members]))
+            for i, part in zip(members, chances.split([len(weights[i]) for i in members]), strict=True):
+                place = self.active[i].place(positions_of[i])
+                tokens = known[i][place] = self.active[i].draw(part).cpu()
+                written[i] = [read_off(rows[i], positions_of[i], tokens, self.tops)]
+        return written
 
     def _joined(self, parts: Sequence[Written]) -> Written:
         empty = torch.empty(0, self.tops)
