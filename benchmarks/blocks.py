@@ -8,9 +8,9 @@ places. A call of MDLM reads the whole text wherever it is, so one call is timed
     ar            one token a call, keys and values cached
     block B       blocks of B, one token a call
     block B / c   blocks of B in c calls (the reveal plan with c steps)
-    speculative   a round: some tokens drafted in one call, and checked in another by the law of blocks of one token.
-                  Random weights say nothing about how many are accepted: calls a token and the length of a draft are
-                  those of a trained model (--trained), and a round with drafts of that length is timed here.
+    speculative   every call checks a tree of drafted tokens by the law of blocks of one token, and drafts the next.
+                  Random weights say nothing about how many are accepted: calls a token and the columns of a call are
+                  those of a trained model (--trained), and a call with as many columns is timed here.
     mdlm          the reveal plan, one token a call, whole canvas
 
 With one thread the clock is that of the process, so that others may use the machine meanwhile. Several lengths show
@@ -29,21 +29,25 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 import unmask
 from measure import sgemm_peak
 from sampling import NETWORKS
 from unmask.config import Config, ModelConfig
 from unmask.models import registry
+from unmask.models.block_diffusion import BlockDiffusion, CachedBlocks
 from unmask.models.language_model import LanguageModel
 from unmask.networks.kernels.packed_linear import PackedWeights
 from unmask.process.keys import Keys
 from unmask.sampling import Batcher, BlockByBlock, FirstHitting, LeftToRight, Request, RevealPlan, Sampler, Slot
 from unmask.sampling.params import SamplingParams
+from unmask.sampling.sampler import SlotColumns
 from unmask.training.memory import keep_pages
 from unmask.types import Vocab
 
@@ -95,43 +99,60 @@ def places(length: int) -> list[int]:
     return [int((i + 0.5) * length / PLACES) // WRITTEN * WRITTEN for i in range(PLACES)]
 
 
-class Round:
-    """The two calls of a speculative round for a batch of texts, from one place on."""
+class Drafts(NamedTuple):
+    """What speculation by a trained model takes: means over its calls."""
 
-    def __init__(self, model: LanguageModel, place: int, batch: int, n: int) -> None:
-        self.model, self.place, self.n, self.denoiser = model, place, n, model.denoiser()
-        self.packed = PackedWeights()
-        length = place + n + 1
+    calls: float  # a token
+    columns: int  # of a call, without the tokens of the call before
+    accepted: float  # tokens of a call
+    drafted: float
+
+
+class SpeculativeCall:
+    """A call of speculation for a batch of texts, from one place on; it reads again what the last one has written."""
+
+    def __init__(self, model: LanguageModel, place: int, batch: int, drafts: Drafts) -> None:
+        self.model, self.denoiser, self.packed = model, model.denoiser(), PackedWeights()
+        self.n, length, again = drafts.columns, place + drafts.columns, round(drafts.accepted) + 1
         self.z = torch.randint(0, model.vocab.mask, (batch, length), generator=torch.Generator().manual_seed(place))
+        columns = SlotColumns(place + torch.arange(self.n) % 8, torch.ones(self.n, self.n).tril().bool())
+        self.slots = [Slot(row, place - again, None, 0, place, None, columns) for row in range(batch)]
+        self.queries = torch.arange(place, length).expand(batch, -1)
+        self.asked = again + 2  # rows of the head: what is checked, and drafts for two places
         self()  # which also reads the prompts
 
     def __call__(self) -> float:
-        """Seconds of a round."""
+        """Seconds of a call."""
         start = clock()
         with self.packed.in_use():
-            self._calls()
+            t = torch.ones(len(self.z), dtype=torch.float64)
+            hidden = self.denoiser.hidden(self.z, t, None, None, self.queries, self.slots)
+            self.denoiser.log_x(hidden[:, : self.asked].flatten(0, 1)).exp()
         return clock() - start
 
-    def _calls(self) -> None:
-        for count, block in ((self.n, None), (self.n + 1, 1)):
-            z = self.z[:, : self.place + count].clone()
-            if block is None:
-                z[:, self.place :] = self.model.vocab.mask
-            slots = [Slot(row, self.place, None, 0, self.place, block) for row in range(len(z))]
-            queries = torch.arange(self.place, self.place + count).expand(len(z), -1)
-            hidden = self.denoiser.hidden(z, torch.ones(len(z), dtype=torch.float64), None, None, queries, slots)
-            self.denoiser.log_x(hidden.flatten(0, 1)).exp()
+
+class CountedColumns(CachedBlocks):
+    """A denoiser that counts what it is asked to read."""
+
+    columns = 0
+
+    def hidden(self, *args: Any, slots: Sequence[Slot] = (), **more: Any) -> Tensor:
+        """As ever, and counted."""
+        self.columns += sum(len(slot.columns.place) for slot in slots if slot.columns is not None)
+        return super().hidden(*args, slots=slots, **more)
 
 
-def drafts_of(name: str, **choice: float | None) -> tuple[float, int, float]:
-    """Calls a token, tokens of a draft, and the share of them that is accepted, of a trained model."""
+def drafts_of(name: str, **choice: float | None) -> Drafts:
+    """What speculation takes by a trained model, over eight texts."""
     lm = unmask.load(name)
+    denoiser = CountedColumns(cast(BlockDiffusion, lm.model))
+    lm.model.denoiser = lambda: denoiser  # type: ignore[attr-defined]
     samples = lm.write([lm.prompt_canvas("")] * 8, SamplingParams(sampler="speculative", **choice))
     calls, drafted, accepted = (
         sum(getattr(sample, name) for sample in samples) for name in ("network_calls", "drafted", "accepted")
     )
     tokens = sum(len(sample.ids) for sample in samples)
-    return calls / tokens, max(1, round(2 * drafted / calls)), accepted / drafted
+    return Drafts(calls / tokens, round(denoiser.columns / calls), accepted / calls, drafted / calls)
 
 
 def attention(name: str, batch: int, place: int, columns: int) -> float:
@@ -160,16 +181,16 @@ WAYS: dict[str, tuple[str, Sampler, float, int]] = {  # method, sampler, calls a
 
 
 def seconds_a_token(
-    args: argparse.Namespace, models: dict[str, LanguageModel], length: int, draft: int, calls: float
+    args: argparse.Namespace, models: dict[str, LanguageModel], length: int, drafts: Drafts | None
 ) -> dict[str, float]:
     """Seconds that each way takes for a token of each text of the batch: one round."""
     costs: dict[str, list[float]] = {}
     for place in places(length):
         for name, (method, sampler, *_) in WAYS.items():
             costs.setdefault(name, []).append(Writing(models[method], sampler, place, args.batch)())
-        if draft:
-            a_round = Round(models["block"], place, args.batch, draft)()
-            costs.setdefault("speculative", []).append(a_round * calls / 2)
+        if drafts is not None:
+            a_call = SpeculativeCall(models["block"], place, args.batch, drafts)()
+            costs.setdefault("speculative", []).append(a_call * drafts.calls)
     if not args.no_mdlm:
         whole = Batcher(models["mdlm"].denoiser(), args.batch)
         for row in range(args.batch):
@@ -199,10 +220,14 @@ def main() -> None:
     torch.set_num_threads(args.threads)
     keep_pages()
     calls = {name: each for name, (_, _, each, _) in WAYS.items()} | {"mdlm": 1.0}
-    draft = 0
+    drafts = None
     if args.trained is not None:
-        calls["speculative"], draft, share = drafts_of(args.trained, temperature=args.temperature, top_p=args.top_p)
-        print(f"speculative: drafts of {draft} tokens, {share:.2f} of them accepted, as by {args.trained}")
+        drafts = drafts_of(args.trained, temperature=args.temperature, top_p=args.top_p)
+        calls["speculative"] = drafts.calls
+        print(
+            f"speculative, as by {args.trained}: a call has {drafts.columns} columns, and {drafts.accepted:.2f} of "
+            f"{drafts.drafted:.2f} drafted tokens are accepted"
+        )
     methods = ("ar", "block") if args.no_mdlm else ("ar", "block", "mdlm")
     models = {method: random_model(args.network, method, args.kind) for method in methods}
     results = []
@@ -210,7 +235,7 @@ def main() -> None:
         rounds = []
         for number in range(args.rounds):
             with torch.no_grad():
-                rounds.append(seconds_a_token(args, models, length, draft, calls.get("speculative", 0.0)))
+                rounds.append(seconds_a_token(args, models, length, drafts))
             print(f"L = {length}, round {number + 1} of {args.rounds}", file=sys.stderr)
         token = {name: statistics.median(one[name] for one in rounds) for name in rounds[0]}
         seen = {

@@ -74,6 +74,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("-n", type=int, default=8, help="samples of each prompt")
     parser.add_argument("--length", type=int, default=64)
+    parser.add_argument("--how", type=json.loads, action="append", help="measure these settings instead of a grid")
     parser.add_argument("--plans-at", type=json.loads, help='compare samplers at these, {"temperature": 0.7}')
     args = parser.parse_args()
     import torch
@@ -89,13 +90,21 @@ def main() -> None:
     grid: list[dict[str, Any]] = [{"temperature": t} | ({"top_p": p} if p else {}) for t, p in CHOICES]
     if args.plans_at is not None:
         grid = [args.plans_at | plan for plan in PLANS]
+    grid = args.how or grid
     done = [point["how"] for point in data["points"]]
     for how in grid:
         if how not in done:
             data["points"].append(measure(lm, judge, args.prompt, args.n, args.length, how))
             args.out.write_text(json.dumps(data, indent=1))
             point = data["points"][-1]
-            figures = ("gen_perplexity", "entropy", "distinct_2", "repetition_4", "self_bleu_4")
+            figures = (
+                "gen_perplexity",
+                "network_calls_per_sample",
+                "entropy",
+                "distinct_2",
+                "repetition_4",
+                "self_bleu_4",
+            )
             print(how, {key: round(point[key], 3) for key in figures}, file=sys.stderr, flush=True)
 
 

@@ -22,9 +22,9 @@ from .data.tokenization import Tokenizer
 from .errors import UserError, at_least, nearest
 from .evaluation.distributions import Marginals
 from .evaluation.gap_lengths import GapLengths, compare_lengths
-from .evaluation.likelihood import eval_keys, evaluating
+from .evaluation.likelihood import eval_keys, evaluating, note_untrained
 from .evaluation.predictions import diffusion
-from .models.block_diffusion import whole_row
+from .models.block_diffusion import as_blocks, whole_row
 from .models.language_model import LanguageModel
 from .process.keys import Keys
 from .sampling import BlockByBlock, Choice, Request, Windows, run_particles
@@ -224,6 +224,8 @@ class LM:
         sampler = params.plan(self.prompt_builder)
         if params.block is not None:
             sampler.check(self.model)  # first: what else is wrong with it may be its blocks
+            if (blocks := as_blocks(self.model)) is not None and params.block < len(canvas.ids):
+                note_untrained(blocks.in_blocks(params.block))
         return Request(
             row,
             canvas.ids,

@@ -119,7 +119,7 @@ def _warn(text: str) -> None:
 
 
 def note_untrained(model: LanguageModel) -> None:
-    """Say once if the network was not trained on the block size by which it is scored."""
+    """Say once if the network was not trained on the block size by which it is scored, or writes."""
     facts = model.describe()
     if "trained_blocks" in facts:
         law = f"block size {facts['block']}" if model.block_size else "the whole row as one block"

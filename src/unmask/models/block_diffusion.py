@@ -340,8 +340,9 @@ class CachedBlocks(ModelDenoiser):
         begin = torch.tensor([0 if row.slot.block is None else row.slot.block for row in rows])[:, None]
         begin = torch.where(begin > 0, place // begin.clamp(min=1) * begin, 0)
         sees = torch.where(is_noisy, torch.maximum(begin, clean[:, None]), sees)
+        tokens = z.gather(1, place[:, width - new :].clamp(min=0).to(device))
+        among = _laid_out(rows, place, sees, is_noisy, new, device)
         valid, shown = place >= 0, place[:, width - new :].clamp(min=0).to(device)
-        tokens = z.gather(1, shown)
         single = torch.tensor([row.slot.block == 1 for row in rows])[:, None]
         tokens = tokens.masked_fill((is_noisy & single)[:, width - new :].to(device), self.vocab.mask)
         queries = torch.full((len(rows), 1), new - 1, device=device)
@@ -351,7 +352,7 @@ class CachedBlocks(ModelDenoiser):
         hidden, cache = model.backbone(
             tokens,
             condition=model.condition(z, t, label),
-            attention=Streams(place.to(device), sees.to(device), is_noisy.to(device)),
+            attention=Streams(place.to(device), sees.to(device), is_noisy.to(device), among),
             valid=None if valid.all() else valid.to(device),
             positions=shown,
             queries=queries if some else None,
@@ -418,6 +419,21 @@ class _Row:
     def new(self) -> int:
         """The number of columns that must be read."""
         return self.seen - self.kept + self.noisy
+
+
+def _laid_out(
+    rows: Sequence[_Row], place: Tensor, sees: Tensor, noisy: Tensor, new: int, device: torch.device
+) -> Tensor | None:
+    """Put the noisy columns of rows where their slots say; (B, N, N): which of the N new columns see each other."""
+    if all(row.slot.columns is None for row in rows):
+        return None
+    sees, noisy = sees[:, -new:], noisy[:, -new:]
+    among = (sees[:, :, None] == sees[:, None]) & noisy[:, :, None] & noisy[:, None]
+    for i, row in enumerate(rows):
+        if row.slot.columns is not None and row.noisy:  # else only a prompt is read
+            place[i, -row.noisy :] = row.slot.columns.place
+            among[i, -row.noisy :, -row.noisy :] = row.slot.columns.sees
+    return among.to(device)
 
 
 def _counted(slots: Sequence[Slot]) -> list[tuple[int, Slot]]:

@@ -124,7 +124,7 @@ SAMPLERS: dict[str, SamplerEntry] = {
     "speculative": SamplerEntry(
         Speculative,
         "left to right, block size 1",
-        "block models only: drafts of up to k tokens, checked in one call",
+        "block models only: a tree of k drafted tokens, checked in one call",
         "exact, that of blocks of one token",
     ),
     "order": SamplerEntry(

@@ -21,7 +21,15 @@ from ..process.schedule import Schedule
 from ..types import Vocab
 from .choice import Choice
 from .request import NOTHING, Request, Written
+from .rules import Rules
 from .settings import check_settings
+
+
+class SlotColumns(NamedTuple):
+    """What a model that writes in blocks reads after clean tokens, where that is not one token for each position."""
+
+    place: Tensor  # (n,) the position of each column
+    sees: Tensor  # (n, n) bool: which of them each one sees, besides all clean tokens
 
 
 class Slot(NamedTuple):
@@ -33,6 +41,7 @@ class Slot(NamedTuple):
     shared: int  # ... this many
     clean: int = 0  # tokens at the beginning that are final, as far as the model is concerned: earlier blocks
     block: int | None = None  # tokens of a block; None: all tokens from `clean` on are one block
+    columns: SlotColumns | None = None  # what the tokens from `clean` on are, if not one for each position
 
 
 class Denoiser(Protocol):
@@ -113,7 +122,7 @@ class Trajectory(ABC):
 
     ruled = True  # whether scores are computed under the user's rules, or from the network's distribution alone
     final = True  # whether a written token stays
-    in_turn = False  # whether it draws tokens itself, one after another (`draw`)
+    in_turn = False  # whether it asks for distributions in turn and draws tokens itself (`asked`, `draw`)
     drafts = 0, 0  # tokens that it drafted, and how many of them were accepted
 
     def __init__(self, request: Request, vocab: Vocab) -> None:
@@ -127,6 +136,7 @@ class Trajectory(ABC):
         self.kept = 0  # tokens at the beginning of `canvas` that are unchanged since the last call
         self.clean = 0  # of a model that writes in blocks, as in `Slot`
         self.block: int | None = None
+        self.columns: SlotColumns | None = None
         self.error: UserError | None = None  # why it cannot go on
         self.log_weight = 0.0  # under a constraint: how much likelier the run is for the free sampler that it followed
         self.cuts_spans = True  # whether a step looks at no more of a span than what it writes depends on
@@ -158,15 +168,23 @@ class Trajectory(ABC):
         """Log-probabilities (k, V) that tokens are drawn from, given log x̂ of positions (k,) that are due: x̂ itself."""
         return log_x
 
-    def draw(self, chances: Tensor, position: int) -> int:
-        """A token for a position that is due, from chances (V,) given the tokens of the positions before it.
+    def asked(self) -> Tensor:
+        """Of the positions that are due, those whose distributions it wants next; none: the step is complete.
 
-        Only called if it draws `in_turn`. Then it may end the step: `due` says what is left of it.
+        Only called if it draws `in_turn`.
         """
         raise NotImplementedError
 
+    def rules(self) -> Rules | None:
+        """The rules for what it asks in turn."""
+        return self.request.rules
+
+    def draw(self, chances: Tensor) -> Tensor:
+        """(n,) tokens for the positions that it asked for, from chances (n, V)."""
+        raise NotImplementedError
+
     def stuck(self, error: UserError) -> None:
-        """Take note that the rules leave nothing to draw for the next position."""
+        """Take note that the rules leave nothing to draw for the positions that it asked for."""
         self.error = error
 
     def uniform(self, positions: Tensor) -> Tensor:
@@ -229,7 +247,7 @@ class Trajectory(ABC):
         """The slot as of the next call."""
         writable = torch.nonzero(self.free) if self.prompt is not None and not self.calls else NOTHING
         shared = int(writable[0]) if len(writable) else 0
-        return Slot(self.slot, self.kept, self.prompt, shared, self.clean, self.block)
+        return Slot(self.slot, self.kept, self.prompt, shared, self.clean, self.block, self.columns)
 
 
 class OuterTrajectory(Trajectory):

@@ -253,7 +253,7 @@ def steps_setting(default: int | None = STEPS) -> Any:
 def k_setting(default: int | None = 1) -> Any:
     """The number of tokens that an order writes at a time."""
     instead = ("steps", "threshold", "entropy_bound")
-    about = "Tokens per step, for orders; speculative: of a draft, at most"
+    about = "Tokens per step, for orders; speculative: drafted tokens of a call, instead of what saves most time"
     return setting(default, about, title="Tokens per step", least=1, instead=instead)
 
 

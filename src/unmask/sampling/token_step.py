@@ -6,7 +6,7 @@ ever made. Guidance, rules, replay and the drawing of tokens are implemented her
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields, replace
 
 import numpy as np
@@ -39,12 +39,10 @@ def advance_tokens(model: TokenDenoiser, trajectories: Sequence[Trajectory]) -> 
     for trajectory, scores in zip(trajectories, rows.scores(candidates), strict=True):
         if scores is not None:
             trajectory.choose(scores)
-    due = [trajectory.due() for trajectory in trajectories]
+    due = [NOTHING if trajectory.in_turn else trajectory.due() for trajectory in trajectories]
     rows.confine(due)
-    return [
-        part.part(0, len(trajectory.due())) if trajectory.in_turn else part
-        for part, trajectory in zip(rows.written(due), trajectories, strict=True)
-    ]
+    in_turn = rows.written_in_turn()
+    return [in_turn.get(i, written) for i, written in enumerate(rows.written(due))]
 
 
 class _HeadRows:
@@ -80,6 +78,7 @@ class _HeadRows:
         self.kept_at = torch.full_like(self.column, -1)  # which row of `kept` a position has
         self.pending: dict[int, list[int]] = {}  # by sequence: its canvas with what this step has written so far
         self.at_once = rows_at_once(model.vocab.size, LOGITS_AT_ONCE)
+        self.tops = min(max(request.tops for request in requests), model.vocab.size - 1)
 
     def _chunks(self, wanted: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor, Segments]]:
         """Positions of all sequences in chunks: the sequence of each, the positions, and the positions by sequence."""
@@ -156,14 +155,58 @@ class _HeadRows:
 
     def written(self, due: Sequence[Tensor]) -> list[Written]:
         """A token for every position that is due."""
-        m = min(max(trajectory.request.tops for trajectory in self.active), self.model.vocab.size - 1)
-        empty = torch.empty(0, m)
-        parts = [Written(NOTHING, NOTHING, torch.empty(0, dtype=torch.float64), empty.long(), empty)]
-        parts += [self._write(*chunk, m) for chunk in self._chunks(due)]
-        whole = Written(*(torch.cat([getattr(part, f.name) for part in parts]) for f in fields(Written)))
+        whole = self._joined([self._write(*chunk, self.tops) for chunk in self._chunks(due)])
         counts = [len(positions) for positions in due]
         ends = torch.tensor(counts).cumsum(0).tolist()
         return [whole.part(end - count, end) for count, end in zip(counts, ends, strict=True)]
+
+    def written_in_turn(self) -> dict[int, Written]:
+        """What the sequences write that ask for distributions in turn, each given the tokens that it drew before."""
+        known, parts = dict[int, Tensor](), dict[int, list[Written]]()
+        for i, trajectory in enumerate(self.active):
+            if trajectory.in_turn:
+                known[i], parts[i] = trajectory.whole().clone(), []
+                known[i][trajectory.place(trajectory.due())] = self.model.vocab.mask
+        while segments := self._asked(known):
+            counts = [len(positions) for _, positions in segments]
+            which = torch.repeat_interleave(torch.tensor([i for i, _ in segments]), torch.tensor(counts))
+            log_x = self._log_x(which, torch.cat([positions for _, positions in segments]))
+            log_x[:, self.model.vocab.mask] = NEVER
+            rows = dict(zip([i for i, _ in segments], log_x.split(counts), strict=True))
+            drawn = self._drawn_in_turn(segments, rows, known)
+            parts = {i: part + drawn.get(i, []) for i, part in parts.items()}
+        return {i: self._joined(part) for i, part in parts.items()}
+
+    def _asked(self, numbers: Iterable[int]) -> Segments:
+        """What sequences ask for next."""
+        asked = [(i, self.active[i].asked()) for i in numbers if self.active[i].error is None]
+        return [(i, positions) for i, positions in asked if len(positions)]
+
+    def _drawn_in_turn(
+        self, segments: Segments, rows: dict[int, Tensor], known: dict[int, Tensor]
+    ) -> dict[int, list[Written]]:
+        """Let sequences draw from rows of log x̂ under their rules, and note what they draw in `known`."""
+        weights, written = dict[int, Tensor](), dict[int, list[Written]]()
+        for i, positions in segments:
+            trajectory, rules = self.active[i], self.active[i].rules()
+            try:
+                place = trajectory.place(positions)
+                weights[i] = rows[i] if rules is None else rules(rows[i], place, known[i], self.model.vocab)
+            except UserError as error:
+                trajectory.stuck(error)
+        positions_of = dict(segments)
+        for choice, members in self._by_choice([one for one in segments if one[0] in weights]).items():
+            chances = choice.chances(torch.cat([weights[i] for i in members]))
+            for i, part in zip(members, chances.split([len(weights[i]) for i in members]), strict=True):
+                place = self.active[i].place(positions_of[i])
+                tokens = known[i][place] = self.active[i].draw(part).cpu()
+                written[i] = [read_off(rows[i], positions_of[i], tokens, self.tops)]
+        return written
+
+    def _joined(self, parts: Sequence[Written]) -> Written:
+        empty = torch.empty(0, self.tops)
+        none = Written(NOTHING, NOTHING, torch.empty(0, dtype=torch.float64), empty.long(), empty)
+        return Written(*(torch.cat([getattr(part, f.name) for part in (none, *parts)]) for f in fields(Written)))
 
     def _write(self, which: Tensor, positions: Tensor, segments: Segments, m: int) -> Written:
         """Tokens for one chunk of rows, which may belong to several sequences."""
@@ -179,7 +222,6 @@ class _HeadRows:
         if len(confined):
             uniform = torch.cat([step.trajectory.uniform(torch.from_numpy(step.start + at)) for step, at in owners])
             tokens[confined] = draw_tokens(owners, shaped[confined.to(shaped.device)], uniform)
-        self._in_turn(tokens, log_x, segments)
         replayed = torch.zeros(len(which), dtype=torch.bool)
         for i, p in segments:
             target = self.active[i].request.target
@@ -212,8 +254,6 @@ class _HeadRows:
             rules = trajectory.request.rules
             if rules is None or not rules.phrases or trajectory.request.target is not None or trajectory.error:
                 continue
-            if trajectory.in_turn:  # has been told what is before each token
-                continue
             try:
                 self._without_phrases(trajectory, rules, self._known(i), tokens[rows], shaped[rows], positions)
             except UserError as error:
@@ -226,27 +266,6 @@ class _HeadRows:
             whole[self.active[i].place(self.active[i].due())] = self.model.vocab.mask
             self.pending[i] = whole.tolist()
         return self.pending[i]
-
-    def _in_turn(self, tokens: Tensor, log_x: Tensor, segments: Segments) -> None:
-        """Tokens of the trajectories that draw them one after another; rules know those before."""
-        start = 0
-        for i, positions in segments:
-            trajectory, request, first = self.active[i], self.active[i].request, start
-            start += len(positions)
-            if not trajectory.in_turn or trajectory.error:
-                continue
-            known, choice = self._known(i), trajectory.choice(request.choice)
-            for row, position in enumerate(positions.split(1), first):
-                if position not in trajectory.due():
-                    break
-                weights, place = log_x[row : row + 1], trajectory.place(position)
-                if request.rules is not None:
-                    try:
-                        weights = request.rules(weights, place, torch.tensor(known), self.model.vocab)
-                    except UserError as error:
-                        trajectory.stuck(error)
-                        break
-                known[int(place)] = tokens[row] = trajectory.draw(choice.chances(weights)[0], int(position))
 
     def _without_phrases(
         self, trajectory: Trajectory, rules: Rules, canvas: list[int], tokens: Tensor, shaped: Tensor, positions: Tensor
@@ -276,7 +295,7 @@ class _HeadRows:
         groups: dict[Choice, list[int]] = {}
         for i, _ in segments:
             request = self.active[i].request
-            if request.target is None and not self.active[i].in_turn:
+            if request.target is None:
                 groups.setdefault(self.active[i].choice(request.choice), []).append(i)
         return groups
 
@@ -304,7 +323,7 @@ class _HeadRows:
             trajectory, rules = self.active[i], self.active[i].request.rules
             rows = log_x[start : start + len(positions)]
             start += len(positions)
-            if rules is not None and (trajectory.ruled or not scoring) and not trajectory.in_turn:
+            if rules is not None and (trajectory.ruled or not scoring):
                 try:
                     rows = rules(rows, trajectory.place(positions), trajectory.whole(), self.model.vocab)
                 except UserError as error:  # it is this sequence that ends, and not the others of the batch

@@ -20,6 +20,7 @@ from ..data.rows import capacity
 from ..types import UserError
 from .orders import GivenOrder
 from .request import Request
+from .rules import Rules
 from .sampler import OuterTrajectory, Sampler, TokenDenoiser, Trajectory
 
 
@@ -107,7 +108,7 @@ class _WindowTrajectory(OuterTrajectory):
     def _show(self) -> None:
         self.canvas, self.free, self.t = self.inner.canvas, self.inner.free, self.inner.t
         self.kept, self.ruled, self.in_turn = self.inner.kept, self.inner.ruled, self.inner.in_turn
-        self.clean, self.block = self.inner.clean, self.inner.block
+        self.clean, self.block, self.columns = self.inner.clean, self.inner.block, self.inner.columns
         if not self.inner.finished:
             self.step = self.steps + self.inner.step
 
@@ -115,8 +116,14 @@ class _WindowTrajectory(OuterTrajectory):
     def prompt(self) -> tuple[int, ...] | None:
         return None if self.request.prompt is None else (id(self.request.prompt), self.start)
 
-    def draw(self, chances: Tensor, position: int) -> int:
-        return self.inner.draw(chances, position)
+    def asked(self) -> Tensor:
+        return self.inner.asked()
+
+    def rules(self) -> Rules | None:
+        return self.inner.rules()
+
+    def draw(self, chances: Tensor) -> Tensor:
+        return self.inner.draw(chances)
 
     def stuck(self, error: UserError) -> None:
         self.inner.stuck(error)
@@ -127,7 +134,7 @@ class _WindowTrajectory(OuterTrajectory):
         (drafted, accepted), before = self.drafts, self.inner.drafts
         changed, tokens = self.inner.write(positions, tokens)
         self.drafts = drafted + self.inner.drafts[0] - before[0], accepted + self.inner.drafts[1] - before[1]
-        places = self.place(changed)
+        places = changed - self.first + self.start
         self.total[self.start : self._end] = self.inner.whole()[self.first :][: self._end - self.start]
         if self.inner.finished and self._move():
             self.steps = self.step + 1
@@ -137,7 +144,13 @@ class _WindowTrajectory(OuterTrajectory):
         return places, tokens
 
     def place(self, positions: Tensor) -> Tensor:
-        return positions - self.first + self.start
+        return self.inner.place(positions) - self.first + self.start
+
+    def under_way(self) -> tuple[int, int] | None:
+        if (block := self.inner.under_way()) is None:
+            return None
+        start, end = (place - self.first + self.start for place in block)
+        return max(0, start), min(end, len(self.total))  # without the frame
 
     def whole(self) -> Tensor:
         return self.total

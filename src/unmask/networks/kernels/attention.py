@@ -194,12 +194,13 @@ class Streams(Attention):
     """Clean and noisy columns of any order and number, other ones in each row.
 
     A column sees the clean columns at positions below its `sees`. A noisy column also sees the noisy ones with the same
-    `sees`: those of its block.
+    `sees`, those of its block; or those that `among` names.
     """
 
     place: Tensor  # (B, L) the position of each column
     sees: Tensor  # (B, L)
     noisy: Tensor  # (B, L) bool
+    among: Tensor | None = None  # (B, N, N) bool: which of the last N columns, the noisy ones among them, see which
     masks: dict[Any, Tensor | None] = field(default_factory=dict)  # made once for all blocks of a network
     cacheable = True
 
@@ -216,7 +217,12 @@ class Streams(Attention):
     @override
     def mask(self, query: Tensor, key: Tensor) -> Tensor:
         row = torch.arange(len(self.place), device=query.device)[:, None, None]
-        sees, together = self.sees[row, query], self.noisy[row, query] & (self.sees[row, query] == self.sees[row, key])
+        sees = self.sees[row, query]
+        if self.among is None:
+            together = self.noisy[row, query] & (sees == self.sees[row, key])
+        else:
+            first = self.place.shape[1] - self.among.shape[1]
+            together = self.among[row, (query - first).clamp(min=0), (key - first).clamp(min=0)]
         return torch.where(self.noisy[row, key], together, self.place[row, key] < sees)
 
     @override
