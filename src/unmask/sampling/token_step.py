@@ -17,7 +17,7 @@ from ..errors import UserError
 from ..process.chunks import rows_at_once
 from ..process.masking import at_tokens
 from .choice import NEVER, Choice
-from .constrained import SpanStep, add_rows, draw_tokens, needed, parts, solve
+from .constrained import Part, SpanStep, add_rows, draw_tokens, needed, parts, solve
 from .request import NOTHING, Written, read_off
 from .rules import Rules
 from .sampler import Slot, TokenDenoiser, Trajectory, stack
@@ -31,16 +31,21 @@ LOGITS_AT_ONCE = 2**25  # float32 logits held at a time (128 MiB)
 def advance_tokens(model: TokenDenoiser, trajectories: Sequence[Trajectory]) -> list[Written | None]:
     """One network call for all trajectories: tokens for the positions that are due."""
     candidates = [trajectory.candidates() for trajectory in trajectories]
-    wanted = [
-        needed(trajectory, c if len(c) else trajectory.due(), trajectory.request.constraint is None or model.one_way)
-        for c, trajectory in zip(candidates, trajectories, strict=True)
+    asked = [c if len(c) else trajectory.due() for c, trajectory in zip(candidates, trajectories, strict=True)]
+    spans = [  # where positions are scored first it is not yet known which of them are due
+        parts(trajectory, positions.numpy(), trajectory.request.constraint is None or model.one_way, len(c) > 0)
+        for trajectory, positions, c in zip(trajectories, asked, candidates, strict=True)
     ]
+    wanted = [needed(positions, some) for positions, some in zip(asked, spans, strict=True)]
     rows = _HeadRows(model, trajectories, wanted)
     for trajectory, scores in zip(trajectories, rows.scores(candidates), strict=True):
         if scores is not None:
             trajectory.choose(scores)
     due = [trajectory.due() for trajectory in trajectories]
-    rows.confine(due)
+    for i, c in enumerate(candidates):
+        if len(c):
+            spans[i] = parts(trajectories[i], due[i].numpy(), model.one_way)
+    rows.confine(due, spans)
     return [
         part.part(0, len(trajectory.due())) if trajectory.in_turn else part
         for part, trajectory in zip(rows.written(due), trajectories, strict=True)
@@ -68,7 +73,7 @@ class _HeadRows:
         queries = torch.nn.utils.rnn.pad_sequence([*wanted, *(wanted[i] for i in guided)], batch_first=True)
         if not queries.shape[1]:  # an ancestral step after the last reveal: one column, as no network accepts zero
             queries = queries.new_zeros(len(every), 1)
-        self.column = torch.zeros(len(trajectories), z.shape[1], dtype=torch.int64)  # of a position in `hidden`
+        self.column = torch.full((len(trajectories), z.shape[1]), -1)  # of a position in `hidden`
         for i, positions in enumerate(wanted):
             self.column[i, positions] = torch.arange(len(positions))
         counts = [len(positions) for positions in wanted]
@@ -100,19 +105,13 @@ class _HeadRows:
                 parts[i].append(self.active[i].score(rows).cpu())
         return [torch.cat(scores) if scores else None for scores in parts]
 
-    def confine(self, due: Sequence[Tensor]) -> None:
-        """For sequences with a constraint: draw the classes of tokens that the due positions get."""
+    def confine(self, due: Sequence[Tensor], spans: Sequence[Sequence[Part]]) -> None:
+        """For sequences with a constraint: draw the classes of tokens that the due positions of these parts get."""
         known = [NOTHING] * len(due)
         for i, trajectory in enumerate(self.active):
-            constraint = trajectory.request.constraint
-            if constraint is not None and trajectory.error is None:
-                self.spans[i] = [
-                    SpanStep(trajectory, span, part, due[i])
-                    for span in constraint.spans
-                    if span.holds(due[i])
-                    for part in parts(trajectory, span, due[i].numpy(), self.model.one_way)
-                ]
-                known[i] = torch.cat([NOTHING, *(torch.from_numpy(step.start + step.known) for step in self.spans[i])])
+            if spans[i] and trajectory.error is None:
+                self.spans[i] = [SpanStep(trajectory, part, due[i]) for part in spans[i]]
+                known[i] = torch.cat([torch.from_numpy(step.start + step.known) for step in self.spans[i]])
         keeps = sum(map(len, due)) <= self.at_once
         for which, positions, segments in self._chunks(known):
             log_x, shaped = self._shaped(which, positions, segments)
@@ -147,7 +146,8 @@ class _HeadRows:
         for i, positions in segments:
             for step in self.spans.get(i, ()) if self.active[i].error is None else ():
                 at = positions.numpy() - step.start
-                inside = np.flatnonzero((at >= 0) & (at < len(step.weights)))
+                inside = np.flatnonzero((at >= 0) & (at < len(step.open)))
+                inside = inside[step.open[at[inside]]]
                 if len(inside):
                     owners.append((step, at[inside]))
                     rows.append(torch.from_numpy(begin + inside))
@@ -283,7 +283,9 @@ class _HeadRows:
     def _log_x(self, which: Tensor, positions: Tensor) -> Tensor:
         """Log x̂ (N, V) at positions of sequences, with guidance where it was asked for."""
         device = self.hidden.device
-        columns = self.column[which, positions].to(device)
+        columns = self.column[which, positions]
+        assert (columns >= 0).all(), "a position was not asked for"
+        columns = columns.to(device)
         log_x = self.model.log_x(self.hidden[which.to(device), columns])
         twin = self.twin[which]
         guided = torch.nonzero(twin >= 0).squeeze(-1)
