@@ -46,6 +46,7 @@ class Reach:
         self._known: dict[tuple[bool, int, int], int] = {}
         self._ways: dict[tuple[tuple[States, ...], int, int], tuple[tuple[States, ...], Ways] | None] = {}
         self._held = 0  # bytes of `_ways`
+        self._completable = [self.accepting]
 
     @staticmethod
     def number(states: np.ndarray) -> int:
@@ -60,6 +61,10 @@ class Reach:
     @property
     def nbytes(self) -> int:
         """About the memory that it takes."""
+        return self._remembered + len(self._completable) * (50 + self.states // 8)
+
+    @property
+    def _remembered(self) -> int:
         return len(self._known) * (200 + self.states // 8) + self._held
 
     def step(self, states: int, label: int, ahead: bool) -> int:
@@ -78,8 +83,15 @@ class Reach:
         return known
 
     def _make_room(self) -> None:
-        if self.nbytes > MOST:
+        if self._remembered > MOST:
             self._known, self._ways, self._held = {}, {}, 0
+
+    def completable(self, n: int) -> int:
+        """The states from which n open positions can be filled."""
+        sets = self._completable
+        while len(sets) <= n and (len(sets) < 2 or sets[-1] != sets[-2]):  # from then on they are the same
+            sets.append(self.step(sets[-1], ANY, ahead=False))
+        return sets[min(n, len(sets) - 1)]
 
     def along(self, classes: Sequence[int], first: int = 1, last: int | None = None) -> list[int]:
         """(n + 1): the states that are possible before each position and at the end, given classes or `ANY` of each.
@@ -99,9 +111,13 @@ class Reach:
         """The stretches with an open position, given what `along` says; each as short as can be, from left to right."""
         result, i = [], 0
         while i < len(classes):
-            if classes[i] == ANY and 2 <= sets[i].bit_count() <= STATES and (found := self._stretch(classes, sets, i)):
-                result.append(found)
-                i = found.stop
+            if (
+                classes[i] == ANY
+                and 2 <= sets[i].bit_count() <= STATES
+                and (stretch := self._stretch(classes, sets, i))
+            ):
+                result.append(stretch)
+                i = stretch.stop
             else:
                 i += 1
         return result

@@ -207,6 +207,53 @@ def needed(positions: Tensor, parts_of: Sequence[Part]) -> Tensor:
     return torch.cat([positions, *inside]).unique()
 
 
+class Guide:
+    """Writing from left to right under a constraint, by a model that does not see what follows: no dead ends.
+
+    It knows the canvas `known`, which is written while it is asked, and in which nothing follows the next place.
+    """
+
+    def __init__(self, constraint: Constraint, known: list[int]) -> None:
+        self.known = known
+        self._at = {span: (span.start, 1) for span in constraint.spans}  # by span: up to where it was read, the state
+
+    def chances(self, place: int, weights: Tensor, choice: Choice) -> tuple[Tensor, float]:
+        """(V,) float64: what the next token is drawn from, given log weights (1, V); the log chance that it fits.
+
+        Where filters leave nothing that fits it is without them, and that chance is 0.
+        """
+        allowed = self._allowed(place, weights.device)
+        if allowed is None:
+            return choice.chances(weights)[0], 0.0
+        law = weights if choice.temperature == 0 else choice.filtered(weights)
+        fits, lost = law.masked_fill(~allowed, NEVER), False
+        if torch.isneginf(fits).all() and _filters(choice):
+            law, lost = Choice(choice.temperature).filtered(weights), True
+            fits = law.masked_fill(~allowed, NEVER)
+        if torch.isneginf(fits).all():
+            raise UserError(f"the constraint leaves no token to write at position {place}: rules forbid what it needs")
+        if choice.temperature == 0:
+            return choice.chances(fits)[0], 0.0
+        log_chance = float(fits.double().logsumexp(-1) - law.double().logsumexp(-1))
+        return torch.softmax(fits.double(), -1)[0], NEVER if lost else log_chance
+
+    def _allowed(self, place: int, device: torch.device) -> Tensor | None:
+        """(V,) bool: the tokens after which the span of a place can be completed; None: it is in none."""
+        for span, (read, state) in self._at.items():
+            if not span.start <= place < span.stop:
+                continue
+            automaton, reach = span.automaton, span.automaton.reach
+            for token in self.known[read:place]:
+                state = reach.step(state, int(automaton.classes[token]), ahead=True)
+            self._at[span] = place, state
+            after = reach.members(reach.completable(span.stop - place - 1))
+            leads = reach.members(state)[automaton.source] & after[automaton.target]
+            classes = np.zeros(automaton.n_classes + 1, dtype=bool)  # the last: tokens that never fit
+            classes[automaton.label[leads]] = True
+            return torch.from_numpy(classes[automaton.classes]).to(device)
+        return None
+
+
 class SpanStep:
     """A part of a span in one step: the chances of classes at its positions, and the classes drawn for what is due."""
 

@@ -111,6 +111,7 @@ class Trajectory(ABC):
     ruled = True  # whether scores are computed under the user's rules, or from the network's distribution alone
     final = True  # whether a written token stays
     in_turn = False  # whether it draws tokens itself, one after another (`draw`)
+    drafting = False  # whether what it draws in this step may be taken back in the next one
     drafts = 0, 0  # tokens that it drafted, and how many of them were accepted
 
     def __init__(self, request: Request, vocab: Vocab) -> None:

@@ -6,7 +6,8 @@ after them, as a block of its own: p_i given all tokens before it. From left to 
 min(1, p_i(d_i)/q_i(d_i)). The first refused one is replaced by a token from (p_i - q_i)_+, normalised, and those after
 it are taken back; if none is refused, one more token is drawn from p_(m + n). Whatever the q_i are, a position holds
 token y with chance min(p, q)(y) + (1 - sum of min(p, q)) (p - q)_+(y) / sum of (p - q)_+ = p(y): the law is exactly
-that of blocks of one token, from left to right (Leviathan et al. 2023).
+that of blocks of one token, from left to right (Leviathan et al. 2023). Under a constraint p_i and q_i are those of the
+tokens after which the text can be completed, and the law is that of blocks of one token under it.
 
 How many tokens a round drafts follows from those accepted so far in this text, so it depends on nothing else. Without a
 draft a round is a single call, as in left-to-right writing.
@@ -21,6 +22,7 @@ import torch
 from torch import Tensor
 
 from ..errors import UserError
+from ..process.keys import Keys
 from .block_order import BlockByBlock
 from .orders import LeftToRight
 from .request import Request
@@ -40,7 +42,6 @@ class Speculative(Sampler):
     deterministic = True
     timeless = True
     sets_blocks = True
-    draws_by_position = False
 
     def check(self, model: Any) -> None:
         """Raise if the model has no law of blocks of one token beside that of its drafts."""
@@ -84,14 +85,31 @@ class _SpeculativeTrajectory(Trajectory):
     def finished(self) -> bool:
         return self.clean == len(self.total)
 
+    @property
+    def drafting(self) -> bool:  # type: ignore[override]
+        """Whether this call is a draft."""
+        return self.block is None
+
+    def copy(self, key: Keys) -> Trajectory:
+        """With new draws for the rest of the round."""
+        other = super().copy(key)
+        assert isinstance(other, _SpeculativeTrajectory)
+        other.total, other.guesses = self.total.clone(), list(self.guesses)
+        other.tested, other.passed = list(self.tested), list(self.passed)
+        if not self.finished:
+            other._draw_uniforms()
+        return other
+
+    def _draw_uniforms(self) -> None:
+        self.uniforms = self.key.uniform("round", [self.round], 3, self.n + 1)[0].tolist()
+
     def _open(self) -> None:
         """Begin a round."""
         if self.finished:
             return
         self.t = (len(self.total) - self.clean) / self.masks
         self.n, self.guesses = self._length(), list[Tensor]()  # tokens to draft, and q_i (V,) of each
-        self.uniforms = self.key.uniform("round", [self.round], 3, self.n + 1)[0].tolist()
-        self.round += 1
+        self._draw_uniforms()
         if self.n:
             self._ask(self.n, None)
         else:
@@ -123,7 +141,7 @@ class _SpeculativeTrajectory(Trajectory):
     def draw(self, chances: Tensor, position: int) -> int:
         place = position - self.clean
         guess, accept, again = (row[place] for row in self.uniforms)
-        if self.block is None:
+        if self.drafting:
             self.guesses.append(chances)
             return _drawn(chances, guess)
         if place < self.n:
@@ -135,7 +153,7 @@ class _SpeculativeTrajectory(Trajectory):
         return _drawn(chances, again)
 
     def stuck(self, error: UserError) -> None:
-        if self.block is None:  # a check may still refuse what led there
+        if self.drafting:  # a check may still refuse what led there
             self.n = self.count = len(self.guesses)
         else:
             super().stuck(error)
@@ -143,7 +161,7 @@ class _SpeculativeTrajectory(Trajectory):
     def write(self, positions: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
         self.step += 1
         self.total[positions] = tokens
-        if self.block is None:
+        if self.drafting:
             self.kept = self.clean
             self._ask(self.n + 1, 1)
             return positions, tokens
@@ -155,6 +173,7 @@ class _SpeculativeTrajectory(Trajectory):
             values[:] = [MEMORY * value + (place < new) for place, value in enumerate(values)]
         self.kept = self.clean + passed
         self.clean += self.count
+        self.round += 1
         self._open()
         return torch.cat([positions, back]), torch.cat([tokens, torch.full_like(back, self.vocab.mask)])
 

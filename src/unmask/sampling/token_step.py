@@ -17,7 +17,7 @@ from ..errors import UserError
 from ..process.chunks import rows_at_once
 from ..process.masking import at_tokens
 from .choice import NEVER, Choice
-from .constrained import Part, SpanStep, add_rows, draw_tokens, needed, parts, solve
+from .constrained import Guide, Part, SpanStep, add_rows, draw_tokens, needed, parts, solve
 from .request import NOTHING, Written, read_off
 from .rules import Rules
 from .sampler import Slot, TokenDenoiser, Trajectory, stack
@@ -236,17 +236,24 @@ class _HeadRows:
             if not trajectory.in_turn or trajectory.error:
                 continue
             known, choice = self._known(i), trajectory.choice(request.choice)
+            guide = None if request.constraint is None else Guide(request.constraint, known)
             for row, position in enumerate(positions.split(1), first):
                 if position not in trajectory.due():
                     break
-                weights, place = log_x[row : row + 1], trajectory.place(position)
-                if request.rules is not None:
-                    try:
+                weights, place, fits = log_x[row : row + 1], trajectory.place(position), 0.0
+                try:
+                    if request.rules is not None:
                         weights = request.rules(weights, place, torch.tensor(known), self.model.vocab)
-                    except UserError as error:
-                        trajectory.stuck(error)
-                        break
-                known[int(place)] = tokens[row] = trajectory.draw(choice.chances(weights)[0], int(position))
+                    if guide is None:
+                        chances = choice.chances(weights)[0]
+                    else:
+                        chances, fits = guide.chances(int(place), weights, choice)
+                except UserError as error:
+                    trajectory.stuck(error)
+                    break
+                if not trajectory.drafting:
+                    trajectory.log_weight += fits
+                known[int(place)] = tokens[row] = trajectory.draw(chances, int(position))
 
     def _without_phrases(
         self, trajectory: Trajectory, rules: Rules, canvas: list[int], tokens: Tensor, shaped: Tensor, positions: Tensor
