@@ -25,7 +25,10 @@ from .sampler import Slot, TokenDenoiser, Trajectory, stack
 Segments = list[tuple[int, Tensor]]  # sequences by their number, with positions of each
 TOKENS_AT_ONCE = 2048  # tokens that go through the network together on a CPU
 PADDING = 128  # tokens of padding among them: more than that costs more than another call
-LOGITS_AT_ONCE = 2**25  # float32 logits held at a time (128 MiB)
+LOGITS_AT_ONCE = 2**25  # float32 logits held at a time (128 MiB) ...
+LOGITS_ON_CPU = (
+    2**22
+)  # ... and computed at a time on a CPU: larger ones are memory that has to be fetched anew each time
 
 
 def advance_tokens(model: TokenDenoiser, trajectories: Sequence[Trajectory]) -> list[Written | None]:
@@ -84,7 +87,9 @@ class _HeadRows:
         self.kept: list[tuple[Tensor, Tensor]] = []  # rows (N, V) of due positions, without and with rules
         self.kept_at = torch.full_like(self.column, -1)  # which row of `kept` a position has
         self.pending: dict[int, list[int]] = {}  # by sequence: its canvas with what this step has written so far
-        self.at_once = rows_at_once(model.vocab.size, LOGITS_AT_ONCE)
+        self.most_kept = rows_at_once(model.vocab.size, LOGITS_AT_ONCE)
+        on_cpu = min(LOGITS_ON_CPU, LOGITS_AT_ONCE)
+        self.at_once = rows_at_once(model.vocab.size, on_cpu if model.device.type == "cpu" else LOGITS_AT_ONCE)
 
     def _chunks(self, wanted: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor, Segments]]:
         """Positions of all sequences in chunks: the sequence of each, the positions, and the positions by sequence."""
@@ -112,7 +117,7 @@ class _HeadRows:
             if spans[i] and trajectory.error is None:
                 self.spans[i] = [SpanStep(trajectory, part, due[i]) for part in spans[i]]
                 known[i] = torch.cat([torch.from_numpy(step.start + step.known) for step in self.spans[i]])
-        keeps = sum(map(len, due)) <= self.at_once
+        keeps = sum(map(len, due)) <= self.most_kept
         for which, positions, segments in self._chunks(known):
             log_x, shaped = self._shaped(which, positions, segments)
             owners, rows = self._owners(segments)
