@@ -366,26 +366,63 @@ def test_temperature_and_filters_under_a_constraint(choice: dict[str, Any]) -> N
         assert weights[0][x] == pytest.approx(weights[1][x], abs=1e-5)
 
 
-@pytest.mark.parametrize("sampler", [BlockByBlock(LeftToRight(), 1), BlockByBlock(RevealPlan(2), 2), Speculative(2)])
-def test_particles_of_blocks_and_drafts_are_unbiased(sampler: Sampler, monkeypatch: pytest.MonkeyPatch) -> None:
+def in_pairs(q: Table, confined: bool = False) -> Law:
+    """The law of two blocks of two tokens, each written at once; confined: to pairs after which the text can fit."""
+    law: Law = {(): 1.0}
+    for _ in range(2):
+        out: Law = {}
+        for x, chance in law.items():
+            first, second = q((*x, 0)), q((*x, 1))
+            rests = list(itertools.product(CLEAN, repeat=2 - len(x)))
+            pairs = {
+                (y, z): first[y] * second[z]
+                for y, z in itertools.product(CLEAN, repeat=2)
+                if not confined or any(fits((*x, y, z, *rest)) for rest in rests)
+            }
+            total = sum(pairs.values()) if confined else 1.0
+            out |= {(*x, *pair): chance * p / total for pair, p in pairs.items()}
+        law = out
+    return law
+
+
+def test_blocks_under_a_constraint_fit_and_can_be_completed() -> None:
+    q = DRAFTS["random"]
+    [states] = run(Tables(P, q), [MASK] * 4, [BlockByBlock(LeftToRight(2), 2)], 600, constraint=form())
+    free, law = in_pairs(q), in_pairs(q, confined=True)
+    assert judge(states, law) > 1e-4
+    for state in states:
+        x = tuple(state.canvas.tolist())
+        assert state.log_weight == pytest.approx(math.log(free[x] / law[x]), abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("sampler", "free"),
+    [
+        (BlockByBlock(LeftToRight(), 1), lambda: left_to_right([MASK] * 4, P)),
+        (BlockByBlock(LeftToRight(2), 2), lambda: in_pairs(DRAFTS["random"])),
+        (Speculative(2), lambda: left_to_right([MASK] * 4, P)),
+    ],
+    ids=["one token", "two tokens", "drafts"],
+)
+def test_particles_of_blocks_and_drafts_are_unbiased(
+    sampler: Sampler, free: Callable[[], Law], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Resampled after every call: copies go their own ways."""
     monkeypatch.setattr("unmask.sampling.particles.RESAMPLE", 1.1)
     model, sets, n = Tables(P, DRAFTS["random"]), 120, 5
     requests = [Request(0, torch.full((4,), MASK), sampler, Keys(seed), constraint=form()) for seed in range(sets)]
     runs = [run_particles(model, request, n) for request in requests]
     assert all(fits(tuple(state.canvas.tolist())) for some in runs for state in some.states)
-    if isinstance(sampler, BlockByBlock) and sampler.size > 1:
-        return  # of another law
-    free = left_to_right([MASK] * 4, P)
+    law = free()
     chances = np.array([math.exp(some.log_chance) for some in runs])
-    assert abs(chances.mean() - sum(p for x, p in free.items() if fits(x))) < 4.5 * chances.std() / sets**0.5
-    for x in (x for x in free if fits(x) and free[x] > 0.01):
+    assert abs(chances.mean() - sum(p for x, p in law.items() if fits(x))) < 4.5 * chances.std() / sets**0.5
+    for x in (x for x in law if fits(x) and law[x] > 0.01):
         mass = [
             sum(math.exp(weight) / n for state, weight in zip(some.states, some.log_weights, strict=True)
                 if tuple(state.canvas.tolist()) == x)
             for some in runs
         ]  # fmt: skip
-        assert abs(np.mean(mass) - free[x]) < 4.5 * np.std(mass) / sets**0.5 + 2e-3
+        assert abs(np.mean(mass) - law[x]) < 4.5 * np.std(mass) / sets**0.5 + 2e-3
 
 
 def test_a_language_model_drafts_text_of_a_form() -> None:
