@@ -8,6 +8,7 @@ import math
 import re
 from collections import Counter
 
+import numpy as np
 import pytest
 import torch
 
@@ -28,9 +29,11 @@ from oracles.laws import (
 )
 from support.causal_nets import causal
 from support.drawing import PLANS, Case, finish, judge, keys_of, mixed, model_of, p_value, plan_for, texts
+from support.helpers import random_model, tiny_config
 from unmask.constraints import over_tokens, regex
 from unmask.models.autoregressive import AutoRegressive
 from unmask.models.masked import MaskedDiffusion
+from unmask.process.keys import Keys
 from unmask.sampling import (
     Adaptive,
     Ancestral,
@@ -47,8 +50,9 @@ from unmask.sampling import (
     Rules,
     Windows,
 )
+from unmask.sampling.constrained import needed, parts
 from unmask.sampling.phrases import Phrase
-from unmask.types import UserError
+from unmask.types import UserError, Vocab
 
 NAME = "log-linear"
 SPELLING = [b"a", None, b"ab", b"b"]
@@ -357,3 +361,54 @@ def test_rows_in_parts_are_the_same(monkeypatch):
     monkeypatch.setattr("unmask.sampling.token_step.LOGITS_AT_ONCE", 2 * V)
     monkeypatch.setattr("unmask.sampling.constrained.SUMS_AT_ONCE", 1)
     assert texts(model(), [M3] * 9, RevealPlan(2), keys_of(9), constraints=[WHOLE] * 9) == whole
+
+
+# -- what is in the middle of a span may not depend on what is around it ---------------------------------------------
+
+QUOTED = [b"a", None, b"b", b'"', b'",']
+LIST = r'"[ab]*",("[ab]*",)?"[ab]*"'
+GAPS = (3, 0, MASK, MASK, 0, MASK, 2, MASK, MASK, 0, 3)  # the third gap cannot be the end of a text between quotes
+
+
+def quoted(x):
+    return re.fullmatch(LIST, b"".join(QUOTED[token] or b"?" for token in x).decode()) is not None
+
+
+@functools.cache
+def lister():
+    network = random_model(tiny_config(f"data.length={len(GAPS)}"), Vocab(len(QUOTED), MASK), scale=3.0)
+
+    @functools.cache
+    def guess(z, _t):
+        with torch.no_grad():
+            hidden = network.hidden(torch.tensor([z]), torch.zeros(1, dtype=torch.float64))
+            return network.log_x(hidden[0]).double().numpy()
+
+    return network, guess, Constraint((FormedSpan(over_tokens(regex(LIST), QUOTED, MASK), 0, len(GAPS)),))
+
+
+@pytest.mark.parametrize("groups", [[[2, 3, 5, 7, 8]], [[5, 7], [2, 8], [3]], [[5], [2], [8], [3], [7]]], ids=str)
+def test_a_stretch_in_the_middle_has_the_law_of_the_whole(groups):
+    network, guess, constraint = lister()
+    order = [masks_of(GAPS).index(position) for group in groups for position in group]
+    sampler, n = GivenOrder(order, k=len(groups[0])), 600
+    runs = finish(network, [GAPS] * n, sampler, keys_of(n), constraints=[constraint] * n, batch_size=50)
+    assert judge(runs, order_law(GAPS, lambda z, _: guess(z, 0), groups, formed(quoted))) > 1e-3
+    for state in runs[:60]:
+        x, log_weight, z = tuple(state.canvas.tolist()), 0.0, GAPS
+        for group in groups:
+            after = tuple(x[i] if i in group else y for i, y in enumerate(z))
+            fits = [sum(p for y, p in written(w, guess(z, 0), masks_of(w)) if quoted(y)) for w in (z, after)]
+            log_weight, z = log_weight + math.log(fits[0] / fits[1]), after
+        assert state.log_weight == pytest.approx(log_weight, abs=1e-4)
+
+
+def test_only_what_is_due_and_its_stretch_are_asked_for():
+    network, _, constraint = lister()
+    sampler = GivenOrder((2, 0, 1, 3, 4))
+    trajectory = sampler.trajectory(Request(0, torch.tensor(GAPS), sampler, Keys(0), constraint=constraint), network)
+    due = trajectory.due()
+    assert needed(due, parts(trajectory, due.numpy(), one_way=False)).tolist() == [5]
+    assert needed(due, parts(trajectory, due.numpy(), one_way=False, whole=True)).tolist() == [2, 3, 5, 7, 8]
+    outside = np.array([3])
+    assert needed(torch.tensor([3]), parts(trajectory, outside, one_way=False)).tolist() == [2, 3, 7, 8]

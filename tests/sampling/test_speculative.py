@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
+import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -18,6 +20,7 @@ from oracles.laws import filtered
 from support.drawing import Law, judge, keys_of, p_value
 from support.helpers import random_lm, random_model, tiny_config
 from support.writers import make
+from unmask.constraints import over_tokens, regex
 from unmask.data.tokenization import bytes_tokenizer
 from unmask.lm import Job, TextStream
 from unmask.models.block_diffusion import CachedBlocks
@@ -26,6 +29,8 @@ from unmask.sampling import (
     Batcher,
     BlockByBlock,
     Choice,
+    Constraint,
+    FormedSpan,
     LeftToRight,
     Request,
     RevealPlan,
@@ -38,6 +43,7 @@ from unmask.sampling import (
     Written,
     advance_tokens,
     replay,
+    run_particles,
     speculative,
     token_step,
 )
@@ -72,7 +78,7 @@ class Tables:
     schedule = SCHEDULES["log-linear"]
     vocab, device, clean = VOCAB, torch.device("cpu"), "tokens"
     cached = normalised = carry_over = writes_blocks = True
-    time_conditioned = False
+    time_conditioned = one_way = False
 
     def __init__(self, p: Table, q: Table) -> None:
         self.p, self.q = p, q
@@ -308,6 +314,150 @@ def test_the_law_of_a_network() -> None:
     scored = replay(model.denoiser(), [torch.full((length,), MASK)] * 20, texts, Speculative(), keys_of(20))
     for text, log_p in zip(texts, scored, strict=True):
         assert float(log_p.sum()) == pytest.approx(math.log(law[tuple(text.tolist())]), abs=1e-4)
+
+
+# -- under a constraint ----------------------------------------------------------------------------------------------
+
+FORM = "(ab|c)*a?"
+
+
+def fits(x: Prefix) -> bool:
+    return re.fullmatch(FORM, b"".join(SPELLING[token] or b"?" for token in x).decode()) is not None
+
+
+def formed(p: Table, start: int = 0, length: int = 4, **choice: Any) -> Table:
+    """The table over tokens after which positions `start` to `length` can be completed; without filters if none is."""
+
+    def may(prefix: Prefix, token: int) -> bool:
+        left = itertools.product(CLEAN, repeat=length - len(prefix) - 1)
+        return token != MASK and any(fits((*prefix, token, *rest)[start:]) for rest in left)
+
+    def row(prefix: Prefix) -> np.ndarray:
+        for table in (shaped(p, **choice), shaped(p, temperature=choice.get("temperature", 1.0))):
+            chances = table(prefix) * [may(prefix, token) for token in range(V)]
+            if chances.sum():
+                return chances / chances.sum()
+        raise AssertionError("nothing fits")
+
+    return functools.cache(row)
+
+
+def form(start: int = 0, stop: int = 4) -> Constraint:
+    return Constraint((FormedSpan(over_tokens(regex(FORM), SPELLING, MASK), start, stop),))
+
+
+@pytest.mark.parametrize("draft", DRAFTS)
+def test_under_a_constraint_the_law_is_that_of_blocks_of_one_token_under_it(draft: str) -> None:
+    samplers = [Speculative(), Speculative(k=2), BlockByBlock(LeftToRight(), 1)]
+    states = run(Tables(P, DRAFTS[draft]), [MASK] * 4, samplers, 250, constraint=form())
+    law = left_to_right([MASK] * 4, formed(P))
+    for some in states:
+        assert judge(some, law) > 1e-4
+    assert any(state.drafts[0] for state in states[0])
+    for state in itertools.chain(*states):  # what a text weighs is the free chance of it over that under the form
+        x = tuple(state.canvas.tolist())
+        free = math.prod(P(x[:i])[token] for i, token in enumerate(x))
+        assert state.log_weight == pytest.approx(math.log(free / law[x]), abs=1e-5)
+
+
+def test_a_constraint_after_a_prompt_on_a_part_of_the_text() -> None:
+    canvas = [2, 0, MASK, MASK, MASK]
+    for start, stop in ((1, 5), (2, 4)):
+        states = run(Tables(P, DRAFTS["random"]), canvas, [Speculative()], 400, constraint=form(start, stop))[0]
+        row = formed(P, start, stop)
+        law = left_to_right(canvas, lambda x, row=row, stop=stop: row(x) if len(x) < stop else P(x))
+        assert judge(states, law) > 1e-4
+
+
+@pytest.mark.parametrize("choice", [*CHOICES, {"top_k": 1}], ids=str)
+def test_temperature_and_filters_under_a_constraint(choice: dict[str, Any]) -> None:
+    """Filters shape p first; where they leave nothing that fits, the token is drawn without them."""
+    samplers = [Speculative(), BlockByBlock(LeftToRight(), 1)]
+    how = {"choice": Choice(**choice), "constraint": form()}
+    states = run(Tables(P, DRAFTS["random"]), [MASK] * 4, samplers, 300, **how)
+    if choice == {"temperature": 0.0}:
+        assert len({tuple(state.canvas.tolist()) for some in states for state in some}) == 1
+        return
+    law = left_to_right([MASK] * 4, formed(P, **choice))
+    assert judge(states[0], law) > 1e-4 and judge(states[1], law) > 1e-4
+    weights = [{tuple(state.canvas.tolist()): state.log_weight for state in some} for some in states]
+    for x in weights[0].keys() & weights[1].keys():
+        assert weights[0][x] == pytest.approx(weights[1][x], abs=1e-5)
+
+
+def in_pairs(q: Table, confined: bool = False) -> Law:
+    """The law of two blocks of two tokens, each written at once; confined: to pairs after which the text can fit."""
+    law: Law = {(): 1.0}
+    for _ in range(2):
+        out: Law = {}
+        for x, chance in law.items():
+            first, second = q((*x, 0)), q((*x, 1))
+            rests = list(itertools.product(CLEAN, repeat=2 - len(x)))
+            pairs = {
+                (y, z): first[y] * second[z]
+                for y, z in itertools.product(CLEAN, repeat=2)
+                if not confined or any(fits((*x, y, z, *rest)) for rest in rests)
+            }
+            total = sum(pairs.values()) if confined else 1.0
+            out |= {(*x, *pair): chance * p / total for pair, p in pairs.items()}
+        law = out
+    return law
+
+
+def test_blocks_under_a_constraint_fit_and_can_be_completed() -> None:
+    q = DRAFTS["random"]
+    [states] = run(Tables(P, q), [MASK] * 4, [BlockByBlock(LeftToRight(2), 2)], 600, constraint=form())
+    free, law = in_pairs(q), in_pairs(q, confined=True)
+    assert judge(states, law) > 1e-4
+    for state in states:
+        x = tuple(state.canvas.tolist())
+        assert state.log_weight == pytest.approx(math.log(free[x] / law[x]), abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("sampler", "free"),
+    [
+        (BlockByBlock(LeftToRight(), 1), lambda: left_to_right([MASK] * 4, P)),
+        (BlockByBlock(LeftToRight(2), 2), lambda: in_pairs(DRAFTS["random"])),
+        (Speculative(2), lambda: left_to_right([MASK] * 4, P)),
+    ],
+    ids=["one token", "two tokens", "drafts"],
+)
+def test_particles_of_blocks_and_drafts_are_unbiased(
+    sampler: Sampler, free: Callable[[], Law], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Resampled after every call: copies go their own ways."""
+    monkeypatch.setattr("unmask.sampling.particles.RESAMPLE", 1.1)
+    model, sets, n = Tables(P, DRAFTS["random"]), 120, 5
+    requests = [Request(0, torch.full((4,), MASK), sampler, Keys(seed), constraint=form()) for seed in range(sets)]
+    runs = [run_particles(model, request, n) for request in requests]
+    assert all(fits(tuple(state.canvas.tolist())) for some in runs for state in some.states)
+    law = free()
+    chances = np.array([math.exp(some.log_chance) for some in runs])
+    assert abs(chances.mean() - sum(p for x, p in law.items() if fits(x))) < 4.5 * chances.std() / sets**0.5
+    for x in (x for x in law if fits(x) and law[x] > 0.01):
+        mass = [
+            sum(math.exp(weight) / n for state, weight in zip(some.states, some.log_weights, strict=True)
+                if tuple(state.canvas.tolist()) == x)
+            for some in runs
+        ]  # fmt: skip
+        assert abs(np.mean(mass) - law[x]) < 4.5 * np.std(mass) / sets**0.5 + 2e-3
+
+
+def test_a_language_model_drafts_text_of_a_form() -> None:
+    lm, how = block_lm(), {"sampler": "speculative", "k": 4, "length": 12, "prompt": "ab", "stop_at_eos": False}
+    for seed in range(4):
+        [sample] = lm.write_samples(1, **how, seed=seed, regex=r"(\d\d-|[a-f]+;)*")
+        assert re.fullmatch(r"(\d\d-|[a-f]+;)*", sample.text[2:]) and sample.drafted
+
+
+def test_rules_that_forbid_what_a_constraint_needs_are_said() -> None:
+    def never_a(log_p: Tensor, positions: Tensor, canvas: Tensor) -> Tensor:
+        return log_p.index_fill(1, torch.tensor([0]), -torch.inf)
+
+    only_a = Constraint((FormedSpan(over_tokens(regex("a*"), SPELLING, MASK), 0, 4),))
+    with pytest.raises(UserError, match="leaves no token to write at position 0"):
+        run(Tables(P, P), [MASK] * 4, [Speculative()], 1, rules=Rules(constrain=never_a), constraint=only_a)
 
 
 # -- calls -----------------------------------------------------------------------------------------------------------

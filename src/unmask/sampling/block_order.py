@@ -13,6 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from ..errors import UserError, at_least
+from ..process.keys import Keys
 from .orders import GivenOrder
 from .request import Request
 from .sampler import OuterTrajectory, Sampler, TokenDenoiser, Trajectory, positions_of
@@ -78,6 +79,15 @@ class _BlockTrajectory(OuterTrajectory):
         self.inner = self.blocks.plan.trajectory(part, self.model)
         self.inner.kept = self.kept
         self._show()
+
+    def copy(self, key: Keys) -> Trajectory:
+        """With a copy of the block that is under way."""
+        other = super().copy(key)
+        assert isinstance(other, _BlockTrajectory)
+        other.total, other.writable = self.total.clone(), self.writable.clone()
+        other.inner = self.inner.copy(key.fork(f"block {self.clean // self.blocks.size}"))
+        other._show()
+        return other
 
     def _show(self) -> None:
         self.canvas, self.free, self.open = self.inner.canvas, self.inner.free, self.inner.open

@@ -53,10 +53,6 @@ class FormedSpan(NamedTuple):
     start: int
     stop: int
 
-    def holds(self, positions: Tensor) -> bool:
-        """Whether any of the positions is in it."""
-        return bool(((positions >= self.start) & (positions < self.stop)).any())
-
 
 @dataclass(frozen=True, eq=False)
 class Constraint:
@@ -124,18 +120,35 @@ def _allowed(rules: Rules, position: int, vocab: Vocab) -> np.ndarray:
 
 
 class Part(NamedTuple):
-    """Positions `start` to `stop` of a canvas whose law, given all tokens so far, does not depend on the others.
+    """Positions of a span whose law, given all tokens so far, does not depend on the others.
 
-    The automaton is in one state before them, and those of `ends` (a number, as in `constraints.reach`) after them.
+    The automaton is in one state before them, and in those of `ends` (a number, as in `constraints.reach`) after them.
+    Some positions in the middle may be a part of their own: here they have classes that could be theirs, as if given.
     """
 
-    start: int
-    stop: int
+    span: FormedSpan
+    start: int  # in the canvas
     state: int
     ends: int
+    classes: np.ndarray  # (n,): of each position, or `ANY`
 
 
-def parts(trajectory: Trajectory, span: FormedSpan, due: np.ndarray, one_way: bool) -> list[Part]:
+def parts(trajectory: Trajectory, due: np.ndarray, one_way: bool, whole: bool = False) -> list[Part]:
+    """The parts that hold positions that are due; `whole`: as if nothing in the middle were a part of its own."""
+    constraint = trajectory.request.constraint
+    if constraint is None or trajectory.in_turn:
+        return []
+    whole = whole or one_way or not trajectory.cuts_spans
+    return [
+        part
+        for span in constraint.spans
+        if ((due >= span.start) & (due < span.stop)).any()
+        for outer in _outer_parts(trajectory, span, due, one_way)
+        for part in ([outer] if whole else _inner_parts(outer, due))
+    ]
+
+
+def _outer_parts(trajectory: Trajectory, span: FormedSpan, due: np.ndarray, one_way: bool) -> list[Part]:
     """The parts of a span that hold positions that are due, from left to right.
 
     A span is cut where only one state is possible. It also ends where the network has said nothing of what follows: in
@@ -156,7 +169,23 @@ def parts(trajectory: Trajectory, span: FormedSpan, due: np.ndarray, one_way: bo
     for at in sorted({bisect_right(bounds, i) - 1 for i in (due - start).tolist() if 0 <= i < stop - start}):
         begin, end = bounds[at], bounds[at + 1]
         state = sets[begin].bit_length() - 1
-        result.append(Part(start + begin, start + end, max(0, state), sets[end]))
+        result.append(Part(span, start + begin, max(0, state), sets[end], classes[begin:end]))
+    return result
+
+
+def _inner_parts(part: Part, due: np.ndarray) -> list[Part]:
+    """The stretches with due positions, each a part of its own, and what is left, if anything is due there."""
+    span, start, state, ends, classes = part
+    reach = span.automaton.reach
+    open_at = due[(due >= start) & (due < start + len(classes))] - start
+    result, left = [], classes.copy()
+    for stretch in reach.stretches(classes.tolist(), reach.along(classes.tolist(), 1 << state, ends)):
+        inside = slice(stretch.start, stretch.stop)
+        left[inside] = stretch.classes
+        if ((open_at >= stretch.start) & (open_at < stretch.stop)).any():
+            result.append(Part(span, start + stretch.start, stretch.state, 1 << stretch.end, classes[inside]))
+    if (left[open_at] == ANY).any():
+        result.append(Part(span, start, state, ends, left))
     return result
 
 
@@ -170,42 +199,83 @@ def _unwritten(trajectory: Trajectory, span: FormedSpan, due: np.ndarray) -> np.
     return result
 
 
-def needed(trajectory: Trajectory, positions: Tensor, one_way: bool) -> Tensor:
-    """The positions whose distributions a step needs, given those that it scores or writes."""
-    constraint = trajectory.request.constraint
-    if constraint is None or one_way or not len(positions):
+def needed(positions: Tensor, parts_of: Sequence[Part]) -> Tensor:
+    """The positions whose distributions a step needs, given those that it scores or writes and their parts."""
+    if not parts_of:
         return positions
-    wanted = [positions]
-    for span in constraint.spans:
-        if span.holds(positions):
-            due = positions.numpy()
-            left = _unwritten(trajectory, span, due)
-            for part in parts(trajectory, span, due, one_way):
-                inside = np.flatnonzero(left[part.start - span.start : part.stop - span.start])
-                wanted.append(torch.from_numpy(part.start + inside))
-    return torch.cat(wanted).unique()
+    inside = [torch.from_numpy(part.start + np.flatnonzero(part.classes == ANY)) for part in parts_of]
+    return torch.cat([positions, *inside]).unique()
+
+
+class Guide:
+    """Writing from left to right under a constraint, by a model that does not see what follows: no dead ends.
+
+    It knows the canvas `known`, which is written while it is asked from left to right; [MASK] there may be any token.
+    """
+
+    def __init__(self, constraint: Constraint, known: Tensor, mask: int) -> None:
+        self.known, self.mask = known, mask
+        self._at = {span: (span.start, 1) for span in constraint.spans}  # by span: up to where it was read, the state
+
+    def chances(self, places: Tensor, weights: Tensor, choice: Choice) -> tuple[Tensor, float]:
+        """(n, V) float64: what tokens are drawn from, given log weights (n, V); the log chance that they fit.
+
+        Where filters leave nothing that fits it is without them, and that chance is 0.
+        """
+        each = [self._chances(place, row, choice) for place, row in zip(places.tolist(), weights.split(1), strict=True)]
+        return torch.cat([chances for chances, _ in each]), sum(fits for _, fits in each)
+
+    def _chances(self, place: int, weights: Tensor, choice: Choice) -> tuple[Tensor, float]:
+        allowed = self._allowed(place, weights.device)
+        if allowed is None:
+            return choice.chances(weights), 0.0
+        law = weights if choice.temperature == 0 else choice.filtered(weights)
+        fits, lost = law.masked_fill(~allowed, NEVER), False
+        if torch.isneginf(fits).all() and _filters(choice):
+            law, lost = Choice(choice.temperature).filtered(weights), True
+            fits = law.masked_fill(~allowed, NEVER)
+        if torch.isneginf(fits).all():
+            raise UserError(f"the constraint leaves no token to write at position {place}: rules forbid what it needs")
+        if choice.temperature == 0:
+            return choice.chances(fits), 0.0
+        log_chance = float(fits.double().logsumexp(-1) - law.double().logsumexp(-1))
+        return torch.softmax(fits.double(), -1), NEVER if lost else log_chance
+
+    def _allowed(self, place: int, device: torch.device) -> Tensor | None:
+        """(V,) bool: the tokens after which the span of a place can be completed; None: it is in none."""
+        for span, (read, state) in self._at.items():
+            if not span.start <= place < span.stop:
+                continue
+            automaton, reach = span.automaton, span.automaton.reach
+            for token in self.known[read:place].tolist():
+                state = reach.step(state, ANY if token == self.mask else int(automaton.classes[token]), ahead=True)
+            self._at[span] = place, state
+            after = reach.members(reach.completable(span.stop - place - 1))
+            leads = reach.members(state)[automaton.source] & after[automaton.target]
+            classes = np.zeros(automaton.n_classes + 1, dtype=bool)  # the last: tokens that never fit
+            classes[automaton.label[leads]] = True
+            return torch.from_numpy(classes[automaton.classes]).to(device)
+        return None
 
 
 class SpanStep:
     """A part of a span in one step: the chances of classes at its positions, and the classes drawn for what is due."""
 
-    def __init__(self, trajectory: Trajectory, span: FormedSpan, part: Part, due: Tensor) -> None:
-        automaton, start, stop = span.automaton, part.start, part.stop
-        self.trajectory, self.automaton, self.start, self.span = trajectory, automaton, start, span.start
+    def __init__(self, trajectory: Trajectory, part: Part, due: Tensor) -> None:
+        automaton, n = part.span.automaton, len(part.classes)
+        self.trajectory, self.automaton, self.start, self.span = trajectory, automaton, part.start, part.span.start
         self.state, self.end = part.state, np.where(automaton.reach.members(part.ends), 0.0, NEVER)
-        self.due = np.sort(due.numpy()) - start
-        self.due = self.due[(self.due >= 0) & (self.due < stop - start)]
+        self.open = part.classes == ANY  # (n,) bool: what the network says something of
+        self.known = np.flatnonzero(self.open)
+        self.due = np.sort(due.numpy()) - part.start
+        self.due = self.due[(self.due >= 0) & (self.due < n)]
+        self.due = self.due[self.open[self.due]]
         self.choice = trajectory.choice(trajectory.request.choice)
-        inner = slice(start - span.start, stop - span.start)
-        unwritten = _unwritten(trajectory, span, due.numpy())[inner]
-        self.known = np.flatnonzero(unwritten)  # what the network says something of
-        weights = np.full((stop - start, automaton.n_classes), NEVER)
-        classes = automaton.classes[trajectory.whole().numpy()[start:stop]]
-        weights[classes >= 0, classes[classes >= 0]] = 0.0  # given tokens
-        weights[unwritten] = NEVER
-        self.weights = weights
-        self.unfiltered = weights.copy() if _filters(self.choice) else weights  # in case a filter leaves nothing
-        self.classes = np.full(stop - start, -1)
+        self.weights = np.full((n, automaton.n_classes), NEVER)
+        given = np.flatnonzero(~self.open)
+        self.weights[given, part.classes[given]] = 0.0
+        self.unfiltered = self.weights.copy() if _filters(self.choice) else self.weights  # if a filter leaves nothing
+        self.classes = np.full(n, -1)
         self.log_chance = 0.0
 
     @property

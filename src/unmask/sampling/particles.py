@@ -89,7 +89,7 @@ class _Run:
     def begin(model: Denoiser, request: Request, i: int) -> _Run:
         trajectory = request.sampler.trajectory(replace(request, key=request.key.fork(f"particle {i}")), model)
         trajectory.slot, trajectory.cuts_spans = i, False  # particles are compared by what is ahead of them
-        length = len(trajectory.canvas)
+        length = len(trajectory.whole())
         return _Run(trajectory, torch.full((length,), -1), torch.zeros(length))
 
     def write(self, positions: torch.Tensor, tokens: torch.Tensor, log_probs: torch.Tensor) -> None:
@@ -102,7 +102,7 @@ class _Run:
         trajectory.kept = len(trajectory.canvas)
         changed, _ = trajectory.write(positions, tokens)
         self.steps[changed], self.probs[changed] = step, 0.0
-        self.probs[positions] = log_probs.exp().float()
+        self.probs[changed[: len(log_probs)]] = log_probs.exp().float()  # then what was taken back
 
     def state(self, row: int) -> State:
         """The last state."""

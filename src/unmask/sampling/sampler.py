@@ -123,6 +123,7 @@ class Trajectory(ABC):
     ruled = True  # whether scores are computed under the user's rules, or from the network's distribution alone
     final = True  # whether a written token stays
     in_turn = False  # whether it asks for distributions in turn and draws tokens itself (`asked`, `draw`)
+    drafting = False  # whether what it asks for next is drafts, which only guess what the text will be
     drafts = 0, 0  # tokens that it drafted, and how many of them were accepted
 
     def __init__(self, request: Request, vocab: Vocab) -> None:

@@ -3,7 +3,8 @@
 Every position i has a random number e_i(y), exponential, for each token y. The text has the token with the largest
 p_i(y) / e_i(y), where p_i is the law of blocks of one token given all tokens before it. That token has the law p_i, so
 the text has exactly the left-to-right law, whatever is drafted: a draft decides how much of the text one call tells,
-and nothing else. The same seed gives the same text with any drafts, or none.
+and nothing else. The same seed gives the same text with any drafts, or none. Under a constraint p_i is over the tokens
+after which the text can be completed.
 
 One call reads a tree of drafted tokens and asks p after each of its paths. From its root on, the text is followed as
 far as its tokens are in the tree, and one token further. The same call has also asked, after the paths where the text
@@ -17,6 +18,7 @@ nothing else. Without a draft a token is one call, as in left-to-right writing.
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,6 +26,7 @@ import torch
 from torch import Tensor
 
 from ..errors import UserError
+from ..process.keys import Keys
 from .block_order import BlockByBlock
 from .draft_tree import COLUMNS, Ranked, grow, lay_out
 from .orders import LeftToRight
@@ -48,7 +51,6 @@ class Speculative(Sampler):
     deterministic = True
     timeless = True
     sets_blocks = True
-    draws_by_position = False
 
     def check(self, model: Any) -> None:
         """Raise if the model has no law of blocks of one token beside that of its drafts."""
@@ -113,6 +115,13 @@ class _SpeculativeTrajectory(Trajectory):
     @property
     def finished(self) -> bool:
         return self.clean == len(self.total)
+
+    def copy(self, key: Keys) -> Trajectory:
+        """With new random numbers where drafts have not looked: how far a call came may depend on those they know."""
+        other = super().copy(key)
+        assert isinstance(other, _SpeculativeTrajectory)
+        other.total, other.races, other.records = self.total.clone(), dict(self.races), list(map(copy, self.records))
+        return other
 
     def _open(self) -> None:
         """Begin a call: the tree of what was drafted, and what is asked after its vertices."""

@@ -17,7 +17,7 @@ from ..errors import UserError
 from ..process.chunks import rows_at_once
 from ..process.masking import at_tokens
 from .choice import NEVER, Choice
-from .constrained import SpanStep, add_rows, draw_tokens, needed, parts, solve
+from .constrained import Guide, Part, SpanStep, add_rows, draw_tokens, needed, parts, solve
 from .request import NOTHING, Written, read_off
 from .rules import Rules
 from .sampler import Slot, TokenDenoiser, Trajectory, stack
@@ -26,21 +26,27 @@ Segments = list[tuple[int, Tensor]]  # sequences by their number, with positions
 TOKENS_AT_ONCE = 2048  # tokens that go through the network together on a CPU
 PADDING = 128  # tokens of padding among them: more than that costs more than another call
 LOGITS_AT_ONCE = 2**25  # float32 logits held at a time (128 MiB)
+LOGITS_ON_CPU = 2**22  # computed at a time on a CPU: more of them do not stay in its caches
 
 
 def advance_tokens(model: TokenDenoiser, trajectories: Sequence[Trajectory]) -> list[Written | None]:
     """One network call for all trajectories: tokens for the positions that are due."""
     candidates = [trajectory.candidates() for trajectory in trajectories]
-    wanted = [
-        needed(trajectory, c if len(c) else trajectory.due(), trajectory.request.constraint is None or model.one_way)
-        for c, trajectory in zip(candidates, trajectories, strict=True)
+    asked = [c if len(c) else trajectory.due() for c, trajectory in zip(candidates, trajectories, strict=True)]
+    spans = [  # where positions are scored first it is not yet known which of them are due
+        parts(trajectory, positions.numpy(), trajectory.request.constraint is None or model.one_way, len(c) > 0)
+        for trajectory, positions, c in zip(trajectories, asked, candidates, strict=True)
     ]
+    wanted = [needed(positions, some) for positions, some in zip(asked, spans, strict=True)]
     rows = _HeadRows(model, trajectories, wanted)
     for trajectory, scores in zip(trajectories, rows.scores(candidates), strict=True):
         if scores is not None:
             trajectory.choose(scores)
     due = [NOTHING if trajectory.in_turn else trajectory.due() for trajectory in trajectories]
-    rows.confine(due)
+    for i, c in enumerate(candidates):
+        if len(c):
+            spans[i] = parts(trajectories[i], due[i].numpy(), model.one_way)
+    rows.confine(due, spans)
     in_turn = rows.written_in_turn()
     return [in_turn.get(i, written) for i, written in enumerate(rows.written(due))]
 
@@ -66,7 +72,7 @@ class _HeadRows:
         queries = torch.nn.utils.rnn.pad_sequence([*wanted, *(wanted[i] for i in guided)], batch_first=True)
         if not queries.shape[1]:  # an ancestral step after the last reveal: one column, as no network accepts zero
             queries = queries.new_zeros(len(every), 1)
-        self.column = torch.zeros(len(trajectories), z.shape[1], dtype=torch.int64)  # of a position in `hidden`
+        self.column = torch.full((len(trajectories), z.shape[1]), -1)  # of a position in `hidden`
         for i, positions in enumerate(wanted):
             self.column[i, positions] = torch.arange(len(positions))
         counts = [len(positions) for positions in wanted]
@@ -76,8 +82,11 @@ class _HeadRows:
         self.spans: dict[int, list[SpanStep]] = {}  # by sequence: what its constraint lets this step write
         self.kept: list[tuple[Tensor, Tensor]] = []  # rows (N, V) of due positions, without and with rules
         self.kept_at = torch.full_like(self.column, -1)  # which row of `kept` a position has
+        self.guides: dict[int, Guide] = {}  # by sequence, of those that draw in turn under a constraint
         self.pending: dict[int, list[int]] = {}  # by sequence: its canvas with what this step has written so far
-        self.at_once = rows_at_once(model.vocab.size, LOGITS_AT_ONCE)
+        self.most_kept = rows_at_once(model.vocab.size, LOGITS_AT_ONCE)
+        on_cpu = min(LOGITS_ON_CPU, LOGITS_AT_ONCE)
+        self.at_once = rows_at_once(model.vocab.size, on_cpu if model.device.type == "cpu" else LOGITS_AT_ONCE)
         self.tops = min(max(request.tops for request in requests), model.vocab.size - 1)
 
     def _chunks(self, wanted: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor, Segments]]:
@@ -99,20 +108,14 @@ class _HeadRows:
                 parts[i].append(self.active[i].score(rows).cpu())
         return [torch.cat(scores) if scores else None for scores in parts]
 
-    def confine(self, due: Sequence[Tensor]) -> None:
-        """For sequences with a constraint: draw the classes of tokens that the due positions get."""
+    def confine(self, due: Sequence[Tensor], spans: Sequence[Sequence[Part]]) -> None:
+        """For sequences with a constraint: draw the classes of tokens that the due positions of these parts get."""
         known = [NOTHING] * len(due)
         for i, trajectory in enumerate(self.active):
-            constraint = trajectory.request.constraint
-            if constraint is not None and trajectory.error is None:
-                self.spans[i] = [
-                    SpanStep(trajectory, span, part, due[i])
-                    for span in constraint.spans
-                    if span.holds(due[i])
-                    for part in parts(trajectory, span, due[i].numpy(), self.model.one_way)
-                ]
-                known[i] = torch.cat([NOTHING, *(torch.from_numpy(step.start + step.known) for step in self.spans[i])])
-        keeps = sum(map(len, due)) <= self.at_once
+            if spans[i] and trajectory.error is None:
+                self.spans[i] = [SpanStep(trajectory, part, due[i]) for part in spans[i]]
+                known[i] = torch.cat([torch.from_numpy(step.start + step.known) for step in self.spans[i]])
+        keeps = sum(map(len, due)) <= self.most_kept
         for which, positions, segments in self._chunks(known):
             log_x, shaped = self._shaped(which, positions, segments)
             owners, rows = self._owners(segments)
@@ -146,7 +149,8 @@ class _HeadRows:
         for i, positions in segments:
             for step in self.spans.get(i, ()) if self.active[i].error is None else ():
                 at = positions.numpy() - step.start
-                inside = np.flatnonzero((at >= 0) & (at < len(step.weights)))
+                inside = np.flatnonzero((at >= 0) & (at < len(step.open)))
+                inside = inside[step.open[at[inside]]]
                 if len(inside):
                     owners.append((step, at[inside]))
                     rows.append(torch.from_numpy(begin + inside))
@@ -167,6 +171,8 @@ class _HeadRows:
             if trajectory.in_turn:
                 known[i], parts[i] = trajectory.whole().clone(), []
                 known[i][trajectory.place(trajectory.due())] = self.model.vocab.mask
+                if trajectory.request.constraint is not None:
+                    self.guides[i] = Guide(trajectory.request.constraint, known[i], self.model.vocab.mask)
         while segments := self._asked(known):
             counts = [len(positions) for _, positions in segments]
             which = torch.repeat_interleave(torch.tensor([i for i, _ in segments]), torch.tensor(counts))
@@ -198,8 +204,15 @@ class _HeadRows:
         for choice, members in self._by_choice([one for one in segments if one[0] in weights]).items():
             chances = choice.chances(torch.cat([weights[i] for i in members]))
             for i, part in zip(members, chances.split([len(weights[i]) for i in members]), strict=True):
-                place = self.active[i].place(positions_of[i])
-                tokens = known[i][place] = self.active[i].draw(part).cpu()
+                trajectory, place = self.active[i], self.active[i].place(positions_of[i])
+                if i in self.guides:
+                    try:
+                        part, fits = self.guides[i].chances(place, weights[i], choice)
+                    except UserError as error:
+                        trajectory.stuck(error)
+                        continue
+                    trajectory.log_weight += 0.0 if trajectory.drafting else fits
+                tokens = known[i][place] = trajectory.draw(part).cpu()
                 written[i] = [read_off(rows[i], positions_of[i], tokens, self.tops)]
         return written
 
@@ -302,7 +315,9 @@ class _HeadRows:
     def _log_x(self, which: Tensor, positions: Tensor) -> Tensor:
         """Log x̂ (N, V) at positions of sequences, with guidance where it was asked for."""
         device = self.hidden.device
-        columns = self.column[which, positions].to(device)
+        columns = self.column[which, positions]
+        assert (columns >= 0).all(), "a position was not asked for"
+        columns = columns.to(device)
         log_x = self.model.log_x(self.hidden[which.to(device), columns])
         twin = self.twin[which]
         guided = torch.nonzero(twin >= 0).squeeze(-1)
