@@ -80,7 +80,7 @@ SCALES = {
     "small": Scale(
         "small",
         steps=1600,
-        longer=2,
+        longer=4,
         rows=1024,
         draws=32,
         samples=16,
