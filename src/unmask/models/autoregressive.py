@@ -199,9 +199,9 @@ class CachedDenoiser(ModelDenoiser):
 
     def _source(self, slot: Slot) -> tuple[Read, int] | None:
         """What was read of a slot, or of another slot with the same prompt, and how many of its columns are valid."""
-        own = self.read.get(slot.number)
-        best = None if own is None else (own, min(own.n, self.start + slot.kept))
-        later = own is not None and not slot.shared  # not its first call
+        before = self.read.get(slot.number)
+        best = None if before is None else (before, min(before.n, self.start + slot.kept))
+        later = before is not None and not slot.shared  # not its first call
         if slot.prompt is None or self.model.backbone.recurrent or later:
             return best
         for read in self.read.values():

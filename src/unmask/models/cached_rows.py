@@ -46,9 +46,9 @@ class ModelDenoiser:
             return
         free = torch.nonzero(trajectory.free)
         given = trajectory.canvas[: int(free[0])] if len(free) else trajectory.canvas
-        if (found := self.prefixes.longest(given, unit)) is None:
+        if (longest := self.prefixes.longest(given, unit)) is None:
             return
-        kept, n = found
+        kept, n = longest
         self.prefixes.reused += n
         trajectory.kept, slot = n, trajectory.in_slot()
         rows = CachedRows([self.start + n], kept.first(self.start + n))
