@@ -118,3 +118,10 @@ def test_a_damaged_file_is_a_sentence_of_the_command(place, first):
     (broken / "mdlm" / "training.json").write_text(json.dumps({"facts": {}}))
     words = ["--data", str(place / "text"), "--out", str(place / "other"), "--scores", str(broken)]
     assert "training.json is damaged" in refused("reproduce", "time-conditioning", *words, "--seeds", "2")
+
+
+def test_a_file_in_place_of_the_folder_is_refused_before_anything_is_trained(tmp_path):
+    file = tmp_path / "scores"
+    file.write_text("")
+    ran = run("reproduce", "lm", "--out", str(tmp_path / "out"), "--scores", str(file))
+    assert ran.code == 2 and f"--scores {file} is a file" in ran.err and not (tmp_path / "out").exists()

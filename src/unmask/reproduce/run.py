@@ -76,6 +76,8 @@ def open_bench(
     text = _text(table, chosen, data)
     bench = Bench(chosen, text, Path(out), seed, scorer, quiet, local, sets, start, table.family, trains)
     bench.seeds, bench.asked_seeds = seeds or table.seeds, seeds
+    if scores and Path(scores).is_file():
+        raise UserError(f"--scores {scores} is a file; give the name of a folder")
     bench.kept = KeptScores(Path(scores)) if scores else None
     _check_models(bench)
     return bench
