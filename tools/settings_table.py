@@ -46,6 +46,7 @@ def values(spec: Setting) -> str:
     if spec.name == "seed":
         return "whole, 64 bits"
     words = {"wholes": "whole numbers", "pair": "two times", "rules": "mapping", "sampler": "a name"}
+    words["size"] = "`full` or whole"
     return ", ".join(filter(None, (words.get(spec.kind, spec.kind), spec.limits)))
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import logging
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
@@ -26,6 +26,7 @@ from pydantic import (
     PositiveInt,
     SerializeAsAny,
     ValidationError,
+    WrapValidator,
     field_validator,
     model_validator,
 )
@@ -227,6 +228,7 @@ class LlamaConfig(ModelConfig):
     head_dim: PositiveInt | None = None  # default: hidden_dim / n_heads
     mlp_dim: PositiveInt = 2048  # inner channels of the MLP
     rotary_base: PositiveFloat = 10_000.0  # the slowest rotation: theta
+    rotary_scaling: tuple[PositiveFloat, PositiveFloat, PositiveFloat, PositiveFloat] | None = None  # of Llama 3.1
     norm_eps: PositiveFloat = 1e-5
     qk_norm: bool = False  # norm queries and keys in each head (Qwen3)
     qkv_bias: bool = False  # biases of queries, keys and values (Qwen2)
@@ -244,6 +246,8 @@ class LlamaConfig(ModelConfig):
             raise ValueError("a head must have an even number of channels: rotary positions turn pairs; set head_dim")
         if self.n_heads % (self.n_kv_heads or self.n_heads):
             raise ValueError(f"n_heads={self.n_heads} must be a multiple of n_kv_heads={self.n_kv_heads}")
+        if self.rotary_scaling is not None and self.rotary_scaling[1] >= self.rotary_scaling[2]:
+            raise ValueError("rotary_scaling is (factor, low, high, positions), and low must be below high")
         return self
 
 
@@ -413,7 +417,14 @@ class ObjectiveConfig(Section):
         return self
 
 
-BlockSize = PositiveInt | Literal["full"]  # full: the whole row, as MDLM
+def _block_size(value: Any, read: Callable[[Any], Any]) -> Any:
+    try:
+        return read(value)
+    except ValidationError:  # one for each kind of value
+        raise ValueError(f"{value!r} is no block size; give a whole number of at least 1, or full") from None
+
+
+BlockSize = Annotated[PositiveInt | Literal["full"], WrapValidator(_block_size)]  # full: the whole row, as MDLM
 
 
 class BlockConfig(Section):
@@ -735,7 +746,7 @@ def _value(text: str) -> Any:
 
 
 def _sentence(error: Any) -> str:
-    where = ".".join(str(part) for part in error["loc"])
+    where = ".".join(str(part) for part in error["loc"] if part != "[key]")
     if error["type"] == "extra_forbidden":
         return f"unknown config key {where!r}{nearest(where, known_keys())}"
     message = error["msg"].removeprefix("Value error, ")

@@ -224,9 +224,7 @@ class LM:
         sampler = params.plan(self.prompt_builder)
         if params.block is not None:
             sampler.check(self.model)  # first: what else is wrong with it may be its blocks
-            if (blocks := as_blocks(self.model)) is not None and params.block < len(canvas.ids):
-                note_untrained(blocks.in_blocks(params.block))
-        return Request(
+        request = Request(
             row,
             canvas.ids,
             sampler,
@@ -239,9 +237,31 @@ class LM:
             free=canvas.ids == self.tokenizer.vocab.mask,
             constraint=params.constraint(canvas, self.prompt_builder),
             stop=Stop.of(canvas, params, self.prompt_builder),
+            ends=canvas.ends,
             prompt=canvas,
             params=params,
         )
+        self._note_blocks(request)
+        return request
+
+    def _block_size(self, request: Request) -> int | None:
+        """The size of the blocks in which a request is written; None: it is a single one, or has none."""
+        sampler, tokens = request.sampler, min(len(request.canvas), self.length)  # a window is no longer than that
+        if isinstance(sampler, BlockByBlock):
+            return sampler.size_for(request, self.tokenizer.vocab)
+        plan = sampler.plan if isinstance(sampler, Windows) else None
+        size = plan.size if isinstance(plan, BlockByBlock) else None  # of windows that have no text after a gap
+        return None if size is None or size >= tokens else size
+
+    def _note_blocks(self, request: Request) -> None:
+        """Say so if the network was not trained on the blocks in which a request is written."""
+        blocks = as_blocks(self.model)
+        if blocks is None or request.params.block is None:
+            return
+        size, tokens = self._block_size(request), min(len(request.canvas), self.length)
+        if size is None and any(trained is None or trained >= tokens for trained in blocks.mixture):
+            return  # a text that fits into a trained block is like a part of one
+        note_untrained(blocks.in_blocks(size))
 
     @staticmethod
     def reseeded(request: Request, seed: int, row: int) -> Request:
@@ -295,10 +315,9 @@ class LM:
 
     def cache_bytes(self, request: Request) -> int:
         """Bytes of the keys and values that are kept for a request, at most; 0 if the model reads all tokens anew."""
-        tokens = min(len(request.canvas), self.length)  # a window is no longer than that
-        sampler = request.sampler.plan if isinstance(request.sampler, Windows) else request.sampler
-        if isinstance(sampler, BlockByBlock) and sampler.size >= tokens:
+        if request.params.block is not None and self._block_size(request) is None:
             return 0  # nothing comes before a single block
+        tokens = min(len(request.canvas), self.length)  # a window is no longer than that
         return self.model.cache_bytes(tokens) * (1 if request.guidance == 1 else 2)
 
     def prompt_canvas(self, prompt: str, length: int | None = None, suffix: str = "", windowed: bool = False) -> Canvas:
@@ -375,7 +394,10 @@ class LM:
         result = []
         with evaluating(self.model):
             for canvas in canvases:
-                request = replace(self.request(canvas, options), choice=Choice(), key=eval_keys(0), stop=None)
+                request = self.request(canvas, options)
+                if request.sampler.rewrites:  # what it writes has no chance that could be weighed
+                    request = self.request(canvas, replace(options, sampler=None, values={}))
+                request = replace(request, choice=Choice(), key=eval_keys(0), stop=None)
                 runs = run_particles(self.model.denoiser(), request, n)
                 result.append((-runs.log_chance, math.sqrt(max(0.0, 1 / runs.effective - 1 / n))))
         return result

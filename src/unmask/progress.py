@@ -102,3 +102,8 @@ def clock(seconds: float) -> str:
     if minutes >= 60:
         return f"{minutes // 60}h{minutes % 60:02d}m"
     return f"{minutes}m{rest:02d}s" if minutes else f"{rest}s"
+
+
+def perplexity_form(perplexity: float) -> str:
+    """How a perplexity is written: not with 70 digits where a model has never seen such text."""
+    return ".2f" if perplexity < 1e9 else ".3g"

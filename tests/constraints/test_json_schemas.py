@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import re
 from typing import Any
@@ -48,7 +49,12 @@ SCHEMAS: dict[str, dict[str, Any]] = {
         "properties": {"a": {"type": "null"}, "b": {"type": "null"}, "c": {"const": 1}},
         "required": ["c"],
     },
-    "empty object": {"type": "object"},
+    "enum beside a type": {"type": ["integer", "null"], "enum": ["a", 1, 2.0, 2.5, True, None, [1], {}]},
+    "any object": {"type": "object"},
+    "no property": {"type": "object", "properties": {}},
+    "any names": {"type": "object", "additionalProperties": {"type": "integer"}},
+    "any names and values": {"type": "object", "additionalProperties": {}},
+    "and no others": {"type": "object", "additionalProperties": False},
     "empty array": {"type": "array", "items": {"type": "null"}, "maxItems": 0},
     "pattern": {"type": "string", "pattern": r'^[a-c"\\\n]{1,4}$'},
     "pattern somewhere": {"type": "string", "pattern": "ab+"},
@@ -94,6 +100,29 @@ def test_what_is_accepted_is_valid(name):
         assert valid.is_valid(value), text
 
 
+CLASSES = [
+    ".", r"\S", r"\s", r"\W", r"\w", r"\D", r"\d", r"[^\s]", r"[^\S]", r"[^\w]", r"[^\W]a?", r"[^\d.]", r"[^\Da]",
+    r"[\s\d]", r"[\W_]",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("pattern", CLASSES)
+def test_patterns_of_schemas_match_by_every_reading(pattern):
+    jsonschema_rs = pytest.importorskip("jsonschema_rs")
+    schema = {"type": "string", "pattern": f"^(?:{pattern})$"}
+    language, javascript = json_schema(schema), jsonschema_rs.validator_for(schema)
+    written = [chr(code) for code in [*range(0xD800), *range(0xE000, 0x11000)] if json_text(chr(code)) in language]
+    assert len(written) >= 6
+    for character in written:
+        for flags in (re.ASCII, re.UNICODE):
+            assert re.search(schema["pattern"], character, flags), character
+        assert javascript.is_valid(character), character
+
+
+def json_text(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
 @pytest.mark.parametrize(
     ("name", "inside", "out"),
     [
@@ -116,14 +145,28 @@ def test_what_is_accepted_is_valid(name):
         ("pattern", ['a"\\', "c\nab"], ["", "abcab", "d"]),
         ("pattern somewhere", ["xxabbb", "ab", "éab\u0001"], ["a", "ba"]),
         ("any of", [7, [], [True, False]], [[1], None]),
+        ("enum beside a type", [1, 2.0, None], ["a", 2.5, True, [1], {}]),
+        ("any object", [{}, {"a": {"b": 1}, "c": [None, "d"]}], [[], {"a": [[]]}]),
+        ("any names", [{}, {"a": 1, "é": 2}], [{"a": "b"}, {"a": None}]),
+        ("any names and values", [{}, {"a": 1, "é": "b"}], [3]),
+        ("no property", [{}], [{"a": 1}]),
+        ("and no others", [{}], [{"a": 1}]),
     ],
 )
 def test_values_in_and_out(name, inside, out):
     language = json_schema(SCHEMAS[name])
     for value in inside:
-        assert json.dumps(value, ensure_ascii=False) in language, value
+        assert json_text(value) in language, value
     for value in out:
-        assert json.dumps(value, ensure_ascii=False) not in language, value
+        assert json_text(value) not in language, value
+
+
+def test_dates_are_those_that_python_has():
+    language = json_schema({"type": "string", "format": "date"})
+    texts = [f'"{year:04}-{month:02}-{day:02}"' for year in (0, 1000, 9999) for month in range(14) for day in range(32)]
+    for text in (text for text in texts if text in language):
+        datetime.date.fromisoformat(json.loads(text))
+    assert '"2024-02-28"' in language and '"0000-01-01"' not in language
 
 
 def test_white_space_is_that_of_json_dumps():
@@ -158,6 +201,13 @@ for _ in range(35):
         ({"$ref": "#/$defs/a"}, "which is not there"),
         ({"$ref": "other.json"}, "only parts of the same schema"),
         ({"$ref": "#/$defs/a", "$defs": {"a": {"type": "array", "items": {"$ref": "#/$defs/a"}}}}, "contains itself"),
+        ({"$ref": "#a", "$defs": {"b": {"$anchor": "a", "type": "null"}}}, "only parts of the same schema"),
+        ({"type": "string", "const": 1}, "no value of #/const of the JSON schema has the type"),
+        ({"type": "object", "additionalProperties": "no"}, "additionalProperties at # of the JSON schema must be"),
+        ({"type": "string", "pattern": "a^"}, "'a^' of the JSON schema may have ^ at its beginning"),
+        ({"type": "string", "pattern": "$a"}, "at its beginning"),
+        ('{"const": NaN}', "is not JSON"),
+        ({"enum": [1, 1e400]}, "is not JSON"),
         ("{", "is not JSON"),
         ([], "is an object"),
         ("3", "is an object"),

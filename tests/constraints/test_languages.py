@@ -88,6 +88,9 @@ def test_ranges_of_characters_are_ranges_of_bytes(low, size):
 
 def test_the_automaton_is_the_smallest():
     assert [len(regex(p).delta) for p in ("(a|b)*abb", "a{5}", "abc|xbc", "(?s).", "(?a)[a-z]*")] == [4, 6, 4, 9, 1]
+    assert len(regex("a$|bcd^").delta) == 2  # nothing follows a b
+    both = regex("ab|cde") & regex("ab|cdf")
+    assert len(both.delta) == 3 and (both.delta >= 0).sum() == 2
 
 
 @pytest.mark.parametrize(
@@ -101,6 +104,8 @@ def test_the_automaton_is_the_smallest():
         ("(?>a)", "an atomic group"),
         ("a*+b", "a possessive repetition"),
         ("(?m)^a", "the flag m"),
+        (r"(?m:a$)\nb", "the flag m"),
+        (r"(?u:\W)", "the flag u"),
         ("(a", "is not valid"),
         ("[^\\s\\S]", "no text fits"),
         ("a^b", "no text fits"),
@@ -185,6 +190,7 @@ def test_an_open_frame_has_no_stop_codon_in_it(start):
         for text in every_sequence(n):
             codons = {text[i : i + 3] for i in range(start, n - 2, 3)}
             assert (text in language) == (not codons & {"TAA", "TAG", "TGA"})
+    assert "TAATGA" in open_frame(stops=["TAG"]) and "TAG" not in open_frame(stops=["TAG"])
     with pytest.raises(UserError, match="start=3"):
         open_frame(3)
 

@@ -30,6 +30,7 @@ LLADA = (
     "{% set content = bos_token + content %}{% endif %}{{ content }}{% endfor %}{% if add_generation_prompt %}"
     "{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %}"
 )
+ALWAYS = LLADA.replace("{% if add_generation_prompt %}", "").removesuffix("{% endif %}")  # as the first Llama 3's
 THINKING = (  # as Qwen3's: only the last answer has room for thoughts
     "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}{% if m.role == 'assistant' and loop.last %}"
     "{{ '<think>\n\n</think>\n\n' }}{% endif %}{{ m.content + '<|im_end|>\n' }}{% endfor %}"
@@ -68,7 +69,7 @@ def answers(template: ChatTemplate, messages: list[dict[str, str]]) -> str:
 
 
 SOURCES = {name: entry.source for name, entry in BUILT_IN.items()}
-SOURCES |= {"smollm2": SMOLLM2, "llada": LLADA, "thinking": THINKING, "marked": MARKED}
+SOURCES |= {"smollm2": SMOLLM2, "llada": LLADA, "always": ALWAYS, "thinking": THINKING, "marked": MARKED}
 
 
 @pytest.mark.parametrize("name", SOURCES)
@@ -99,6 +100,8 @@ def test_built_in_templates_need_no_jinja(monkeypatch):
         ("chatml", "It is 2.<|im_end|>Yes, {{ sure }}.<|im_end|>"),
         ("smollm2", "It is 2.<|im_end|>Yes, {{ sure }}.<|im_end|>"),
         ("llama3", "It is 2.<|eot_id|>Yes, {{ sure }}.<|eot_id|>"),
+        ("llada", "It is 2.<|eot_id|>Yes, {{ sure }}.<|eot_id|>"),
+        ("always", "It is 2.<|eot_id|>Yes, {{ sure }}.<|eot_id|>"),
         ("plain", "It is 2.<|endoftext|>Yes, {{ sure }}.<|endoftext|>"),
         ("thinking", "It is 2.<|im_end|><think>\n\n</think>\n\nYes, {{ sure }}.<|im_end|>"),
     ],
@@ -171,6 +174,9 @@ def test_what_is_no_conversation_is_refused(messages, sentence):
         ("{{ raise_exception('no system prompt') }}", "refuses these messages: no system prompt"),
         ("{{ ''.__class__.__mro__ }}", "does not render these messages"),
         ("{{ messages | length }}{% for m in messages %}{{ m.content }}{% endfor %}", "in another way"),
+        ("Hello!", "the chat template leaves out what the messages say"),
+        ("{% for m in messages %}{{ m.role }}{% endfor %}", "leaves out what the messages say"),
+        ("{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}", "leaves out what the messages say"),
     ],
 )
 def test_a_template_that_does_not_work_is_one_sentence(source, sentence):
@@ -179,17 +185,14 @@ def test_a_template_that_does_not_work_is_one_sentence(source, sentence):
     assert "\n" not in str(error.value)
 
 
-def test_names_lengths_and_ends_are_checked(tmp_path):
+def test_names_and_ends_are_checked(tmp_path):
     with pytest.raises(UserError, match=r"unknown chat template 'chatlm'.*did you mean 'chatml'"):
         ChatTemplate.named("chatlm", tokenizer())
     with pytest.raises(UserError, match=r"written with <\|im_start\|>, <\|im_end\|>, which the tokenizer 'bytes'"):
         ChatTemplate.named("chatml", bytes_tokenizer())
     template = ChatTemplate.named("plain", tokenizer())
-    ids = template.prompt(TALK[:4], 200)
-    with pytest.raises(UserError, match=f"has {len(ids)} tokens, and the model reads {len(ids)} with the answer"):
-        template.prompt(TALK[:4], len(ids))
     with pytest.raises(UserError, match="the last message is an answer already"):
-        template.prompt(TALK, 200)
+        template.prompt(TALK)
     own = Path(tmp_path / "own.jinja")
     own.write_text("{% for m in messages %}{{ m.content }}\n{% endfor %}")
     assert ChatTemplate.named(own, tokenizer()).end is None

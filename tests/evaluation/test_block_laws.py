@@ -40,7 +40,7 @@ from unmask.models.block_diffusion import BlockDiffusion
 from unmask.models.masked import MaskedDiffusion
 from unmask.process.keys import Keys
 from unmask.process.schedule import ContinuousTime, DiscreteTime, Law
-from unmask.sampling import Adaptive, FirstHitting, GivenOrder, LeftToRight, Sampler
+from unmask.sampling import Adaptive, FirstHitting, GivenOrder, LeftToRight, Sampler, Speculative
 from unmask.types import Batch, UserError
 
 LENGTH = 4
@@ -216,7 +216,7 @@ def test_orders_are_averaged_within_each_block() -> None:
 
 
 def test_a_given_order_has_no_blocks_and_large_blocks_have_too_many_sets() -> None:
-    with pytest.raises(UserError, match="names positions of a single block; set block=4"):
+    with pytest.raises(UserError, match="names positions of a single block; set block=full"):
         plan_nats(model_of(2), batch_of(), ALL, GivenOrder((1, 0, 3, 2)), Keys(0))
     long = Batch(torch.zeros(1, 34, dtype=torch.int64), torch.arange(1), 1)
     with pytest.raises(UserError, match=r"17 tokens .* at most 16 tokens: choose a smaller block"):
@@ -276,6 +276,48 @@ def test_a_size_that_was_not_trained_is_allowed_and_noted(caplog: pytest.LogCapt
         lm_of().score("some text", block=16), lm_of().score("some text", block=1)  # of rows of 16: the whole row
         assert not caplog.text
     assert law["block"] == 2 and law["trained_blocks"] == "1, 4, the whole row"
+
+
+def test_speculation_has_the_law_of_blocks_of_one_token_whatever_the_blocks_of_the_model() -> None:
+    lm, text = lm_of(), "a cat sat"
+    one, drafted = lm.score(text, block=1), lm.score(text, plan=Speculative())
+    assert drafted.nats == pytest.approx(one.nats, rel=1e-4) and drafted.stderr_nats == 0
+    assert drafted.protocol["law"] == "exact, in blocks of 1" and drafted.protocol["block"] == 1
+    assert lm.score(text, plan=Speculative(), block=1).nats == drafted.nats
+    with pytest.raises(UserError, match="has the law of blocks of one token; leave out block=4"):
+        lm.score(text, plan=Speculative(), block=4)
+    with pytest.raises(UserError, match="speculative sampling is for models of method block"):
+        random_lm(bytes_tokenizer()).score(text, plan=Speculative())
+
+
+def test_a_block_longer_than_rows_is_the_whole_row(caplog: pytest.LogCaptureFixture) -> None:
+    _warn.cache_clear()
+    lm, text = lm_of(), "a cat sat"
+    full, longer = lm.score(text, block="full"), lm.score(text, block=40)  # of rows of 16
+    assert longer == full and "not trained" not in caplog.text
+
+
+def test_a_text_with_a_gap_is_noted_if_the_whole_row_was_not_trained(caplog: pytest.LogCaptureFixture) -> None:
+    """A gap with text after it is written as one block, the whole row, unless it fits into a block that was trained."""
+    only_four = random_lm(bytes_tokenizer(), "model.method=block", "block.size=4")
+    row = "not trained on the whole row as one block, only on: 4"
+    for lm, how, says in (
+        (only_four, {"prompt": "a", "suffix": "b", "length": 9}, row),
+        (only_four, {"block": "full", "length": 9}, row),
+        (only_four, {"block": 12, "length": 9}, row),
+        (only_four, {"block": 3, "length": 9}, "not trained on block size 3, only on: 4"),
+        (only_four, {"block": "full", "length": 30, "stride": 8}, row),
+        (only_four, {"length": 9}, ""),
+        (only_four, {"sampler": "speculative", "length": 9}, ""),
+        (only_four, {"prompt": "a", "suffix": "b", "length": 4}, ""),
+        (lm_of(), {"prompt": "a", "suffix": "b", "length": 9}, ""),
+        (lm_of(), {"block": 12, "length": 9}, ""),
+    ):
+        _warn.cache_clear()
+        caplog.clear()
+        with caplog.at_level(logging.WARNING, "unmask"):
+            lm.write_samples(1, **how)
+        assert caplog.text.count("not trained") == bool(says) and says in caplog.text, how
 
 
 def test_a_span_with_text_after_it_sees_the_whole_row_and_one_at_the_end_its_blocks() -> None:
@@ -402,6 +444,10 @@ def test_score_by_block_size() -> None:
     )
     assert own == four and own["protocol"]["law"] == "evidence bound, in blocks of 4"
     assert one["stderr_nats"] == 0 and one["protocol"]["law"] == "exact, in blocks of 1"
+    full = run("score", model, text, "--block", "full", "--json").json()
+    assert full["protocol"]["block"] == "the whole row" and full["protocol"]["law"] == "evidence bound"
+    for block, says in (("-2", "block=-2 must be at least 1"), ("half", "must be a whole number of tokens, or full")):
+        assert says in refused("score", model, text, "--block", block)
     plan = run("score", model, text, "--block", "4", "--plan", "confidence", "-k", "1", "--json").json()
     assert plan["protocol"]["law"] == "exact, in the order of the plan, in blocks of 4"
 
@@ -417,4 +463,6 @@ def test_samples_of_a_block_model_are_judged() -> None:
     report = run(*args, "--block", "8", "--steps", "4", "--scorer", f"unmask:{block_run()}").json()
     assert report["protocol"]["block"] == 8 and report["protocol"]["steps"] == 4
     assert report["samples"]["protocol"]["scorer"]["scorer_law"]["block"] == 4
-    assert "must be a whole number" in refused(*args[:-1], "--block", "full")
+    whole = run(*args, "--block", "full", "--steps", "4", "--scorer", f"unmask:{block_run()}").json()
+    assert whole["protocol"]["block"] == "full"
+    assert "--block half must be a whole number of tokens, or full" in refused(*args[:-1], "--block", "half")

@@ -143,11 +143,13 @@ def fits_by_length(lm, text, pattern, lengths):
     return result
 
 
-@pytest.mark.parametrize("pattern", ["[bcd]|cda", "(ab|c)+"])
-def test_a_length_counts_by_its_chance_to_fit(pattern):
+@pytest.mark.parametrize(
+    ("pattern", "sampler"), [("[bcd]|cda", "first-hitting"), ("(ab|c)+", "first-hitting"), ("(ab|c)+", "remask-cap")]
+)
+def test_a_length_counts_by_its_chance_to_fit(pattern, sampler):
     lm = random_lm(chars_tokenizer(["abcd"]), "data.length=12")
     free = lm.gap_canvas("a{{1-3}}b", draws=256)
-    how = lm.sampling_params({"regex": pattern, "sampler": "first-hitting"})
+    how = lm.sampling_params({"regex": pattern, "sampler": sampler})
     formed = lm.gap_canvas("a{{1-3}}b", draws=256, options=how)
     lengths = [int(name) for name in formed.nats]
     assert lengths == ([1, 3] if "|cda" in pattern else [1, 2, 3])

@@ -375,6 +375,22 @@ def test_a_causal_folder_of_ours_is_a_judge_though_its_tokenizer_has_a_mask_too_
         assert one.nats == pytest.approx(two.nats, rel=1e-5) and one.tokens == two.tokens
 
 
+def test_a_text_is_scored_after_the_mark_between_texts_where_bos_begins_messages(tmp_path):
+    """As in SmolLM2-Instruct: `<|im_start|>` is its BOS, and its training had `<|endoftext|>` between texts."""
+    folder = write_family(tmp_path / "m", "llama", tensors=without_padding("llama"), vocab_size=258)
+    tokenizer = (folder / "tokenizer.json").read_text().replace("<|im_end|>", "<|im_start|>")
+    (folder / "tokenizer.json").write_text(tokenizer)
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<|im_start|>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    scorer = open_scorer(f"hf:{folder}")
+    assert (scorer.tokenizer.bos_token_id, scorer.bos) == (257, 256)
+    ids = torch.tensor([[256, *b"some words"]])
+    with torch.no_grad():
+        log_p = scorer.model(ids).logits[0, :-1].log_softmax(-1)
+    truth = -log_p.gather(1, ids[0, 1:, None]).sum()
+    assert scorer.nats(["some words"])[0].nats == pytest.approx(float(truth), rel=1e-4)
+
+
 def test_a_tokenizer_with_other_tokens_too_many_is_refused(tmp_path):
     folder = write_family(tmp_path / "m", "llama", tensors=without_padding("llama", 250), vocab_size=250)
     with pytest.raises(UserError, match="has 250 tokens and its tokenizer 258; they do not belong together"):

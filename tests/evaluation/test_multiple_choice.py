@@ -107,6 +107,7 @@ def test_a_choice_of_one_token_is_what_a_constraint_draws(lm):
     ("text", "choices", "said"),
     [
         ("a{{}}", ["b"], "at least two different choices"),
+        ("a{{1:b|c}}", ["b", "c"], "has a pattern, and the choices say what it may be"),
         ("a{{}}", ["b", "b"], "at least two different choices"),
         ("a{{}}", ["b", ""], "none of them empty"),
         ("a{{}}", "bc", "at least two different choices"),

@@ -17,7 +17,7 @@ from torch import Tensor
 
 import unmask
 from support.fake_hub import FakeHub
-from support.families import CAUSAL, EOS, MASK, ROWS, SHIFTED, byte_tokenizer, reference, tensors_of, write
+from support.families import CAUSAL, EOS, LLAMA3, MASK, ROWS, SHIFTED, byte_tokenizer, reference, tensors_of, write
 from support.helpers import refused, run
 from unmask.data.tokenization import read_tokenizer
 from unmask.hub import layout
@@ -26,7 +26,7 @@ from unmask.networks.foreign import families
 from unmask.types import UserError
 
 transformers = pytest.importorskip("transformers")
-LOADED = ["llama", "qwen2", "qwen3", "llada", "Dream", "a2d-qwen3"]
+LOADED = ["llama", "llama3", "mistral", "qwen2", "qwen3", "llada", "Dream", "a2d-qwen3"]
 IDS = torch.tensor([[70, 71, MASK, 40, MASK, MASK, 101, 32, 99], [5, MASK, 7, 8, 200, MASK, MASK, 3, 90]])
 
 
@@ -95,7 +95,7 @@ def test_the_record_of_a_family_says_three_things():
     assert facts["Fast_dLLM_Qwen", ""] == ("block_causal", "shifted", 151665)
     assert facts["a2d-qwen3", ""][:2] == ("bidirectional", "same")
     assert facts["a2d-qwen3", "bd3lm"][:2] == ("block_causal", "same")
-    assert {facts[kind, ""][0] for kind in CAUSAL} == {"causal"}
+    assert {facts[kind, ""][0] for kind in ("llama", "mistral", "qwen2", "qwen3")} == {"causal"}
 
 
 # -- files -----------------------------------------------------------------------------------------------------------
@@ -171,6 +171,14 @@ def test_on_the_command_line_it_is_one_sentence_and_exit_code_2(change, words, t
         assert words in refused(name, str(folder), *(["text"] if name == "score" else []), *options)
 
 
+def test_the_context_of_a_chat_is_chosen_on_the_command_line(tmp_path):
+    folder = str(write(tmp_path / "m", "llada"))
+    chat = ["chat", folder, "--template", "plain"]
+    for command in (chat, ["serve", folder, "--port", "0"]):
+        assert "length=65 is longer than the 64 tokens" in refused(*command, "--context", "65")
+    assert "reads and writes 48 tokens" in refused(*chat, "--context", "48", "--max-tokens", "40")
+
+
 @pytest.mark.parametrize(
     ("edit", "sentence"),
     [
@@ -205,7 +213,14 @@ def test_tensors_are_all_accounted_for(edit, sentence, tmp_path):
         ("llada", {"sliding": 4}, "has sliding 4, which unmask does not know"),
         ("llama", {"hidden_act": "gelu"}, 'hidden_act "gelu"'),
         ("llama", {"attention_bias": True}, "attention_bias true"),
-        ("llama", {"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, 'rope_scaling.rope_type "llama3"'),
+        (
+            "llama",
+            {"rope_scaling": {"rope_type": "llama3", "factor": 8.0}},
+            "rope_scaling, does not have low_freq_factor",
+        ),
+        ("llama3", {"rope_scaling": LLAMA3 | {"low_freq_factor": 4.0}}, "low must be below high"),
+        ("mistral", {"sliding_window": 4096}, "sliding_window 4096"),
+        ("mistral", {"sliding_window": ...}, "sliding_window 4096"),  # as transformers reads it
         ("llama", {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, 'rope_parameters.rope_type "yarn"'),
         ("llama", {"rope_scaling": {"type": "default", "factor": 2.0}}, "rope_scaling.factor 2.0"),
         ("qwen2", {"use_sliding_window": True}, "use_sliding_window true"),
@@ -221,6 +236,13 @@ def test_tensors_are_all_accounted_for(edit, sentence, tmp_path):
         ("llada", {"mask_token_id": 97}, "token 97, which is 'a' in its tokenizer 'm': an ordinary token"),
         ("llada", {"mask_token_id": 262}, r"\[MASK\] is token 262, and its tokenizer 'm' has only 259 tokens"),
         ("llada", {"mask_token_id": "x"}, "has mask_token_id 'x', which is not a number"),
+        (
+            "llada",
+            {"mask_token_id": 257},
+            r"is token 258 \(<\|mask\|>\) of the tokenizer 'm' and token 257 \(<\|im_end",
+        ),
+        ("llada", {"mask_token_id": EOS, "mask": "<|other|>"}, "is its eos token as well; mend mask_token_id"),
+        ("llada", {"model_type": "nemotron"}, "unmask reads .*'llada', 'Dream', 'sdar', 'Fast_dLLM_Qwen', 'a2d-llama'"),
     ],
 )
 def test_what_would_change_the_computation_is_named(family, change, sentence, tmp_path):
@@ -232,7 +254,8 @@ def test_what_would_change_the_computation_is_named(family, change, sentence, tm
 def test_a_tokenizer_that_names_another_mask(tmp_path):
     folder = write(tmp_path / "m", "llada", tokenizer={"mask_token": "<|im_end|>"})
     with pytest.raises(
-        UserError, match=r"\[MASK\] is token 257 \(<\|im_end\|>\) of the tokenizer 'm' and token 258 of the"
+        UserError,
+        match=r"\[MASK\] is token 257 \(<\|im_end\|>\) of the tokenizer 'm' and token 258 \(<\|mask\|>\) of the",
     ):
         unmask.load(folder)
     other = write(tmp_path / "other", "llada", mask=None)
@@ -285,7 +308,7 @@ def test_a_causal_model_writes_what_transformers_writes_and_goes_back(family, tm
         torch.testing.assert_close(again(IDS).logits, truth(family))
     agrees(unmask.load(tmp_path / "saved"), family)
     tree = json.loads((tmp_path / "saved" / "config.json").read_text())
-    assert tree["model_type"] == family
+    assert tree["model_type"] == {"llama3": "llama", "mistral": "llama"}.get(family, family)
     (tmp_path / "saved" / "config.json").write_text(json.dumps(tree | {"hidden_size": 32}))
     (tmp_path / "saved" / "manifest.json").unlink()
     with pytest.raises(UserError, match="contradicts itself: hidden_size is 32"):
@@ -311,6 +334,8 @@ def test_a_tokenizer_that_begins_texts_with_bos(tmp_path):
     assert lm.sample(1, length=6, seed=0)
     plain = unmask.load(write(tmp_path / "n", "llama"))
     assert not plain.config.data.block_ends and plain.score(text).tokens == 2
+    score = plain.score("äbc")  # of its four bytes the first is given, half a letter, which goes with the other half
+    assert (score.tokens, score.bytes) == (3, 4) and plain.score("abc").bytes == 2
 
 
 @pytest.mark.parametrize("family", ["llada", "Dream"])

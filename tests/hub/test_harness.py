@@ -45,6 +45,7 @@ from oracles.enumeration import (
 from support.helpers import SENTENCE, once, random_lm, sentence, tiny_config
 from unmask.data.tokenization import Tokenizer, bpe_tokenizer, bytes_tokenizer, chars_tokenizer
 from unmask.hub.lm_eval import GenerationRequests, LikelihoodRequests, adapter, settings
+from unmask.hub.lm_eval.adapter import protocol
 from unmask.hub.lm_eval.likelihood_requests import split, windows
 from unmask.hub.resolve import checkpoint
 from unmask.lm import LM
@@ -321,6 +322,24 @@ def test_block_models_continue_a_context_in_their_blocks(size: int) -> None:
     texts = ["one two", "three four.", "x"]
     assert texts_of(reading, texts) == pytest.approx([-one.nats for one in lm.score(texts).texts], rel=1e-4)
     assert reading.used == ("none: exact" if size == 1 else "strata")
+
+
+def test_the_block_size_of_model_args_is_that_of_scores_and_of_writing() -> None:
+    lm, pair = block_lm(4), [("one t", "wo three")]
+    for block in (1, 2, "full", None):
+        model = adapter()(pretrained=lm, draws=15, **({} if block is None else {"block": block}))
+        [(value, _)] = pairs_of(model.reading, pair)
+        want = lm.score("one two three", span=(5, 13), block=block)
+        assert -value == pytest.approx(want.nats, rel=1e-4) or want.stderr_nats > 0
+        assert model.reading.exact is (block == 1)
+        told = protocol(model.settings, model.reading, model.asking)
+        assert told["block"] == ("the whole row" if block == "full" else block or 4)
+        assert told["writing"]["block"] == (block or 4)
+    for block, says in ((0, "block=0 must be at least 1"), ("half", "must be a whole number of tokens, or full")):
+        with pytest.raises(UserError, match=says):
+            adapter()(pretrained=lm, block=block)
+    with pytest.raises(UserError, match="block=4 is for models of method block"):
+        adapter()(pretrained=bytes_lm(), block=4)
 
 
 @pytest.mark.parametrize("size", [1, 4])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -15,7 +16,7 @@ from torch import Tensor
 
 import unmask
 from support.encoders import VOCAB, tree
-from support.families import write
+from support.families import LLADA_NAMES, write
 from support.helpers import random_lm, random_model, refused, run, run_together
 from unmask.config import AdapterConfig
 from unmask.data.tokenization import bytes_tokenizer
@@ -222,7 +223,7 @@ def test_two_processes_take_the_step_of_one(tuned, base, text, tmp_path):
     assert a.keys() == b.keys() and all(torch.allclose(a[key], b[key], atol=1e-5) for key in a)
 
 
-def test_adapters_of_a_run_are_a_folder_that_is_its_base_with_them(tuned, tmp_path):
+def test_adapters_of_a_run_are_a_folder_that_is_its_base_with_them(tuned, base, tmp_path):
     done = run("convert", str(tuned), str(tmp_path / "adapter"), "--to", "adapter", "--json").json()
     assert done["tensors"] == 16 and done["weights"] == "ema"
     settings = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
@@ -230,6 +231,7 @@ def test_adapters_of_a_run_are_a_folder_that_is_its_base_with_them(tuned, tmp_pa
     ours, theirs = unmask.load(tmp_path / "adapter"), unmask.load(tuned)
     a, b = ours.model.state_dict(), theirs.model.state_dict()
     assert a.keys() == b.keys() and all(torch.allclose(a[name], b[name], atol=1e-7) for name in a)
+    assert ours.recommended == theirs.recommended != unmask.load(base).recommended
     assert run("convert", str(tmp_path / "adapter"), str(tmp_path / "whole")).code == 0
     assert torch.equal(unmask.load(tmp_path / "whole").model.state_dict()[next(iter(a))], a[next(iter(a))])
 
@@ -267,6 +269,21 @@ def test_we_load_what_plain_peft_writes(causal, tmp_path):
     assert torch.allclose(ours[:, : expected.shape[-1]], expected[:, : ours.shape[-1]], atol=1e-4)
 
 
+def test_adapters_of_a_llada_have_its_names(text, tmp_path):
+    """Those of its published code, so that peft can put them onto that."""
+    base = write(tmp_path / "llada", "llada")
+    assert run(*tune(base, "mdlm", text, tmp_path / "run")).code == 0
+    assert run("convert", str(tmp_path / "run"), str(tmp_path / "adapter"), "--to", "adapter").code == 0
+    parts = [LLADA_NAMES[name] for name in LLADA_NAMES if name.startswith(("self_attn", "mlp"))]
+    layers = {f"model.transformer.blocks.{i}.{part}" for i in range(2) for part in parts}
+    held = load_file(tmp_path / "adapter" / "adapter_model.safetensors")
+    assert held.keys() == {f"base_model.model.{layer}.lora_{side}.weight" for layer in layers for side in "AB"}
+    settings = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
+    assert set(settings["target_modules"]) == layers  # "ff_out" alone would be the head, too
+    a, b = (unmask.load(tmp_path / name).model.state_dict() for name in ("run", "adapter"))
+    assert all(torch.equal(a[name], b[name]) for name in a)
+
+
 # -- what is refused -------------------------------------------------------------------------------------------------
 
 
@@ -302,6 +319,21 @@ def test_adapters_of_another_base_model_are_refused(adapter, tmp_path):
     shutil.rmtree(tmp_path / "base")
     with pytest.raises(UserError, match="a base model that cannot be loaded: there is no model at"):
         unmask.load(adapter)
+
+
+def test_a_base_with_another_network_is_refused(tuned, causal, text, tmp_path):
+    """A causal one, which would be turned first."""
+    run("convert", str(tuned), str(tmp_path / "adapter"), "--to", "adapter")
+    settings = tmp_path / "adapter" / "adapter_config.json"
+    settings.write_text(json.dumps(json.loads(settings.read_text()) | {"base_model_name_or_path": str(causal)}))
+    assert f"the model {causal} has another network" in refused("sample", str(tmp_path / "adapter"))
+    mine, out = shutil.copytree(causal, tmp_path / "mine"), tmp_path / "run"
+    assert run(*tune(mine, "mdlm", text, out)).code == 0
+    shutil.rmtree(mine)
+    write(mine, "qwen2")
+    sentence = "another network than the one that was trained further: (norm_eps|rotary_base|qkv_bias) is"
+    for command in (["sample", str(out)], tune(mine, "mdlm", text, out, "train.steps=6")):
+        assert re.search(sentence, refused(*command))
 
 
 def test_damaged_folders_are_refused(adapter):

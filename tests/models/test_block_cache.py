@@ -47,7 +47,10 @@ PLANS: dict[str, Sampler] = {
     "confidence": Adaptive("confidence", k=1),
     "entropy": Adaptive("entropy", threshold=0.7),
     "margin": Adaptive("margin", steps=2),
+    "entropy bound": Adaptive("confidence", entropy_bound=0.9),
+    "euler": Ancestral(3, euler=True),
     "cap": Remasking(6, "cap", 0.6),
+    "rescale": Remasking(6, "rescale", 0.6),
     "loop": Remasking(8, "loop", 0.5, (0.8, 0.2), 0.6),
     "corrector": PredictorCorrector(3, 2, 0.5),
     "gibbs": Gibbs(11),
@@ -111,7 +114,7 @@ def every_kind() -> list[Request]:
 @each_stream
 def test_a_cache_changes_nothing(network, clean):
     """Lengths, block sizes, steps, prompts and samplers of all kinds side by side, in batches of 4 and all."""
-    told = same(block_model(network, clean), every_kind(), 4, 14)
+    told = same(block_model(network, clean), every_kind(), 4, len(PLANS))
     for asked, states in zip(every_kind(), told, strict=True):
         last = states[-1][0].canvas
         given = asked.canvas != MASK

@@ -331,8 +331,18 @@ def test_any_stretch_of_steps_has_the_shares_of_the_mixture():
             assert abs(sizes[begin:end].count(size) - share * (end - begin)) < 2.5
     shares = block_model("dit", "tokens", "block.mixture={2: 3, 4: 1}")  # of a sum that is not 1
     assert [shares.block_of(step) for step in range(400)].count(2) == pytest.approx(300, abs=2)
-    only = block_model("dit", "tokens", size=4)
-    assert {only.block_of(step) for step in range(50)} == {4}
+    only = block_model("dit", "tokens", size=2)
+    assert {only.block_of(step) for step in range(50)} == {2}
+
+
+def test_a_block_as_long_as_a_row_is_the_whole_row():
+    """By its name, too: one stream, no note, one share of a mixture that names it twice."""
+    model = block_model("dit", "tokens", "block.mixture={2: 0.5, 4: 0.2, full: 0.3}", size=4)
+    assert model.block_size is None and model.mixture == {2: 0.5, None: 0.5} and model.streams() == 1.5
+    for law in (model, model.in_blocks(2)):
+        assert "trained_blocks" not in law.describe()
+    assert "trained_blocks" in model.in_blocks(1).describe()
+    assert block_model("dit", "tokens", size=4).mixture == {None: 1.0}
 
 
 @each_network
@@ -400,8 +410,11 @@ WRONG = {
     "size": (["block.size=3"], "blocks of 3 tokens do not divide rows of data.length=16"),
     "mixture": (["block.mixture={1: 0.5, 5: 0.5}"], "blocks of 5 tokens do not divide rows of data.length=16"),
     "longer": (["block.size=32"], "blocks of 32 tokens do not divide rows of data.length=16"),
-    "zero": (["block.size=0"], "block.size"),
-    "words": (["block.size=all"], "block.size"),
+    "zero": (["block.size=0"], "block.size: 0 is no block size; give a whole number of at least 1, or full"),
+    "negative": (["block.size=-4"], "block.size: -4 is no block size; give a whole number"),
+    "words": (["block.size=all"], "block.size: 'all' is no block size; give a whole number"),
+    "half": (["block.size=2.5"], "block.size: 2.5 is no block size; give a whole number"),
+    "mixed": (["block.mixture={0: 1}"], "block.mixture.0: 0 is no block size; give a whole number"),
     "nothing": (["block.mixture={}"], "mixture names no block size"),
     "no share": (["block.mixture={1: 0, 4: 1}"], "block.mixture"),
     "stream": (["block.clean=characters"], "'tokens' or 'blocks'"),

@@ -40,7 +40,16 @@ def test_bytes_of_a_request():
     column = lm.model.cache_bytes(1)
     assert lm.cache_bytes(request_of(lm, "a", 30)) == 30 * column
     assert lm.cache_bytes(request_of(lm, "a", 30, block=30)) == 0  # nothing comes before a single block
+    assert lm.cache_bytes(request_of(lm, "a", 30, block="full")) == 0
+    gap = lm.request(lm.prompt_canvas("a", 30, "b"), SamplingParams())
+    assert lm.cache_bytes(gap) == 0  # a single block, as there is text after it
+    whole = lm_of("block", "block.size=full")
+    assert whole.cache_bytes(request_of(whole, "a", 30)) == 0
+    assert whole.cache_bytes(request_of(whole, "a", 30, sampler="speculative")) == 30 * column
     assert lm.cache_bytes(request_of(lm, "a", 90, stride=24)) == 48 * column  # a window
+    assert lm.cache_bytes(request_of(lm, "a", 90, stride=24, block=48)) == 0
+    late = lm.prompt_canvas("a", 90, "b", windowed=True)  # windows that do not see what follows the gap are in blocks
+    assert lm.cache_bytes(lm.request(late, SamplingParams(stride=24))) == 48 * column
     ar = lm_of("ar")
     assert ar.cache_bytes(request_of(ar, "a", 30)) == 31 * column
 

@@ -7,6 +7,7 @@ import json
 import math
 import time
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -251,7 +252,7 @@ def test_a_study_that_was_stopped_reports_what_there_is_and_leaves_the_test_spli
     assert stopped["asked"][0] == "paper-lr0.001-512-seed0" and "all-512-seed0" in stopped["asked"][:4]
     assert report["command"].endswith("--no-train") and "Not complete" in report["notes"][-1]
     assert {model["name"] for model in report["models"]} == set(stopped["asked"])
-    assert "validation" in report["notes"][-1] and any("valid split" in own["title"] for own in report["tables"])
+    assert "left alone" in report["notes"][-1] and any("valid split" in own["title"] for own in report["tables"])
     assert not [own["title"] for own in report["tables"] if "test split" in own["title"]]
 
 
@@ -262,7 +263,7 @@ def test_the_same_command_goes_on_and_completes_it(complete, place):
         assert name in names and checkpoint.steps(place / "out" / "smoke" / "text" / "models" / name)
     assert sum(name.startswith("paper-lr") and name.endswith("-1024-seed0") for name in names) == 1  # the chosen one
     tested = {path.parent.name for path in (place / "out").rglob("test-whole-bound-*.json")}
-    assert tested and not [name for name in tested if "+" in name or "without" in name], "finalists only"
+    assert len(tested) == 2 and all("-2048-" in name for name in tested), "the longest trainings only"
     assert not [note for note in complete["notes"] if "Not complete" in note]
 
 
@@ -288,13 +289,20 @@ def test_differences_and_ratios_follow_from_the_scores(complete, place):
     base = chosen.name.replace("1024", "512")
     gap = rows["paper+linear"]["against the baseline"]["value"]
     assert gap == pytest.approx(nats(base.replace("paper", "paper+linear"), "valid") - nats(base, "valid"))
-    finals = table(complete, "The finalists by budget, test split")
+    finals = table(complete, "The finalists by budget, valid split")
     assert finals["all parts, 512 tokens"]["nats/token"]["value"] == pytest.approx(
-        np.mean([nats(f"all-512-seed{seed}", "test") for seed in (0, 1)])
+        np.mean([nats(f"all-512-seed{seed}", "valid") for seed in (0, 1)])
     )
+    longest = table(complete, "The finalists by budget, test split")
+    assert longest.keys() == {f"{recipe}, 2,048 tokens" for recipe in ("baseline", "all parts")}
+    assert longest["all parts, 2,048 tokens"]["nats/token"]["value"] == pytest.approx(nats("all-2048-seed0", "test"))
+    behind = table(complete, "Nats/token that MDLM has more than AR")
+    assert behind.keys() == {"256 tokens", "512 tokens", "1,024 tokens"}, "where both are trained"
+    gaps = [nats(f"all-256-seed{seed}", "valid") - nats(f"ar-all-256-seed{seed}", "valid") for seed in (0, 1)]
+    assert behind["256 tokens"]["all parts"]["value"] == pytest.approx(np.mean(gaps))
     ratio = table(complete, "What all parts need")["MDLM, baseline with 1,024 tokens"]
-    own = [nats(f"all-{tokens}-seed0", "test") for tokens in (256, 512, 1024, 2048)]
-    place_, least = crossing([256.0, 512.0, 1024.0, 2048.0], own, nats(chosen.name, "test"))  # type: ignore[misc]
+    own = [nats(f"all-{tokens}-seed0", "valid") for tokens in (256, 512, 1024, 2048)]
+    place_, least = crossing([256.0, 512.0, 1024.0, 2048.0], own, nats(chosen.name, "valid"))  # type: ignore[misc]
     shown = ratio["times fewer tokens"]
     assert (shown == f"≥ {1024 / place_:.2f}") if least else (shown["value"] == pytest.approx(1024 / place_))
     assert any(note.startswith("MDLM: ") for note in complete["notes"])
@@ -312,6 +320,7 @@ def test_the_report_is_ours_and_has_its_claims(complete, place):
     assert [f"{part} helps on top of the other parts" in claims for part in PARTS] == [True] * len(PARTS)
     assert "all parts are better than the baseline of AR, 512 tokens" in claims
     assert [name in claims for name in longest_claims()] == [True, False], "the longest budget is of MDLM only"
+    assert f"{longest_claims()[0]}, test split" in claims
     assert [plot.name for plot in report.plots] == ["nats-tokens", "nats-seconds", "ratios"]
 
 
@@ -348,11 +357,30 @@ def test_seconds_of_learning_are_those_of_the_counts_and_steps(place, tmp_path, 
         training_seconds(tmp_path)
 
 
-def test_the_benchmark_stops_at_the_first_share_that_is_as_good(place, monkeypatch, capsys):
-    spec = importlib.util.spec_from_file_location("learning_benchmark", ROOT / "benchmarks" / "learning.py")
+def benchmark(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"{name}_benchmark", ROOT / "benchmarks" / f"{name}.py")
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
+    return module
+
+
+def test_vocabularies_are_compared_by_the_bytes_that_they_see(place, capsys):
+    module = benchmark("vocabulary")
+    text = place / "text"
+    module.main(["--data", str(text), "--scale=smoke", "--sizes", "280", "300", "--megabytes=0.01", "--json"])
+    rows = json.loads(capsys.readouterr().out)
+    assert [row["entries"] for row in rows] == [280, 300] and all(
+        row["bits_per_byte"] > row["error"] > 0 for row in rows
+    )
+    for row in rows:
+        step = row["bytes_per_token"] * 16 * 32
+        assert row["tokens"] * row["bytes_per_token"] == pytest.approx(1e4, abs=step), "up to a step"
+    assert rows[0]["bytes_per_token"] < rows[1]["bytes_per_token"] and len(module.lines(rows)) >= 3
+
+
+def test_the_benchmark_stops_at_the_first_share_that_is_as_good(place, monkeypatch, capsys):
+    module = benchmark("learning")
     monkeypatch.setattr(
         "sys.argv",
         [

@@ -73,6 +73,7 @@ PRINTED = {  # figures of the paper, typed from paper.tex once more
     "caching": ["85.3", "155.2", "70.3", "127.9", "40.1", "60.4", "1.213", "0.570", "0.472"],
     "semi-ar": ["35.43", "2473.9", "27.18", "89.3"],
     "variance-curve": ["fig:nll_owt"],
+    "laws": ["A study of this project"],
     "zero-shot": [
         "82.05",
         "25.75",
@@ -573,6 +574,23 @@ def test_the_curve_is_every_logged_batch(tables, bench):
         losses = {line["step"]: line["loss"] for line in lines if "loss" in line}
         assert found[method]["x"] == list(losses) and found[method]["y"] == list(losses.values())
     assert cells(tables["variance-curve"]["tables"][0])["MDLM"]["batches"]["value"] == 10
+
+
+def test_an_order_has_the_likelihood_of_its_predictions_one_by_one(tables, bench):
+    """A row masked from a place on, for every place: what the network gives the token there, in a loop of our own."""
+    own, model = cells(tables["laws"]["tables"][0]), bench.lm("mdlm").model
+    vocab, nats, tokens = model.vocab, 0.0, 0
+    with torch.no_grad():
+        for row in range(2):  # as many as the scale has
+            x = torch.from_numpy(bench.rows().rows(np.array([row * len(bench.rows()) // 2]))[0]).long()
+            for place in range(x.shape[1]):
+                z = torch.where(torch.arange(x.shape[1]) >= place, vocab.mask, x)
+                hidden, _ = model.backbone(z, condition=model.condition(z, torch.zeros(1), None))
+                logits = model.backbone.head(hidden[0, place : place + 1]).double()
+                logits[:, vocab.mask] = -math.inf
+                nats, tokens = nats - float(logits.log_softmax(-1)[0, x[0, place]]), tokens + 1
+    assert own["left to right"]["nats/token"]["value"] == pytest.approx(nats / tokens, rel=1e-5)
+    assert own["mean over 4 random orders"]["nats/token"]["error"] > 0, "draws differ"
 
 
 # -- several trainings -----------------------------------------------------------------------------------------------

@@ -68,6 +68,7 @@ def test_all_laws_of_the_mixture_stand_beside_the_models_trained_apart(said):
         written["blocks of 16, T=2"]["network calls"]["value"] < written["blocks of 16, T=16"]["network calls"]["value"]
     )
     assert {"AR", "speculative", "real text"} <= set(written)
+    assert written["speculative"]["network calls"]["value"] < written["blocks of 1"]["network calls"]["value"]
 
 
 def test_the_page_has_plots_and_no_verdict(said):

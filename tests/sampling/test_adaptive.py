@@ -13,7 +13,9 @@ import torch
 from oracles.enumeration import MASK, SCHEDULES, XS, TableNet, V, random_joint
 from oracles.laws import collect, hitting_law, masks_of, order_law, ruled, surest, surest_law, windows_law
 from support.drawing import CANVASES, Law, generate, keys_of, outcomes, p_value, tensors
-from support.helpers import random_model, refused, tiny_config
+from support.helpers import random_lm, random_model, refused, tiny_config
+from unmask.data.chat import ChatTemplate
+from unmask.data.tokenization import bytes_tokenizer
 from unmask.models.masked import MaskedDiffusion
 from unmask.sampling import (
     Adaptive,
@@ -118,6 +120,20 @@ def test_a_late_end_waits_for_the_text_before_it(measure, how):
         waited += len(waiting)
         before[state.row] = tuple(state.canvas.tolist())
     assert waited and all(MASK not in canvas for canvas in before.values())
+
+
+@pytest.mark.parametrize(("late", "first"), [(False, 1), (True, 0)])
+def test_the_end_of_an_answer_waits_too(late, first):
+    """LLaDA's answers end with a token of their own, before the end-of-text that fills the rest."""
+    lm = random_lm(bytes_tokenizer(), "data.length=48")
+    lm.chat_template = ChatTemplate.named("plain", lm.tokenizer)
+    canvas = replace(lm.chat_canvas([{"role": "user", "content": "Hi"}], 4), ends=frozenset({ord("!")}))
+    request = lm.request(canvas, SamplingParams(sampler="confidence", k=1, late_eos=late))
+    trajectory = request.sampler.trajectory(request, lm.model.denoiser())
+    logits = torch.zeros(4, lm.tokenizer.vocab.size)
+    logits[[0, 2, 3], ord("a")], logits[1, ord("!")] = 5.0, 9.0  # surest of all: the answer has one letter
+    trajectory.choose(trajectory.score(logits.log_softmax(-1)))
+    assert trajectory.due().tolist() == [len(canvas.ids) - 4 + first]
 
 
 def test_a_late_end_needs_an_end():

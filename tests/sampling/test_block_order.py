@@ -20,8 +20,10 @@ from unmask.sampling import (
     Adaptive,
     BlockByBlock,
     FirstHitting,
+    Gibbs,
     GivenOrder,
     LeftToRight,
+    PredictorCorrector,
     Remasking,
     Request,
     RevealPlan,
@@ -40,6 +42,10 @@ INNER: dict[str, tuple[Sampler, Callable[[State, Denoiser], Law]]] = {
     "entropy": (
         Adaptive("entropy", threshold=0.8),
         lambda start, denoise: surest_law(start, denoise, "entropy", threshold=0.8),
+    ),
+    "entropy bound": (
+        Adaptive("entropy", entropy_bound=0.6),
+        lambda start, denoise: surest_law(start, denoise, "entropy", bound=0.6),
     ),
     "remasking": (
         Remasking(3, "cap", 0.5),
@@ -81,10 +87,11 @@ def test_texts_follow_the_law_of_enumeration(name, size):
     assert p_of(size, plan, STARTS["nothing"], law) > 1e-3
 
 
-@pytest.mark.parametrize("name", ["one step", "entropy", "remasking"])
+@pytest.mark.parametrize("name", ["one step", "entropy", "entropy bound", "remasking"])
 def test_other_samplers_inside_the_blocks(name):
     plan, inner = INNER[name]
-    assert p_of(2, plan, STARTS["nothing"], block_law(reader_of(2), STARTS["nothing"], inner), 400) > 1e-3
+    size = 3 if name == "entropy bound" else 2  # which writes one or two of three at once
+    assert p_of(size, plan, STARTS["nothing"], block_law(reader_of(size), STARTS["nothing"], inner), 400) > 1e-3
 
 
 @pytest.mark.parametrize("start", ["half a block", "a block and a half", "a block"])
@@ -105,12 +112,12 @@ def test_text_after_a_gap_is_written_as_a_single_block(start):
     assert p_of(2, plan, start, whole, 400) > 1e-3
 
 
-def test_blocks_of_one_token_are_left_to_right_whatever_the_sampler():
+@pytest.mark.parametrize("name", [*INNER, "gibbs", "corrector"])
+def test_blocks_of_one_token_are_left_to_right_whatever_the_sampler(name):
     left = order_law(STARTS["nothing"], lambda z, t: _next(z), [[i] for i in range(LENGTH)])
-    for plan, inner in INNER.values():
-        if not isinstance(plan, Remasking):
-            law = block_law(reader_of(1), STARTS["nothing"], inner)
-            assert max(abs(law[x] - left[x]) for x in left) < 1e-6
+    others = {"gibbs": Gibbs(3), "corrector": PredictorCorrector(2, 1, 0.5)}
+    plan = others[name] if name in others else INNER[name][0]
+    assert p_of(1, plan, STARTS["nothing"], left, 300) > 1e-3
 
 
 def _next(z: State):
@@ -177,12 +184,30 @@ def test_the_model_says_how_long_its_blocks_are():
     model = model_of()
     assert SamplingParams().settle(model).block == 2
     assert SamplingParams(block=4).settle(model).block == 4
-    assert SamplingParams().settle(model.in_blocks(None)).block is None
+    assert SamplingParams().settle(model.in_blocks(None)).block == "full"
+    assert SamplingParams(sampler="speculative").settle(model).block is None
+
+
+def test_full_is_the_whole_text_as_one_block():
+    model = model_of()
+    full, own = (SamplingParams(sampler="first-hitting", block=block).plan_in_blocks() for block in ("full", 2))
+    whole, plain = (finish(model, [[MASK] * 4] * 5, plan, keys_of(5)) for plan in (full, FirstHitting()))
+    assert [state.canvas.tolist() for state in whole] == [state.canvas.tolist() for state in plain]
+    assert isinstance(own, BlockByBlock) and own.size == 2
+    other = random_model(tiny_config("model.method=mdlm"), block_model().vocab)
+    with pytest.raises(UserError, match=r"block=full is for models of method block, which this one is not"):
+        check(other, torch.full((4,), MASK), full)
+    for wrong in ("whole", 2.5, True):
+        with pytest.raises(UserError, match="must be a whole number of tokens, or full"):
+            SamplingParams(block=wrong)
+    for wrong, says in ((0, "block=0 must be at least 1"), (1 << 30, "block=1073741824 must be at most 1,048,576")):
+        with pytest.raises(UserError, match=says):
+            SamplingParams(block=wrong)
 
 
 def test_a_given_order_is_one_of_a_single_block():
     model, order = model_of(), GivenOrder((2, 0, 1, 3))
-    with pytest.raises(UserError, match=r"names positions of a single block; set block=4, the whole text"):
+    with pytest.raises(UserError, match=r"names positions of a single block; set block=full, the whole text"):
         check(model, torch.full((4,), MASK), BlockByBlock(order, 2))
     request = Request(0, torch.full((4,), MASK), BlockByBlock(order, 4), Keys(0))
     assert [int(state.positions[0]) for state in model.generate([request])] == [2, 0, 1, 3]

@@ -219,6 +219,11 @@ def test_free_texts_have_no_weight():
     assert all(state.log_weight is None for state in states("no constraint"))
 
 
+def test_what_is_taken_back_has_no_weight():
+    """A free sweep may pass through what does not fit, so that no weight of runs that always fit is right."""
+    assert all(state.log_weight is None for state in states("sweeps"))
+
+
 @pytest.mark.parametrize("name", PLANS)
 def test_every_sampler_writes_what_fits_alone_and_among_others(name):
     canvases = [M3, (0, MASK, MASK), (MASK, 3, MASK), (MASK, MASK, 0)] * 3

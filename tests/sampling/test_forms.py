@@ -15,6 +15,7 @@ from unmask.data.adopted import adopt, read_vocab_file
 from unmask.data.genome.bases import dna_tokenizer
 from unmask.data.tokenization import bpe_tokenizer, bytes_tokenizer, chars_tokenizer
 from unmask.sampling import SamplingParams
+from unmask.sampling.params import all_settings
 from unmask.types import UserError
 
 TEXT = 'the cat is 12 years old, née 2013. Was it? {"a": [1, 2]} yes, no. ' * 20
@@ -175,6 +176,8 @@ def test_a_sample_is_the_same_alone_and_in_a_batch():
         ({"regex": "(a"}, "is not valid"),
         ({"regex": "a*", "choices": ["a"]}, "give either regex or choices"),
         ({"where": ["a", "b"]}, "where has 2 forms, but the text has 1 gaps"),
+        ({"where": []}, "where has 0 forms, but the text has 1 gaps"),
+        ({"choices": []}, "choices are a list of at least one text"),
         ({"where": 3}, "where=3 must be a regular expression or a Language"),
         ({"regex": "a*", "stride": 4}, "leave out the stride"),
         ({"regex": "a*", "ban": ["ab"]}, "banned words of several tokens"),
@@ -186,6 +189,11 @@ def test_a_sample_is_the_same_alone_and_in_a_batch():
 def test_mistakes_are_said_in_a_sentence(how, said):
     with pytest.raises(UserError, match=re.escape(said)):
         lm_of("bytes").infill("a {{3}} b", **how)
+
+
+def test_a_schema_that_is_nested_too_deeply_is_said():
+    with pytest.raises(UserError, match="must be a JSON schema"):
+        all_settings()["schema"].parse('{"a":' * 50_000 + "1" + "}" * 50_000)
 
 
 def test_protocols_name_the_form():

@@ -22,7 +22,9 @@ from unmask.sampling import (
     Choice,
     Constraint,
     FormedSpan,
+    Gibbs,
     LeftToRight,
+    PredictorCorrector,
     Remasking,
     Request,
     RevealPlan,
@@ -117,11 +119,6 @@ def test_an_autoregressive_model_with_its_cache():
     assert all(spells(state.canvas.tolist()) for run in runs for state in run.states)
 
 
-def test_a_sampler_that_takes_tokens_back():
-    run = run_particles(MODEL, request(Remasking(4, "rescale", 0.5)), 5)
-    assert all(spells(state.canvas.tolist()) for state in run.states)
-
-
 def test_figures_of_weights():
     assert _effective(np.zeros(5)) == pytest.approx(5) and _effective(np.array([0.0, -np.inf])) == pytest.approx(1)
     assert _log_mean(np.log([1.0, 3.0])) == pytest.approx(math.log(2)) and _log_mean(np.array([-np.inf])) == -math.inf
@@ -134,6 +131,9 @@ def test_figures_of_weights():
         (Request(0, torch.tensor(M3), LeftToRight(), Keys(0)), 2, "drawn under a constraint"),
         (request(LeftToRight(), choice=Choice(0.0)), 2, "a temperature above 0"),
         (request(LeftToRight()), 0, "particles=0 must be at least 1"),
+        (request(Gibbs(9)), 2, "Gibbs takes tokens back"),
+        (request(Remasking(4, "rescale", 0.5)), 2, "Remasking takes tokens back"),
+        (request(PredictorCorrector(4)), 2, "PredictorCorrector takes tokens back"),
     ],
 )
 def test_what_has_no_particles(asked, n, said):

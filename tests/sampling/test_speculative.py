@@ -15,8 +15,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from oracles.blocks import Reader
 from oracles.enumeration import CLEAN, MASK, SCHEDULES, VOCAB, V
 from oracles.laws import filtered
+from support.block_models import block_model, every_network
 from support.drawing import Law, judge, keys_of, p_value
 from support.helpers import random_lm, random_model, tiny_config
 from support.writers import make
@@ -314,6 +316,30 @@ def test_the_law_of_a_network() -> None:
     scored = replay(model.denoiser(), [torch.full((length,), MASK)] * 20, texts, Speculative(), keys_of(20))
     for text, log_p in zip(texts, scored, strict=True):
         assert float(log_p.sum()) == pytest.approx(math.log(law[tuple(text.tolist())]), abs=1e-4)
+
+
+@every_network
+def test_chances_are_those_of_the_chain_rule_on_every_network(network: str) -> None:
+    """Token by token by single calls, also with labels and guidance; the same texts with any drafts."""
+    labels = 0 if "llama" in network else 2
+    model, length = block_model(network, length=8, n_labels=labels), 8
+
+    def by_hand(x: Prefix, at: int, label: int | None, scale: float) -> float:
+        labelled, plain = (Reader(model, 1, which).log_x(x[:at], (MASK,))[0, list(CLEAN)] for which in (label, None))
+        mixed = scale * labelled + (1 - scale) * plain
+        return float(mixed[CLEAN.index(x[at])] - np.logaddexp.reduce(mixed))
+
+    for label, scale in ((None, 1.0), (0, 1.0), (1, 2.0))[: 1 + labels]:
+        how = {"label": label, "guidance": scale}
+        found = run(model.denoiser(), [2, 3] + [MASK] * 6, [Speculative(k) for k in (1, 2, 6, None)], 12, 7, **how)
+        assert any(state.drafts[1] for state in found[2]) and all(state.error is None for state in found[2])
+        for several in zip(*found, strict=True):
+            assert len({tuple(state.canvas.tolist()) for state in several}) == 1
+        for state in found[2][:6]:
+            x = tuple(state.canvas.tolist())
+            assert state.history is not None
+            told = state.history[1].double().log()[2:].tolist()
+            assert told == pytest.approx([by_hand(x, at, label, scale) for at in range(2, length)], abs=1e-4)
 
 
 # -- under a constraint ----------------------------------------------------------------------------------------------

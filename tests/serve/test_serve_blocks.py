@@ -65,6 +65,7 @@ def test_texts_of_many_requests_are_those_of_the_library(server: Running):
         {"prompt": "a long beginning", "length": 40, "seed": 3, "block": 1},
         {"prompt": "abc", "suffix": "xyz", "length": 20, "seed": 4, "steps": 5},
         {"prompt": "ab", "length": 33, "seed": 5, "block": 48, "steps": 4},
+        {"prompt": "ab", "length": 33, "seed": 5, "block": "full", "steps": 4},
         {"prompt": "q", "length": 41, "seed": 6, "sampler": "remask-cap", "eta": 0.3, "steps": 6},
         {"prompt": "q", "length": 70, "seed": 7, "stride": 24, "steps": 3},
     ]
@@ -132,8 +133,9 @@ def test_a_cache_that_can_never_fit_is_refused_with_both_numbers():
                 assert word in answer.error["message"]
             assert server.post("/v1/infill", {**body, "length": 29}).status == 200
         assert server.post("/v1/infill", {"model": "tiny", "prompt": "a", "length": 40}).status == 200  # has none
-        single = {"model": "blocks", "prompt": "a", "length": 40, "block": 40}  # keeps nothing
-        assert server.post("/v1/infill", single).status == 200
+        for single in ({"block": 40}, {"block": "full"}, {"suffix": "b"}):  # keeps nothing
+            body = {"model": "blocks", "prompt": "a", "length": 40, **single}
+            assert server.post("/v1/infill", body).status == 200
 
 
 @pytest.mark.parametrize("lm", [block_lm, ar_lm])
@@ -213,7 +215,12 @@ def test_a_model_without_blocks_refuses_them(server: Running, model):
     answer = server.post("/v1/infill", {"model": model, "prompt": "a", "length": 9, "block": 4})
     assert answer.status == 400
     assert answer.error["message"].startswith("block=4 is for models of method block, which this one is not")
-    assert server.post("/v1/infill", {"model": "blocks", "prompt": "a", "length": 9, "block": 0}).status == 400
+    for wrong in (0, -1, "whole", 1.5, True):
+        answer = server.post("/v1/infill", {"model": "blocks", "prompt": "a", "length": 9, "block": wrong})
+        assert answer.status == 400 and answer.error["message"].startswith("block")
+    assert answer.error["param"] == "block"
+    said = server.post("/v1/infill", {"model": "blocks", "prompt": "a", "length": 9, "block": "whole"}).error["message"]
+    assert said == "block='whole' must be a whole number of tokens, or full"
 
 
 def test_scores_are_by_the_law_of_a_block_size(server: Running):

@@ -48,9 +48,15 @@ LLADA_NAMES = {  # of transformers' Llama to LLaDA's
     "self_attn.o_proj": "attn_out", "mlp.gate_proj": "ff_proj", "mlp.up_proj": "up_proj", "mlp.down_proj": "ff_out",
     "model.layers.": "model.transformer.blocks.",
 }  # fmt: skip
+LLAMA3 = {  # one pair of channels turns as before, one more slowly, one in between
+    "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 512,
+}  # fmt: skip
 # family: the class of transformers with its network, more of its config, theta, its config.json
 FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "llama": ("Llama", {"rope_theta": 1e5}, {"model_type": "llama", "mlp_bias": False, "attention_bias": False}),
+    "llama3": ("Llama", {"rope_theta": 1e5, "rope_scaling": LLAMA3}, {"model_type": "llama"}),
+    "mistral": ("Mistral", {"rope_theta": 1e6, "sliding_window": None, "head_dim": 8}, {"model_type": "mistral"}),
     "qwen2": ("Qwen2", QWEN, {"model_type": "qwen2"}),
     "qwen3": ("Qwen3", QWEN | {"head_dim": 8}, {"model_type": "qwen3", "attention_bias": False}),
     "llada": ("Llama", {"rope_theta": 500000.0}, LLADA),
@@ -60,7 +66,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "Fast_dLLM_Qwen": ("Qwen2", QWEN, {"model_type": "Fast_dLLM_Qwen", "bd_size": 32}),
 }
 SHIFTED = ("Dream", "Fast_dLLM_Qwen")
-CAUSAL = ("llama", "qwen2", "qwen3")
+CAUSAL = ("llama", "llama3", "mistral", "qwen2", "qwen3")
 
 
 @cache
@@ -71,7 +77,7 @@ def reference(family: str) -> Any:
     kind, more, _ = FAMILIES[family]
     config = {key: value for key, value in (SIZES | more).items() if key not in ("torch_dtype", "rope_scaling")}
     theta = config.pop("rope_theta")
-    rope = {"rope_type": "default", "rope_theta": theta}
+    rope = {"rope_type": "default", "rope_theta": theta} | (more.get("rope_scaling") or {})
     settings = getattr(transformers, f"{kind}Config")(**config, rope_parameters=rope, attn_implementation="eager")
     torch.manual_seed(0)
     net = getattr(transformers, f"{kind}ForCausalLM")(settings).eval()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import logging
+import re
 from pathlib import Path
 from typing import Any
 
@@ -242,6 +243,7 @@ def test_a_model_learns_to_answer_with_the_method_that_it_has(starts, talks, tmp
     assert lm.chat_template is not None and lm.chat_template.name == "plain"
     asked = run("eval", str(out), "--rows", "4", "--draws", "2", "--estimator", "times", "--json").json()
     assert asked["nats_per_token"] == pytest.approx(done["after"]["nats_per_token"], abs=1e-6)
+    assert f"next: unmask chat {out} " in run(*tune(starts[method], talks, out, "train.steps=40")).out
     saved = unmask.load(lm.save_pretrained(tmp_path / "saved"))
     assert saved.chat_template is not None and saved.config.data.layout == "chat"
 
@@ -300,5 +302,8 @@ def test_settings_that_do_not_fit_are_refused(starts, talks, tmp_path):
     (tmp_path / "t.txt").write_text("text")
     assert "not a table of conversations" in refused(*plain, "--data", str(tmp_path / "t.txt"), "--template", "plain")
     assert "no conversation that fits" in refused(*plain, "--data", talks, "--template", "plain", "data.length=8")
+    few = table(tmp_path / "few.jsonl", [{"messages": ONE}] * 3)
+    empty = "split 'valid' of .* is empty; give a larger data.valid_fraction or more text"
+    assert re.search(empty, refused(*plain, "--data", few, "--template", "plain"))
     assert "--template is for conversations" in refused("finetune", model, "mdlm", "--template", "plain")
     assert "needs the tokenizer of a model" in refused("train", "tiny", "data.layout=chat", f"data.source={talks}")

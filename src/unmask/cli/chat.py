@@ -10,6 +10,7 @@ import typer
 from ..errors import UserError
 from .sample import sample_protocol
 from .shared import (
+    Context,
     Device,
     Exact,
     Json,
@@ -39,6 +40,7 @@ def chat(
     max_tokens: Annotated[
         int | None, typer.Option(help="Tokens of an answer (default: 128, or as many as the model has room for).")
     ] = None,
+    context: Context = None,
     exact: Exact = False,
     more: With = None,
     tokenizer: TokenizerOf = None,
@@ -53,7 +55,7 @@ def chat(
     from .chat_loop import ChatLoop
 
     how = read_settings(ctx, more)
-    lm = with_template(load_lm(model, which, weights, device, tokenizer, quantize), template)
+    lm = with_template(load_lm(model, which, weights, device, tokenizer, quantize, context), template)
     live = err_console if err_console.is_terminal else None
     loop = ChatLoop(lm, how, system, max_tokens, live, exact)
     loop.check()

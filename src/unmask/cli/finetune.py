@@ -112,7 +112,8 @@ def finetune(
         sys.stdout.write(config.to_yaml())
         return
     if language:
-        _print_adapted(adapt.continue_training(lm, config, place, quiet=quiet), as_json)
+        use = f"chat {place}" if task == "sft" else f"sample {place} -n 4"
+        _print_adapted(adapt.continue_training(lm, config, place, quiet=quiet), use, as_json)
     elif sweep:
         _sweep(lm, config, place, chosen, quiet, as_json)
     else:
@@ -178,8 +179,8 @@ def _seeds(text: str | None) -> list[int]:
     return seeds
 
 
-def _print_adapted(done: Any, as_json: bool) -> None:
-    """Print the bound before and after."""
+def _print_adapted(done: Any, use: str, as_json: bool) -> None:
+    """Print the bound before and after, and how the model is used."""
     result = done.result
     if is_main():
         after = result.valid.as_dict() if result.valid else None
@@ -192,7 +193,7 @@ def _print_adapted(done: Any, as_json: bool) -> None:
                 if figures is not None:
                     law = _law(figures["protocol"]) if after and "block" in after["protocol"] else ""
                     out_console.print(f"{name}{law}: {figures_line(figures)}", markup=False)
-            out_console.print(f"next: unmask sample {result.out} -n 4    unmask eval {result.out}", markup=False)
+            out_console.print(f"next: unmask {use}    unmask eval {result.out}", markup=False)
     if not result.finished:
         raise typer.Exit(exit_code())
 

@@ -11,7 +11,18 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..errors import UserError
-from .shared import Device, Quantize, Template, TokenizerOf, Weights, Which, err_console, load_lm, with_template
+from .shared import (
+    Context,
+    Device,
+    Quantize,
+    Template,
+    TokenizerOf,
+    Weights,
+    Which,
+    err_console,
+    load_lm,
+    with_template,
+)
 
 if TYPE_CHECKING:
     from ..lm import LM
@@ -66,6 +77,7 @@ def serve(
     log_prompts: Annotated[
         bool, typer.Option("--log-prompts", help="Also log the requests themselves, with their text.")
     ] = False,
+    context: Context = None,
     template: Template = None,
     tokenizer: TokenizerOf = None,
     quantize: Quantize = None,
@@ -108,7 +120,7 @@ def serve(
     sock = bind(host, port)  # before minutes of loading
     with contextlib.closing(sock):
         named = _names(models)
-        how = (which, weights, device, tokenizer, quantize)
+        how = (which, weights, device, tokenizer, quantize, context)
         lms = {name: with_template(run_in_thread(load_lm, path, *how), template) for name, path in named.items()}
         logging.basicConfig(
             level=logging.INFO if log_requests or log_prompts else logging.WARNING, format="%(asctime)s %(message)s"

@@ -19,6 +19,7 @@ from rich.markup import escape
 
 from ..errors import UserError, nearest
 from ..jsonable import to_json
+from ..progress import perplexity_form
 
 if TYPE_CHECKING:
     from ..config import DataConfig
@@ -43,6 +44,12 @@ Template = Annotated[
 ]
 Quantize = Annotated[
     str | None, typer.Option("--quantize", help="int8: on the CPU faster and smaller, and a little less exact.")
+]
+Context = Annotated[
+    int | None,
+    typer.Option(
+        help="Tokens of a prompt and its answer, of a model of others (default: its positions, at most 1024).", min=2
+    ),
 ]
 Which = Annotated[str, typer.Option(help="last or best checkpoint of a run.")]
 RunFolder = Annotated[str | None, typer.Option("--out", help="Folder of the run; an existing run is continued.")]
@@ -124,7 +131,7 @@ def figures_line(figures: dict[str, Any]) -> str:
     error = figures["stderr_nats"]
     ppl = figures["perplexity"]
     error, data = (error, figures["stderr_data"]) if math.isfinite(ppl) else (None, None)
-    form = ".2f" if ppl < 1e9 else ".3g"  # not 70 digits of a model that has never seen such text
+    form = perplexity_form(ppl)
     bar = "" if error is None else f" ± {ppl * error:{form}} (Monte Carlo)"
     bar += "" if data is None else f" ± {ppl * data:{form}} (over texts)"
     per_byte = figures["bits_per_byte"]
@@ -159,12 +166,14 @@ def load_lm(
     device: str,
     tokenizer: str | None = None,
     quantize: str | None = None,
+    length: int | None = None,
     **how: Any,
 ) -> LM:
     """A saved model."""
     from ..hub.resolve import load
 
-    return load(path, which=which, weights=weights, device=device, tokenizer=tokenizer, quantize=quantize, **how)
+    how |= {"tokenizer": tokenizer, "quantize": quantize, "length": length}
+    return load(path, which=which, weights=weights, device=device, **how)
 
 
 def with_template(lm: LM, template: str | None) -> LM:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ..errors import UserError
@@ -20,9 +20,10 @@ from .regexes import parse
 
 DEEPEST = 16  # nesting of a schema
 LARGEST = 200_000  # values and characters that a schema describes, those of references wherever they are used
+ANYTHING = Times(Chars(outside(())), 0, None)
 INTEGER = "-?(?:0|[1-9][0-9]{0,14})"
 NUMBER = INTEGER + r"(?:\.[0-9]{1,6})?"
-DATE = r"[0-9]{4}-(?:0[1-9]|1[0-2])-(?:0[1-9]|1[0-9]|2[0-8])"  # days that every month has
+DATE = r"[1-9][0-9]{3}-(?:0[1-9]|1[0-2])-(?:0[1-9]|1[0-9]|2[0-8])"  # days that every month has
 TIME = r"(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9]Z"
 FORMATS = {
     "date": DATE,
@@ -57,7 +58,7 @@ def json_schema(schema: Mapping[str, Any] | str) -> Language:
     if not isinstance(schema, Mapping):
         raise UserError(f"a JSON schema is an object, such as {{'type': 'integer'}}, not {json.dumps(schema)[:60]}")
     try:
-        text = json.dumps(schema)
+        text = json.dumps(schema, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
         raise UserError(f"the schema is not JSON: {error}") from None
     return _compiled(text)
@@ -76,18 +77,27 @@ def _compiled(text: str) -> Language:
 @functools.cache
 def json_object() -> Language:
     """Any JSON object, with objects and arrays in it that hold neither."""
-    text = _escaped(Times(Chars(outside(())), 0, None))
-    string = Then((literal('"'), text, literal('"')))
-    plain: Node = Either((string, parse(NUMBER), *map(literal, ("true", "false", "null"))))
+    return compiled(_any_object(), "a JSON object")
 
-    def filled(opening: str, part: Node, closing: str) -> Node:
-        return Then((literal(opening), Times(part, 0, None, between=literal(", ")), literal(closing)))
 
-    def member(value: Node) -> Node:
-        return Then((string, literal(": "), value))
+def _any_object() -> Node:
+    plain = Either((_quoted(ANYTHING), parse(NUMBER), *map(literal, ("true", "false", "null"))))
+    return _map(Either((plain, _list(plain), _map(plain))))
 
-    inner = Either((plain, filled("[", plain, "]"), filled("{", member(plain), "}")))
-    return compiled(filled("{", member(inner), "}"), "a JSON object")
+
+def _quoted(content: Node) -> Node:
+    """A string, given its characters."""
+    return Then((literal('"'), _escaped(content), literal('"')))
+
+
+def _list(item: Node, least: int = 0, most: int | None = None) -> Node:
+    return Then((literal("["), Times(item, least, most, between=literal(", ")), literal("]")))
+
+
+def _map(value: Node) -> Node:
+    """An object with any names."""
+    member = Then((_quoted(ANYTHING), literal(": "), value))
+    return Then((literal("{"), Times(member, 0, None, between=literal(", ")), literal("}")))
 
 
 class _Reader:
@@ -111,22 +121,23 @@ class _Reader:
             )
         if place.count("/") > 2 * DEEPEST or len(inside) > DEEPEST:
             raise UserError(f"the JSON schema is nested more than {DEEPEST} deep at {place[:60]}...; flatten it")
-        for name, read in (
-            ("$ref", self._reference),
-            ("const", self._constant),
-            ("enum", self._enum),
-            ("anyOf", self._any),
-        ):
+        for name, read in (("$ref", self._reference), ("anyOf", self._any)):
             if name in schema:
-                self._only(schema, place, name, *(("type",) if name in ("const", "enum") else ()))
+                self._only(schema, place, name)
                 return read(schema[name], f"{place}/{name}", inside)
-        if "type" not in schema:
-            self._only(schema, place, *(keyword for keywords in KEYWORDS.values() for keyword in keywords))
-            raise UserError(f"{place} of the JSON schema has no type; give one of {', '.join(KEYWORDS)}")
-        kinds = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
+        asked: Any = schema.get("type", list(KEYWORDS))
+        kinds: list[Any] = asked if isinstance(asked, list) else [asked]
         for kind in kinds:
             if not isinstance(kind, str) or kind not in KEYWORDS:
                 raise UserError(f"{place} of the JSON schema has the type {kind!r}; choose from {', '.join(KEYWORDS)}")
+        for name in ("const", "enum"):
+            if name in schema:
+                self._only(schema, place, name, "type")
+                values = schema[name] if name == "enum" else [schema[name]]
+                return self._one_of(values, kinds, f"{place}/{name}")
+        if "type" not in schema:
+            self._only(schema, place, *(keyword for keywords in KEYWORDS.values() for keyword in keywords))
+            raise UserError(f"{place} of the JSON schema has no type; give one of {', '.join(KEYWORDS)}")
         self._only(schema, place, "type", *(keyword for kind in kinds for keyword in KEYWORDS[kind]))
         return Either(tuple(self._typed(kind, schema, place, inside) for kind in kinds))
 
@@ -156,7 +167,7 @@ class _Reader:
         return literal("null")
 
     def _reference(self, name: Any, place: str, inside: tuple[str, ...]) -> Node:
-        if not isinstance(name, str) or not name.startswith("#"):
+        if not isinstance(name, str) or not (name == "#" or name.startswith("#/")):
             raise UserError(
                 f"{place} of the JSON schema refers to {name!r}; only parts of the same schema (#/...) work"
             )
@@ -172,15 +183,14 @@ class _Reader:
             target = target[step]
         return self.value(target, name, (*inside, name))
 
-    def _constant(self, value: Any, place: str, inside: tuple[str, ...]) -> Node:
-        text = json.dumps(value, ensure_ascii=False)
-        self._count(len(text))
-        return literal(text)
-
-    def _enum(self, values: Any, place: str, inside: tuple[str, ...]) -> Node:
+    def _one_of(self, values: Any, kinds: Iterable[str], place: str) -> Node:
         if not isinstance(values, list) or not values:
             raise UserError(f"{place} of the JSON schema must be a list of at least one value")
-        return Either(tuple(self._constant(value, place, inside) for value in values))
+        texts = [json.dumps(value, ensure_ascii=False) for value in values if not _kinds(value).isdisjoint(kinds)]
+        if not texts:
+            raise UserError(f"no value of {place} of the JSON schema has the type that is beside it; mend one of them")
+        self._count(sum(map(len, texts)))
+        return Either(tuple(map(literal, texts)))
 
     def _any(self, options: Any, place: str, inside: tuple[str, ...]) -> Node:
         if not isinstance(options, list) or not options:
@@ -193,9 +203,16 @@ class _Reader:
             raise UserError(
                 f"{place} of the JSON schema has properties that are no object, or required that is no list"
             )
+        more = schema.get("additionalProperties", "properties" not in schema)
+        if not isinstance(more, bool | Mapping):
+            raise UserError(f"additionalProperties at {place} of the JSON schema must be a schema, true or false")
         for name in required:
             if not isinstance(name, str) or name not in properties:
                 raise UserError(f"{place} of the JSON schema requires {name!r}, which its properties do not describe")
+        if more is not False and not properties:
+            if not more or more is True:
+                return _any_object()
+            return _map(self.value(more, f"{place}/additionalProperties", inside))
         members = [
             Then(
                 (
@@ -230,7 +247,7 @@ class _Reader:
             raise UserError(f"the array at {place} of the JSON schema has no items; say what they are")
         item = self.value(schema["items"], f"{place}/items", inside)
         least, most = _limits(schema, "minItems", "maxItems", place)
-        return Then((literal("["), Times(item, least, most, between=literal(", ")), literal("]")))
+        return _list(item, least, most)
 
     def _string(self, schema: Mapping[str, Any], place: str) -> Node:
         least, most = _limits(schema, "minLength", "maxLength", place)
@@ -243,7 +260,7 @@ class _Reader:
             if not isinstance(schema["pattern"], str):
                 raise UserError(f"the pattern at {place} of the JSON schema must be a text")
             self._count(len(schema["pattern"]))
-            content = _searched(parse(schema["pattern"]))
+            content = _searched(schema["pattern"])
         elif "format" in schema:
             if not isinstance(schema["format"], str) or schema["format"] not in FORMATS:
                 names = ", ".join(FORMATS)
@@ -253,7 +270,23 @@ class _Reader:
             content = parse(FORMATS[schema["format"]])
         else:
             content = Times(Chars(outside(())), least, most)
-        return Then((literal('"'), _escaped(content), literal('"')))
+        return _quoted(content)
+
+
+def _kinds(value: Any) -> set[str]:
+    """The types that a JSON value has."""
+    match value:
+        case None:
+            return {"null"}
+        case bool():
+            return {"boolean"}
+        case int():
+            return {"integer", "number"}
+        case float():
+            return {"integer", "number"} if value.is_integer() else {"number"}
+        case str():
+            return {"string"}
+    return {"object"} if isinstance(value, dict) else {"array"}
 
 
 def _limits(schema: Mapping[str, Any], low: str, high: str, place: str) -> tuple[int, int | None]:
@@ -266,15 +299,14 @@ def _limits(schema: Mapping[str, Any], low: str, high: str, place: str) -> tuple
     return least, most
 
 
-def _searched(node: Node) -> Node:
+def _searched(pattern: str) -> Node:
     """A pattern of JSON Schema, which may match anywhere in the string, as one of the whole string."""
-    anything = Times(Chars(outside(())), 0, None)
-    parts = node.parts if isinstance(node, Then) else (node,)
-    if _has_edge(Then(parts[1:-1])) or any(_has_edge(part) and not isinstance(part, At) for part in parts):
-        raise UserError("a pattern of a JSON schema may have ^ at its beginning and $ at its end only")
-    before = () if parts and parts[0] == At(end=False) else (anything,)
-    after = () if parts and parts[-1] == At(end=True) else (anything,)
-    return Then((*before, *(part for part in parts if not isinstance(part, At)), *after))
+    parts = parse(pattern, in_schema=True).parts
+    begins, ends = parts[:1] == (At(end=False),), parts[-1:] == (At(end=True),)
+    middle = Then(parts[begins : len(parts) - ends])
+    if _has_edge(middle):
+        raise UserError(f"the pattern {pattern!r} of the JSON schema may have ^ at its beginning and $ at its end only")
+    return Then((*(() if begins else (ANYTHING,)), middle, *(() if ends else (ANYTHING,))))
 
 
 def _has_edge(node: Node) -> bool:

@@ -122,11 +122,11 @@ class Language:
                     order.append(target)
             _check_states(len(order))
             rows.append(row)
-        pairs = np.array(order)
-        table = np.full(len(self.delta) * width + 1, NO_STATE, dtype=np.int64)
-        table[pairs] = np.arange(len(pairs))
+        pairs, targets = np.array(order), np.stack(rows)
+        sorter = np.argsort(pairs)
+        delta = np.where(targets >= 0, sorter[np.searchsorted(pairs, targets, sorter=sorter)], NO_STATE)
         accepting = self.accepting[pairs // width] & other.accepting[pairs % width]
-        return smallest(table[np.stack(rows)], accepting, f"{self.source} & {other.source}")
+        return smallest(delta, accepting, f"{self.source} & {other.source}")
 
     @property
     def nbytes(self) -> int:
@@ -368,14 +368,13 @@ def smallest(delta: np.ndarray, accepting: np.ndarray, source: str) -> Language:
     table = np.where(table < 0, n, table)  # the dead state, for now
     table = np.concatenate([table, np.full((1, table.shape[1]), n)])
     # How many bytes are left at least: equal states agree in it, and the dead ones are those without a number.
-    following = [set(row) for row in table.tolist()]
-    before: list[list[int]] = [[] for _ in following]
-    for state, targets in enumerate(following[:-1]):
-        for target in targets:
-            before[target].append(state)
+    following, before = _neighbours(table)
     distance = _distances(before, np.flatnonzero(accepting).tolist())
     if distance[0] == NO_STATE:
         raise UserError(f"no text fits the constraint {source}")
+    if (distance[:-1] == NO_STATE).any():  # all of them become the one that was added
+        table[distance[table] == NO_STATE] = n
+        following, before = _neighbours(table)
     weight = np.random.default_rng(0).integers(1, 2**63, table.shape[1] + 1, dtype=np.uint64) | np.uint64(1)
     facts = np.stack([distance, _farthest(following, before), np.append(accepting, False)])
     label = np.unique(facts, axis=1, return_inverse=True)[1].reshape(-1)
@@ -406,6 +405,16 @@ def smallest(delta: np.ndarray, accepting: np.ndarray, source: str) -> Language:
     number[left] = np.arange(len(left))
     _check_states(len(left))
     return Language(number[small[left]][:, column], np.append(accepting, False)[first[left]], source)
+
+
+def _neighbours(table: np.ndarray) -> tuple[list[set[int]], list[list[int]]]:
+    """The states after and before each state of (states, columns); the last one, which is dead, is before none."""
+    following = [set(row) for row in table.tolist()]
+    before: list[list[int]] = [[] for _ in following]
+    for state, targets in enumerate(following[:-1]):
+        for target in targets:
+            before[target].append(state)
+    return following, before
 
 
 def _distances(following: Sequence[Iterable[int]], start: Sequence[int]) -> np.ndarray:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from itertools import product
 
 from ..data.genome.bases import BASES
@@ -34,9 +35,13 @@ def motif(code: str) -> Language:
     return compiled(Then((anything, *parts, anything)), f"motif {code.upper()}")
 
 
-@functools.lru_cache(maxsize=64)
-def open_frame(start: int = 0, stops: tuple[str, ...] = STOPS) -> Language:
+def open_frame(start: int = 0, stops: Sequence[str] = STOPS) -> Language:
     """DNA without a stop codon in the frame that begins after `start` bases; other frames may have some."""
+    return _open_frame(start, tuple(stops))
+
+
+@functools.lru_cache(maxsize=64)
+def _open_frame(start: int, stops: tuple[str, ...]) -> Language:
     if start not in (0, 1, 2):
         raise UserError(f"start={start} must be 0, 1 or 2, the bases before the first codon")
     codons = ["".join(codon) for codon in product(BASES, repeat=3)]

@@ -28,6 +28,26 @@ CATEGORIES: dict[Any, Ranges] = {
     codes.CATEGORY_SPACE: SPACE,
     codes.CATEGORY_NOT_SPACE: outside(SPACE),
 }
+ASCII: Ranges = ((0, 127),)
+SPACES: Ranges = (  # of JavaScript and of Unicode
+    (9, 13), (28, 32), (133, 133), (160, 160), (0x1680, 0x1680), (0x2000, 0x200A), (0x2028, 0x2029), (0x202F, 0x202F),
+    (0x205F, 0x205F), (0x3000, 0x3000), (0xFEFF, 0xFEFF),
+)  # fmt: skip
+CERTAIN: dict[Any, Ranges] = {  # what is in a class by any reading: that of re.ASCII, of Unicode and of JavaScript
+    **CATEGORIES,
+    codes.CATEGORY_NOT_DIGIT: outside((*DIGITS, *outside(ASCII))),
+    codes.CATEGORY_NOT_WORD: outside((*WORD, *outside(ASCII))),
+    codes.CATEGORY_NOT_SPACE: outside(SPACES),
+}
+POSSIBLE: dict[Any, Ranges] = {  # what is in it by one of them
+    codes.CATEGORY_DIGIT: (*DIGITS, *outside(ASCII)),
+    codes.CATEGORY_NOT_DIGIT: outside(DIGITS),
+    codes.CATEGORY_WORD: (*WORD, *outside(ASCII)),
+    codes.CATEGORY_NOT_WORD: outside(WORD),
+    codes.CATEGORY_SPACE: SPACES,
+    codes.CATEGORY_NOT_SPACE: outside(SPACE),
+}
+IN_SCHEMA = 1 << 30  # beside the flags of `re`: a text fits only if it matches by any reading
 EDGES = {
     codes.AT_BEGINNING: False,
     codes.AT_BEGINNING_STRING: False,
@@ -50,8 +70,8 @@ def regex(pattern: str) -> Language:
     return compiled(parse(pattern), pattern or "the empty text")
 
 
-def parse(pattern: str) -> Node:
-    """The expression of a pattern."""
+def parse(pattern: str, in_schema: bool = False) -> Then:
+    """The expression of a pattern; `in_schema`: of the texts that match by any reading of classes and of the dot."""
     try:
         tree = parser.parse(pattern, re.ASCII)
     except RecursionError:
@@ -64,9 +84,7 @@ def parse(pattern: str) -> Node:
             f"the regular expression {_short(pattern)} has {what}, which an automaton cannot follow; write it without"
         )
 
-    flags = tree.state.flags
-    if flags & re.MULTILINE:
-        raise refuse("the flag m")
+    flags = tree.state.flags | (IN_SCHEMA if in_schema else 0)
     try:
         return _sequence(tree, flags, refuse)
     except RecursionError:
@@ -77,7 +95,10 @@ def _short(pattern: str) -> str:
     return repr(pattern if len(pattern) <= 60 else pattern[:57] + "...")
 
 
-def _sequence(items: Any, flags: int, refuse: Callable[[str], UserError]) -> Node:
+def _sequence(items: Any, flags: int, refuse: Callable[[str], UserError]) -> Then:
+    for flag, name in ((re.MULTILINE, "m"), (re.UNICODE, "u")):
+        if flags & flag:
+            raise refuse(f"the flag {name}")
     return Then(tuple(_node(code, value, flags, refuse) for code, value in items))
 
 
@@ -102,20 +123,20 @@ def _node(code: Any, value: Any, flags: int, refuse: Callable[[str], UserError])
 
 def _set(code: Any, value: Any, flags: int) -> Ranges:
     if code is codes.ANY:
-        return outside(()) if flags & re.DOTALL else outside(((10, 10),))
+        line_ends = ((10, 10), (13, 13), (0x2028, 0x2029)) if flags & IN_SCHEMA else ((10, 10),)
+        return outside(() if flags & re.DOTALL else line_ends)
     if code in (codes.LITERAL, codes.NOT_LITERAL):
         ranges = _cased([(value, value)], flags)
         return ranges if code is codes.LITERAL else outside(ranges)
-    negated, parts = False, []
-    for kind, item in value:
-        if kind is codes.NEGATE:
-            negated = True
-        elif kind is codes.LITERAL:
+    negated, parts = value[0][0] is codes.NEGATE, []
+    categories = (POSSIBLE if negated else CERTAIN) if flags & IN_SCHEMA else CATEGORIES
+    for kind, item in value[negated:]:
+        if kind is codes.LITERAL:
             parts.append((item, item))
         elif kind is codes.RANGE:
             parts.append((item[0], min(item[1], LAST)))
         else:
-            parts += CATEGORIES[item]
+            parts += categories[item]
     ranges = _cased(parts, flags)
     return outside(ranges) if negated else ranges
 

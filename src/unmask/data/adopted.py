@@ -186,13 +186,19 @@ def _with_ids(backend: Backend, name: str, config: dict[str, Any], ids: SpecialI
     stated = {"pad": ids.pad, "bos": ids.bos, "eos": ids.eos}
     pieces = {role: backend.id_to_token(i) for role, i in stated.items() if i is not None and not named[role]}
     if mask is not None:
-        declared = _declared("mask", config)
-        if declared and tokens.get(declared[0], mask) != mask:
+        piece = pieces["mask"] = _mask_piece(backend, name, config, mask)
+        other = tokens.get(named["mask"], mask)
+        if other != mask and (named["mask"] in _declared("mask", config) or "mask" not in piece.lower()):
             raise UserError(
-                f"[MASK] is token {tokens[declared[0]]} ({declared[0]}) of the tokenizer {name!r} and token {mask} of "
-                "the model; give the tokenizer that the model was trained with"
+                f"[MASK] is token {other} ({named['mask']}) of the tokenizer {name!r} and token {mask} ({piece}) of "
+                "the model; give the tokenizer that the model was trained with, or mend mask_token_id in config.json"
             )
-        pieces["mask"] = _mask_piece(backend, name, config, mask)
+        roles = {named[role] or pieces.get(role): role for role in stated}
+        if piece in roles:
+            raise UserError(
+                f"the model says that [MASK] is token {mask}, which is {piece!r} in its tokenizer {name!r}, and is its "
+                f"{roles[piece]} token as well; mend mask_token_id in config.json"
+            )
     return config | {f"{role}_token": piece for role, piece in pieces.items() if piece}
 
 

@@ -98,6 +98,10 @@ class ChatTemplate:
         messages = checked(messages)
         if add_generation_prompt and messages[-1]["role"] == "assistant":
             raise UserError("the last message is an answer already; end with one of the role user")
+        if not self._listens:
+            raise UserError(
+                "the chat template leaves out what the messages say; use another one, for example --template plain"
+            )
         return self._text(messages, add_generation_prompt)
 
     def ids(self, messages: Sequence[Message], add_generation_prompt: bool = False) -> ChatIds:
@@ -116,17 +120,11 @@ class ChatTemplate:
             place += len(part) + len(cut)
         return ChatIds(ids, written)
 
-    def prompt(self, messages: Sequence[Message], length: int | None = None) -> list[int]:
-        """The tokens after which an answer begins; `length` is how many fit, and one is the least for the answer."""
+    def prompt(self, messages: Sequence[Message]) -> list[int]:
+        """The tokens after which an answer begins."""
         messages, cut = self._apart(checked(messages))
         parts = self.text(messages, add_generation_prompt=True).split(cut)
-        ids = [token for part in parts for token in self.tokenizer.with_special(part)[0]]
-        if length is not None and len(ids) >= length:
-            raise UserError(
-                f"the conversation has {len(ids):,} tokens, and the model reads {length:,} with the answer; leave out "
-                "the oldest messages or shorten them"
-            )
-        return ids
+        return [token for part in parts for token in self.tokenizer.with_special(part)[0]]
 
     @functools.cached_property
     def end(self) -> int | None:
@@ -176,6 +174,19 @@ class ChatTemplate:
         except Exception as error:  # whatever the program of a template raises
             raise UserError(f"the chat template does not render these messages: {reason(error)}") from None
 
+    @functools.cached_property
+    def _listens(self) -> bool:
+        """Whether questions and answers make a difference to the text."""
+        talks = [("Who?", "I."), ("Why?", "I."), ("Who?", "You.")]
+        try:
+            texts = {
+                self._text([{"role": "user", "content": asked}, {"role": "assistant", "content": said}], False)
+                for asked, said in talks
+            }
+        except UserError:  # one that wants a system message, say
+            return True
+        return len(texts) == len(talks)
+
     def _answer(self, messages: Sequence[Message], k: int, text: str) -> tuple[int, int]:
         """The characters of answer k: all that follows its prompt, up to the special token that ends it."""
         before = self._text(messages[:k], True)
@@ -186,11 +197,14 @@ class ChatTemplate:
             )
         after = self._text(messages[: k + 1], False)
         start, content = len(before), messages[k]["content"].strip()
+        place = text.find(content, start)
         if text.startswith(after) and len(after) >= start:
             marks = [match.end() for match in self._special.finditer(after, start)]
-            whole = not marks or after[marks[-1] :].strip()  # else the rest is a line break between two turns
-            return start, len(after) if whole else marks[-1]
-        place = text.find(content, start)
+            if place >= 0 and before == self._text(messages[:k], False):  # it begins the next answer in any case
+                marks = [mark for mark in marks if mark > place + len(content)][:1]
+            elif marks and after[marks[-1] :].strip():  # else the rest is a line break between two turns
+                marks = []
+            return start, marks[-1] if marks else len(after)
         if place < 0:
             raise UserError(
                 "the chat template changes an answer when messages follow, so that its end is not known; use another "

@@ -33,7 +33,7 @@ from .chat import ChatTemplate, Message, checked
 from .dataset_files import SPLIT_NAMES
 from .documents import Piece
 from .hub_datasets import load_place
-from .pack import Prepared, build
+from .pack import Prepared, build, empty
 from .packed import FORMAT, SplitWriter, map_file
 from .records import Hub
 from .rows import Rows
@@ -82,10 +82,12 @@ class ChatPrepared(Prepared):
     def split(self, name: str, rest: bool = False) -> ChatRows:
         """The rows of a split, or one sentence why there are none."""
         facts, vocab = self.facts(name), self.tokenizer.vocab
+        if not facts["documents"] + facts["dropped"]:
+            raise empty(self, name)
         if not facts["documents"]:
             raise UserError(
                 f"split {name!r} of {self.spec.source} has no conversation that fits into data.length="
-                f"{self.spec.length} tokens; give more of them, or a model with longer rows"
+                f"{self.spec.length} tokens; give shorter ones, or a model with longer rows"
             )
         counts = {count: facts[count] for count in ("tokens", "documents", "bytes", "answers", "shortened", "dropped")}
         about = {

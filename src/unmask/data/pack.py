@@ -206,14 +206,19 @@ def _rows(prepared: Prepared, name: str, facts: dict[str, Any], rest: bool = Fal
         **label,
     )
     if not rows.documents:
-        fix = f"give a larger data.{name}_fraction or more text" if prepared.corpus.division else "give it some text"
-        raise UserError(f"split {name!r} of {spec.source} is empty; {fix}")
+        raise empty(prepared, name)
     if not len(rows):
         raise UserError(
             f"split {name!r} of {spec.source} has {rows.tokens} tokens, shorter than one block of "
             f"data.length={spec.length}; make data.length smaller or give more text"
         )
     return rows
+
+
+def empty(prepared: Prepared, name: str) -> UserError:
+    """The error for a split without a document."""
+    fix = f"give a larger data.{name}_fraction or more text" if prepared.corpus.division else "give it some text"
+    return UserError(f"split {name!r} of {prepared.spec.source} is empty; {fix}")
 
 
 def _unknown(tokenizer: Tokenizer, stream: np.ndarray) -> int:

@@ -103,7 +103,8 @@ def in_blocks(model: LanguageModel, block: int | str | None, length: int) -> Lan
     """The model under the law of a block size, a number or 'full', for rows of this length; None: its own law."""
     if block is None:
         return model
-    size = None if block == "full" else int(block) if isinstance(block, str) and block.isdecimal() else block
+    number = isinstance(block, str) and block.removeprefix("-").isdecimal()
+    size = None if block == "full" else int(block) if number else block
     if size is not None and (isinstance(size, bool) or not isinstance(size, int)):
         raise UserError(f"block={block} must be a whole number of tokens, or full")
     at_least("block", size)

@@ -113,6 +113,8 @@ def _around(text: str) -> tuple[str, str]:
     parts = split_gaps(text)
     if len(parts) > 3:
         raise UserError(f"the text has {len(parts) // 2} gaps, and choices are for one; write the others out")
+    if len(parts) == 3 and ":" in parts[1]:
+        raise UserError(f"the gap {{{{{parts[1]}}}}} has a pattern, and the choices say what it may be; write {{{{}}}}")
     return parts[0], parts[2] if len(parts) == 3 else ""
 
 

@@ -160,7 +160,14 @@ def score(
     need_likelihood(model)
     if block is not None and method == "pll":
         raise UserError("method 'pll' looks at all other tokens of a text, so it has no blocks; leave out block")
+    if plan is not None and plan.sets_blocks:
+        plan.check(model)
+        if block not in (None, 1, "1"):
+            raise UserError(f"{type(plan).__name__} has the law of blocks of one token; leave out block={block}")
+        block = 1
     model = in_blocks(model, block, builder.spec.length) if method != "pll" else whole_row(model)
+    if model.block_size is not None and model.block_size > builder.spec.length:
+        model = whole_row(model)
     spans = each_span(span, texts)
     texts = [texts] if isinstance(texts, str) else list(texts)
     unscored = model.unscored if builder.block_ends is None else 0  # else BOS is given, and never scored

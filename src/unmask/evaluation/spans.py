@@ -36,7 +36,7 @@ class ScoredPassage:
     """What of one text is scored."""
 
     pieces: list[str]
-    size: int | None  # bytes; None where the model leaves tokens out
+    size: int | None  # bytes; None where the tokenizer cannot tell those of some tokens from the others
 
 
 def read_texts(path: str) -> list[tuple[str, object]]:
@@ -122,7 +122,10 @@ def read_passages(
             passages += [Passage(number, ids[i : i + capacity], None, unscored) for i in range(0, len(ids), capacity)]
             passages[-1] = with_end(builder, passages[-1])
             closing = builder.closing if passages[-1].ends else []
-            size = None if unscored else len(text.encode()) if len(counted) == len(ids) else len(counted)
+            if unscored:
+                size = bytes_of(builder.tokenizer, text, ids, counted)
+            else:
+                size = len(text.encode()) if len(counted) == len(ids) else len(counted)
             scored.append(ScoredPassage(builder.tokenizer.pieces([*(ids[i] for i in counted), *closing]), size))
             continue
         if len(ids) > capacity:
@@ -163,8 +166,18 @@ def span_tokens(tokenizer: Tokenizer, text: str, ids: list[int], spans: Sequence
     asked = [i for i, (a, b) in enumerate(offsets) if any(a < end and start < b for start, end in spans)]
     if not asked:
         raise UserError("no token of the text stands for the span; the tokenizer drops these characters")
-    covered = {place for i in asked for place in range(*offsets[i])}
-    return asked, sum(len(text[place].encode()) for place in covered)
+    return asked, _bytes(text, [offsets[i] for i in asked])
+
+
+def bytes_of(tokenizer: Tokenizer, text: str, ids: list[int], places: Sequence[int]) -> int | None:
+    """The bytes of text that some of its tokens stand for; None if the tokenizer does not say which are whose."""
+    encoded, offsets = tokenizer.offsets(text)
+    return _bytes(text, [offsets[i] for i in places]) if encoded == ids else None
+
+
+def _bytes(text: str, spans: Sequence[Span]) -> int:
+    covered = {place for span in spans for place in range(*span)}
+    return sum(len(text[place].encode()) for place in covered)
 
 
 def lay_out(

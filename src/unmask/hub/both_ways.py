@@ -14,11 +14,13 @@ import torch
 from torch import Tensor
 
 from ..config import Config, LlamaConfig
+from ..errors import UserError
 from ..lm import LM
 from ..models import registry
 from ..types import Vocab
 
 KINDS = ("mdlm", "block")  # of fine-tuning that turn a causal model
+TURNED = {"method", "prediction", "embedding_rows"}  # settings of the model that change then
 
 
 def turns(lm: LM, kind: str) -> bool:
@@ -37,6 +39,12 @@ def turned(lm: LM, config: Config) -> LM:
     """The model of a config with the weights of a causal one; a model that looks both ways stays as it is."""
     if not turns(lm, config.model.method):
         return lm
+    now, before = (each.model.model_dump(exclude=TURNED) for each in (lm.config, config))
+    if other := [key for key in before if before[key] != now.get(key)]:
+        raise UserError(
+            f"the model {config.train.start} has another network than the one that was trained further: {other[0]} "
+            f"is {now.get(other[0])} and was {before[other[0]]}; give that one"
+        )
     with torch.device("meta"):
         model = registry.model(config, lm.tokenizer.vocab)
     weights = dict(lm.model.state_dict())

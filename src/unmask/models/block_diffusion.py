@@ -336,9 +336,8 @@ class CachedBlocks(ModelDenoiser):
         is_noisy = column >= border
         place = column - border + torch.where(is_noisy, clean[:, None], seen[:, None])
         size = torch.tensor([row.slot.block or width for row in rows])[:, None]
-        sees = place + 1 if model.clean == "tokens" else (place // size + 1) * size
-        begin = torch.tensor([0 if row.slot.block is None else row.slot.block for row in rows])[:, None]
-        begin = torch.where(begin > 0, place // begin.clamp(min=1) * begin, 0)
+        begin = place // size * size
+        sees = place + 1 if model.clean == "tokens" else begin + size
         sees = torch.where(is_noisy, torch.maximum(begin, clean[:, None]), sees)
         tokens = z.gather(1, place[:, width - new :].clamp(min=0).to(device))
         among = _laid_out(rows, place, sees, is_noisy, new, device)

@@ -180,13 +180,15 @@ def block_diffusion(config: Config, vocab: Vocab, n_labels: int) -> LanguageMode
             raise UserError(
                 f"blocks of {size} tokens do not divide rows of data.length={length}; choose sizes that do, or 'full'"
             )
-    sizes = None if spec.mixture is None else {_size(size): share for size, share in spec.mixture.items()}
+    sizes: dict[int | None, float] = {}
+    for size, share in spec.shares.items():
+        sizes[_size(size, length)] = sizes.get(_size(size, length), 0.0) + share
     return BlockDiffusion(
         network(config.model, vocab, n_labels),
         schedule(config.schedule),
         law(config.objective, config.schedule),
         objective(config.objective, config.train),
-        block=_size(spec.size),
+        block=_size(spec.size, length),
         mixture=sizes,
         clean=spec.clean,
     )
@@ -198,8 +200,9 @@ def reads_blocks(spec: ModelConfig) -> bool:
     return {"attention", "positions", "cache", "queries"} <= kind.takes and "both" in kind.directions
 
 
-def _size(size: int | str) -> int | None:
-    return size if isinstance(size, int) else None
+def _size(size: int | str, length: int) -> int | None:
+    """A block size as a model has it; None is the whole row."""
+    return size if isinstance(size, int) and size < length else None
 
 
 def simplex(config: Config, vocab: Vocab, n_labels: int) -> LanguageModel:

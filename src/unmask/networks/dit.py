@@ -147,9 +147,11 @@ class OutputLayer(nn.Module):
         return self.norm_final(x, shift, scale)
 
 
-def rotary_of(positions: Tensor, head_dim: int, base: float = 10_000.0) -> Rotary:
+def rotary_of(
+    positions: Tensor, head_dim: int, base: float = 10_000.0, scaling: Sequence[float] | None = None
+) -> Rotary:
     """Cos and sin of positions (L,) or (B, L) in the shape that blocks take: (1 or B, L, 1, D)."""
-    cos, sin = rotary_table(positions, head_dim, base)
+    cos, sin = rotary_table(positions, head_dim, base, scaling)
     shape = (-1, positions.shape[-1], 1, head_dim)
     return cos.view(shape), sin.view(shape)
 
@@ -265,8 +267,8 @@ def block_calls(net: Any, inputs: NetworkInput) -> Iterator[tuple[nn.Module, Blo
     if positions is None:
         before = 0 if cache[0] is None else cache[0][0].shape[2]
         positions = torch.arange(before, before + content.shape[1], device=content.device)
-    base: float = getattr(net, "rotary_base", 10_000.0)
-    rotary, attention = rotary_of(positions, net.head_dim, base), inputs.attention or net.attention
+    turning = (getattr(net, "rotary_base", 10_000.0), getattr(net, "rotary_scaling", None))
+    rotary, attention = rotary_of(positions, net.head_dim, *turning), inputs.attention or net.attention
     for number, (block, past) in enumerate(zip(net.blocks, cache, strict=True)):
         queries = inputs.queries if number == last else None
         yield block, BlockCall(rotary, attention, inputs.valid, queries, past, bool(inputs.grow))

@@ -12,6 +12,7 @@ column of their token, so nobody else has to know. Their cache has one more entr
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -114,6 +115,7 @@ class Llama(Network):
         head_dim: int | None = None,
         mlp_dim: int = 2048,
         rotary_base: float = 10_000.0,
+        rotary_scaling: Sequence[float] | None = None,
         norm_eps: float = 1e-5,
         qk_norm: bool = False,
         qkv_bias: bool = False,
@@ -125,7 +127,7 @@ class Llama(Network):
         super().__init__()
         self.vocab, self.hidden_dim, self.causal = vocab, hidden_dim, causal
         self.n_kv_heads, self.head_dim = n_kv_heads or n_heads, head_dim or hidden_dim // n_heads
-        self.rotary_base, self.shifted = rotary_base, prediction == "shifted"
+        self.rotary_base, self.rotary_scaling, self.shifted = rotary_base, rotary_scaling, prediction == "shifted"
         self.attention: Attention = Causal() if causal else Full()
         rows = embedding_rows or vocab.size
         self.embed_tokens = nn.Embedding(rows, hidden_dim, _weight=torch.empty(rows, hidden_dim))

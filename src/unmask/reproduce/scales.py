@@ -20,6 +20,7 @@ class Sizes:
     checkpoint_every: int
     eval_rows: int
     block: int = 25  # of SSD-LM, as published; smaller than `length`
+    batch_size: int = 16
     log_every: int = 10
     lr: float = 2e-3  # of AdamW; Muon, which moves the matrices, has its default
     cutoff: float = 1e-3
@@ -79,7 +80,7 @@ SCALES = {
     ),
     "small": Scale(
         "small",
-        steps=1600,
+        steps=400,
         longer=4,
         rows=1024,
         draws=32,
@@ -93,10 +94,11 @@ SCALES = {
             ModelConfig(network="modern", hidden_dim=128, n_blocks=4, n_heads=4),
             length=64,
             vocab_size=4096,
-            warmup=100,
-            ema=0.998,
-            checkpoint_every=250,
+            warmup=40,
+            ema=0.99,
+            checkpoint_every=200,
             eval_rows=128,
+            batch_size=32,  # bounds draw one time a row: with more rows a step they are less noisy
         ),
     ),
     "medium": Scale(

@@ -80,7 +80,7 @@ def _base(setup: Setup, sizes: Sizes) -> Config:
         model=sizes.network,
         objective=ObjectiveConfig(cutoff=sizes.cutoff),
         train=TrainConfig(
-            batch_size=16,
+            batch_size=sizes.batch_size,
             optimizer="muon",
             embeddings="counts",
             lr=sizes.lr,

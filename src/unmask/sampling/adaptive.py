@@ -85,7 +85,7 @@ class Adaptive(Sampler):
     )
     late_eos: bool = setting(
         False,
-        "A position where an end-of-text is most likely waits for all before it (against the flood of LLaDA)",
+        "A position where an end (of the text, of an answer) is most likely waits for all before it (LLaDA's flood)",
         title="Late end-of-text",
         needs="eos",
     )
@@ -112,9 +112,10 @@ class Adaptive(Sampler):
         least = self.threshold
         if least is not None and self.measure == "entropy":
             least = -least
-        if self.late_eos and model.vocab.eos is None:
+        ends = request.ends if model.vocab.eos is None else request.ends | {model.vocab.eos}
+        if self.late_eos and not ends:
             raise UserError("late_eos needs a tokenizer with an end-of-text token, which this model's does not have")
-        late = model.vocab.eos if self.late_eos else None
+        late = torch.tensor(sorted(ends)) if self.late_eos else None
         return _AdaptiveTrajectory(request, model.vocab, MEASURES[self.measure], k, least, self.entropy_bound, late)
 
 
@@ -127,7 +128,7 @@ class _AdaptiveTrajectory(Trajectory):
         k: int | None,
         least: float | None,
         bound: float | None,
-        late: int | None,
+        late: Tensor | None,
     ) -> None:
         super().__init__(request, vocab)
         self.measure, self.k, self.least, self.bound, self.late = measure, k, least, bound, late
@@ -146,7 +147,9 @@ class _AdaptiveTrajectory(Trajectory):
         if self.bound is None and self.late is None:
             return scores
         nats = scores if self.bound is None else -entropy(log_x)
-        ends = torch.zeros_like(scores) if self.late is None else (log_x.argmax(-1) == self.late).to(scores)
+        ends = torch.zeros_like(scores)
+        if self.late is not None:
+            ends = torch.isin(log_x.argmax(-1), self.late.to(log_x.device)).to(scores)
         return torch.stack([scores, nats, ends], -1)
 
     def choose(self, scores: Tensor) -> None:

@@ -178,7 +178,8 @@ class Batcher:
         ending = None if request.stop is None else request.stop(state)
         if not state.done and ending is None:
             return state
-        weight = None if request.constraint is None or not request.choice.temperature else trajectory.log_weight
+        weighs = request.constraint is not None and request.choice.temperature and not request.sampler.rewrites
+        weight = trajectory.log_weight if weighs else None
         return replace(state, done=True, ending=ending, history=(steps, chances), log_weight=weight)
 
 

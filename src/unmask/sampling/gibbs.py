@@ -38,6 +38,7 @@ class Gibbs(Sampler):
     scan: Scan = setting("random", "gibbs: positions at random, in sweeps to the right, or all at once")
     burn: int = setting(0, "gibbs: first updates that ignore temperature, top-k, top-p and min-p", least=0)
     timeless = True
+    rewrites = True
 
     def __post_init__(self) -> None:
         super().__post_init__()

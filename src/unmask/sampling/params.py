@@ -6,7 +6,7 @@ import functools
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 Word = str | int  # a token by its text or by its id
 AT_ONCE = ("simplex", "gaussian")  # samplers that draw all their tokens together
 IN_GAPS = {"page": "a gap carries its own pattern there: {{3:[a-z]+}}"}
-NO_FORM: tuple[Any, ...] = (None, (), [])
 UNKNOWN = ("[UNK]", "<unk>", "\ufffd")  # what tokenizers write for a word that they do not know
 
 
@@ -227,9 +226,10 @@ class SamplingParams:
         needs="windows",
         absent={"harness": "it follows from the lengths of context and answer"},
     )
-    block: int | None = setting(  # None: the model's (`settle`)
+    block: int | Literal["full"] | None = setting(  # None: the model's (`settle`)
         None,
-        "Tokens of a block, of models that write block after block; steps are those of a block",
+        "Tokens of a block, or full (the whole text), of models that write block after block; steps are those of one",
+        kind="size",
         title="Block size",
         needs="blocks",
         least=1,
@@ -285,7 +285,9 @@ class SamplingParams:
     def settle(self, model: LanguageModel) -> SamplingParams:
         """The same, with the model's default sampler and block size where none was named."""
         sampler = self.sampler or model.default_sampler
-        block = self.block or (None if SAMPLERS[sampler].make.sets_blocks else model.block_size)
+        block = self.block
+        if block is None and model.writes_blocks and not SAMPLERS[sampler].make.sets_blocks:
+            block = model.block_size or "full"
         settled = (sampler, block) == (self.sampler, self.block)
         return self if settled else replace(self, sampler=sampler, block=block)
 
@@ -300,11 +302,17 @@ class SamplingParams:
 
     def plan(self, builder: PromptBuilder) -> Sampler:
         """The sampler, in blocks if there is a block size, and in windows if a stride is given."""
-        plan = self.plan_alone() if self.block is None else BlockByBlock(self.plan_alone(), self.block)
+        plan = self.plan_in_blocks()
         return plan if self.stride is None else Windows(plan, builder.spec.length, self.stride, builder.block_ends)
 
+    def plan_in_blocks(self) -> Sampler:
+        """The sampler without windows, in blocks if there is a block size."""
+        if self.block is None:
+            return self.plan_alone()
+        return BlockByBlock(self.plan_alone(), None if self.block == "full" else self.block)
+
     def plan_alone(self) -> Sampler:
-        """The sampler without windows."""
+        """The sampler without blocks and windows."""
         chosen = settings_of(Choice)
         return make_sampler(self._sampler, **{name: value for name, value in self.values.items() if name not in chosen})
 
@@ -343,7 +351,7 @@ class SamplingParams:
 
     def _forms(self) -> Language | list[Language | None] | None:
         """What gaps must be: one form for all of them, or one for each; None if that is left open."""
-        given = [name for name in ("regex", "schema", "choices", "where") if getattr(self, name) not in NO_FORM]
+        given = [name for name in ("regex", "schema", "choices", "where") if getattr(self, name) not in (None, ())]
         if not given:
             return None
         if len(given) > 1:
@@ -352,11 +360,11 @@ class SamplingParams:
             return regex(self.regex)
         if self.schema is not None:
             return json_schema(self.schema)
-        if self.choices:
+        if self.where is None:
             return choices(self.choices)
         if isinstance(self.where, Language | str):
             return _language(self.where)
-        return [None if form is None else _language(form) for form in self.where or ()]
+        return [None if form is None else _language(form) for form in self.where]
 
     def _ends_in_form(self, canvas: Canvas) -> bool:
         forms = list(canvas.patterns) or self._forms()

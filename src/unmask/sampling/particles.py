@@ -49,6 +49,11 @@ def run_particles(model: Denoiser, request: Request, n: int, batch_size: int = 1
         raise UserError("particles are drawn under a constraint; give a regex, a schema, choices or where")
     if request.choice.temperature == 0:
         raise UserError("particles need chances to weigh; give a temperature above 0")
+    if request.sampler.rewrites:  # without a constraint it might write what does not fit, and take it back
+        raise UserError(
+            f"particles weigh runs by tokens that stay, and {type(request.sampler).__name__} takes tokens back; choose "
+            "a sampler that does not"
+        )
     model.check(request)
     if request.rules is not None:
         request.rules.check(request.canvas, model.vocab, free=request.free)

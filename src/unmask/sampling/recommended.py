@@ -14,7 +14,6 @@ from typing import Any
 from ..data.canvas import parse_gaps
 from ..errors import UserError, nearest
 from ..files import read_json, write_json
-from .block_order import BlockByBlock
 from .choice import Choice
 from .params import SAMPLERS, SamplingParams, all_settings
 from .settings import settings_of
@@ -46,10 +45,8 @@ class Recommended:
             if name not in known:
                 raise UserError(f"{name!r} cannot be recommended{nearest(name, known)}; {', '.join(known)} can")
         params = SamplingParams(**self.settings)
-        if params.block is not None:
-            BlockByBlock(params.plan_alone(), params.block)
-        elif params.sampler is not None:
-            params.plan_alone()
+        if params.block is not None or params.sampler is not None:
+            params.plan_in_blocks()
         if len(self.prompts) > MOST or any(len(text) > LONGEST for text in (self.style, self.infill, *self.prompts)):
             raise UserError(f"at most {MOST} example prompts, and texts of at most {LONGEST:,} characters")
         if self.infill:

@@ -92,6 +92,7 @@ class Remasking(Sampler):
     eta: float = eta_setting(0.02)
     window: tuple[float, float] = window_setting()  # the authors loop in (0.55, 0.05)
     keep: float = setting(0.9, "remask-loop: share that stays written while it loops", above=0, below=1)
+    rewrites = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -135,6 +136,7 @@ class PredictorCorrector(Sampler):
     corrections: int = setting(1, "Corrector steps after each step", least=1, most=MOST_STEPS)
     eta: float = eta_setting(0.05)
     window: tuple[float, float] = window_setting()
+    rewrites = True
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -41,6 +41,7 @@ class Request:
     free: Tensor | None = None  # (L,) bool: may be written; None: where the canvas holds [MASK]
     constraint: Constraint | None = None  # the form that spans of the canvas must have
     stop: StopCondition | None = None
+    ends: frozenset[int] = frozenset()  # tokens that end its text as EOS does: the one after the answers of a chat
     prompt: Any = None  # the `Canvas` it was made from: requests that share the object begin with the same tokens
     params: Any = None  # the `SamplingParams` it was made from
 

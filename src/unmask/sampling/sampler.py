@@ -296,6 +296,7 @@ class Sampler(ABC):
     deterministic = False  # whether the order depends on nothing but what the network says
     timeless = False  # whether it has no clock, so that it cannot drive a network that depends on the time
     draws_by_position = True  # whether it shows the network the whole canvas and draws a token for each position
+    rewrites = False  # whether it takes tokens back that it has written
     any_mass = False  # whether it is right for networks whose x̂ does not sum to 1 over the clean tokens
     sets_blocks = (
         False  # whether it says itself what a model reads as a block, so that there is no block size to choose

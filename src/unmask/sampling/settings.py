@@ -32,6 +32,10 @@ def _number(value: Any) -> bool:
     return isinstance(value, Real) and not isinstance(value, bool)
 
 
+def _size(text: str) -> int | str:
+    return text if text == "full" else int(text)
+
+
 def _text(value: Any) -> bool:
     return isinstance(value, str)
 
@@ -55,7 +59,10 @@ def _schema(text: str) -> Any:
             text = Path(text).expanduser().read_text(encoding="utf-8")
         except OSError:
             raise ValueError from None
-    return json.loads(text)
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError from None
 
 
 def _form(value: Any) -> bool:
@@ -102,6 +109,7 @@ class Kind:
 
 KINDS: dict[str, Kind] = {
     "whole": Kind(_whole, "a whole number", int),
+    "size": Kind(lambda value: value == "full" or _whole(value), "a whole number of tokens, or full", _size),
     "number": Kind(_number, "a number", float),
     "flag": Kind(lambda value: isinstance(value, bool), "true or false", _flag),
     "choice": Kind(_text, "a name", str),
@@ -147,6 +155,8 @@ KINDS: dict[str, Kind] = {
     "function": Kind(callable, "a function", str),
 }
 
+NUMBERS = ("whole", "size", "number")  # kinds with limits
+
 
 @dataclass(frozen=True)
 class Setting:
@@ -177,7 +187,7 @@ class Setting:
     @property
     def limits(self) -> str:
         """The range in words; empty if there is none."""
-        if self.kind not in ("whole", "number"):
+        if self.kind not in NUMBERS:
             return ""
         if self.least is not None and self.most is not None:
             return f"from {self.least:,} to {self.most:,}"
@@ -200,9 +210,9 @@ class Setting:
             return
         if self.kind == "choice":
             choose(value, self.choices, self.name)
-        if self.kind in ("whole", "number") and not self.inside(value):
+        if self.kind in NUMBERS and value != "full" and not self.inside(value):
             limits = self.limits if math.isfinite(value) else "a finite number"
-            if self.kind == "whole" and self.least is not None and self.most is not None:  # a range of many millions
+            if self.kind != "number" and self.least is not None and self.most is not None:  # a range of many millions
                 limits = f"at least {self.least:,}" if value < self.least else f"at most {self.most:,}"
             raise UserError(f"{self.name}={value} must be {limits}")
 

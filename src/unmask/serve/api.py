@@ -393,14 +393,11 @@ def _card(name: str, lm: LM, limits: Limits, created: int) -> dict[str, Any]:
 
 def _block_sizes(lm: LM) -> dict[str, float]:
     """The block sizes that a model was trained on, with their shares of the training."""
-    if not lm.model.writes_blocks:
-        return {}
-    spec = lm.config.block
-    shares = spec.mixture or {spec.size: 1.0}
-    return {str(size): share / sum(shares.values()) for size, share in shares.items()}
+    shares = lm.config.block.shares if lm.model.writes_blocks else {}
+    return {str(size): share for size, share in shares.items()}
 
 
-SHOWN = ("whole", "number", "choice", "flag", "label", "sampler")  # kinds of settings that have a control on the page
+SHOWN = ("whole", "size", "number", "choice", "flag", "label", "sampler")  # that have a control on the page
 
 
 def _settings(lm: LM, windows: bool) -> list[dict[str, Any]]:
@@ -416,7 +413,7 @@ def _settings(lm: LM, windows: bool) -> list[dict[str, Any]]:
         {
             "name": spec.name,
             "title": spec.title,
-            "kind": spec.kind,
+            "kind": "whole" if spec.kind == "size" else spec.kind,  # a number that is large enough is the whole text
             "help": spec.help,
             "default": spec.default,
             "default_words": default_words(spec.name),

@@ -29,7 +29,7 @@ from ..data.canvas import ANSWER_TOKENS
 from ..errors import nearest
 from ..evaluation import METHODS
 from ..sampling.params import SAMPLERS, default_words, settings_on
-from ..sampling.settings import Setting
+from ..sampling.settings import KINDS, NUMBERS, Setting
 from .limits import Refusal
 
 DEEPEST = 64  # nesting of a JSON object in a body
@@ -79,8 +79,8 @@ class Body(BaseModel):
 
 def setting_type(spec: Setting) -> Any:
     """What JSON may hold for a setting."""
-    if spec.kind in ("whole", "number"):
-        whole = spec.kind == "whole"
+    if spec.kind in NUMBERS:
+        whole = spec.kind != "number"
         least = 0 if spec.off else spec.least
         low: dict[str, Any] = {"ge": 1} if whole else {}
         high: dict[str, Any] = {"lt": 2**31} if whole else {"le": 1e6}
@@ -88,7 +88,8 @@ def setting_type(spec: Setting) -> Any:
             low = {"ge": least} if spec.above is None else {"gt": spec.above}
         if spec.most is not None or spec.below is not None:
             high = {"le": spec.most} if spec.below is None else {"lt": spec.below}
-        return Annotated[StrictInt if whole else StrictFloat | StrictInt, Field(**low | high)]
+        number: Any = Annotated[StrictInt if whole else StrictFloat | StrictInt, Field(**low | high)]
+        return number | Literal["full"] if spec.kind == "size" else number
     most = Field(max_length=None if spec.most is None else int(spec.most))
     return {
         "flag": StrictBool,
@@ -345,7 +346,7 @@ class ScoreBody(Body):
     draws: Annotated[StrictInt, Field(ge=1, le=256)] | None = None
     calls: Annotated[StrictInt, Field(ge=1, le=256)] | None = None
     orders: Annotated[StrictInt, Field(ge=1, le=256)] | None = None
-    block: Annotated[StrictInt, Field(ge=1, le=1 << 20)] | Literal["full"] | None = Field(
+    block: setting_type(settings_on("http")["block"]) | None = Field(  # type: ignore[valid-type]
         None, description="Tokens of a block, of a model with blocks, or full: the whole row; its own if left out."
     )
     seed: Whole = 0
@@ -434,6 +435,8 @@ def _explained(kind: type[Body], error: Any) -> Refusal:
     if error["type"] == "literal_error" and isinstance(error["input"], str):
         known = error["ctx"]["expected"].replace("' or '", "', '").strip("'").split("', '")
         hint = nearest(error["input"][:60], known)
+        if known == ["full"]:  # or a number
+            return Refusal(400, f"{name}={error['input'][:60]!r} must be {KINDS['size'].name}", param=name)
         return Refusal(
             400, f"unknown {name} {error['input'][:60]!r}{hint}; choose one of {', '.join(known)}", param=name
         )

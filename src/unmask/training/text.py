@@ -27,7 +27,7 @@ from ..lm import Job as WritingJob
 from ..models import registry
 from ..models.language_model import LanguageModel
 from ..process.keys import Keys
-from ..progress import progress_bar
+from ..progress import perplexity_form, progress_bar
 from ..sampling import SAMPLERS
 from ..sampling.params import SamplingParams
 from ..sampling.recommended import of_training
@@ -201,11 +201,12 @@ class TextJob(TrainingJob):
         if valid is None:
             return None
         nats, error, perplexity = valid.nats_per_token, valid.stderr_nats, valid.perplexity
-        bar = f" ± {perplexity * error:.2f}" if error else ""
+        form = perplexity_form(perplexity)
+        bar = f" ± {perplexity * error:{form}}" if error else ""
         logged = {"valid_nats": nats, "valid_stderr_nats": error, "valid_perplexity": perplexity}
         if "block" in valid.protocol:
             logged["valid_block"] = valid.protocol["block"]
-        return Evaluated(nats, {"valid ppl": f"{perplexity:.2f}{bar}"}, logged)
+        return Evaluated(nats, {"valid ppl": f"{perplexity:{form}}{bar}"}, logged)
 
     def likelihood(self, trainer: Trainer, progress: Progress | None = None, **how: Any) -> Likelihood | None:
         """The likelihood of the averaged weights, as eval.* says; None where there is none."""

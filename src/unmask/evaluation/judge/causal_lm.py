@@ -15,7 +15,7 @@ from ...data.online import hub
 from ...errors import UserError, optional
 from ...files import read_json
 from ...networks.architectures import check_fits, check_sizes, quiet
-from .scorers import CausalScorer
+from .scorers import CausalScorer, first_token
 
 LONGEST = 2048  # tokens of context: more would make windows of no use larger than memory
 
@@ -32,7 +32,7 @@ class HfScorer(CausalScorer):
         self.context = min(context or LONGEST, next((value for value in known if value), LONGEST))
         if self.context < 2:
             raise UserError(f"scorer {where} has a context of {self.context} tokens; it must be at least 2")
-        self.bos = self.tokenizer.bos_token_id
+        self.bos = first_token(self.tokenizer.bos_token_id, self.tokenizer.get_vocab())
         self.vocab_size = int(config.vocab_size)
         self.inside = self._inside_extras()
         self._check_causal()

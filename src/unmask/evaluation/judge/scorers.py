@@ -7,7 +7,7 @@ are reported. Every token of a text is scored at most once and no text is left o
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -28,6 +28,7 @@ JUDGES = {  # by prefix: the module with the function (or class) that opens a pl
 }
 KINDS = "hf:FOLDER_OR_HUB_ID, smollm2, gguf:FILE, llama2c:FOLDER_OR_FILE, arpa:FILE or trigram:pocketsphinx"
 ROWS = 1 << 27  # logits that may exist at once
+BETWEEN, TURN = "<|endoftext|>", "<|im_start|>"  # what is between two texts, and before a message of a chat
 
 
 class JudgedText(NamedTuple):
@@ -158,6 +159,11 @@ class CausalScorer(ABC):
     @abstractmethod
     def device(self) -> torch.device:
         """The device of the network."""
+
+
+def first_token(bos: int | None, tokens: Mapping[str, int]) -> int | None:
+    """The token after which a text is scored: BOS, or what is between texts where BOS begins messages (SmolLM2)."""
+    return tokens.get(BETWEEN, bos) if bos == tokens.get(TURN, -1) else bos
 
 
 def open_scorer(name: str, device: str | torch.device = "cpu") -> Scorer:

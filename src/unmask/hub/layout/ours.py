@@ -10,7 +10,7 @@ from typing import Any
 from ...config import Config, parse
 from ...data.tokenization import Tokenizer
 from ...networks.foreign import format_of
-from ...networks.foreign.families import SIZES, refuse_experts
+from ...networks.foreign.families import FAMILIES, SIZES, refuse_experts
 from ...networks.foreign.fields import mapping
 from ...types import UserError, Vocab
 from .dna_layouts import read_genomic
@@ -106,10 +106,11 @@ def from_json(tree: Mapping[str, Any], where: str | Path = CONFIG, tokenizer: st
             f'{where} has no model_type, so its network is unknown; write it into the file, for example "model_type": '
             '"bert" for a BERT'
         )
+    families = ", ".join(dict.fromkeys(repr(known.model_type) for known in FAMILIES))
     raise UserError(
         f"{where} does not describe a masked diffusion model: its model_type is {kind!r}, and unmask reads 'mdlm', "
-        "'bd3lm', 'unmask', SEDD's config, 'llada', 'Dream', 'a2d-qwen3', 'llama', 'qwen2', 'qwen3', 'caduceus', "
-        "'mamba', 'hyenadna', and masked language models (bert, roberta, ...), which look both ways"
+        f"'bd3lm', 'unmask', SEDD's config, {families}, 'caduceus', 'mamba', 'hyenadna', and masked language models "
+        "(bert, roberta, ...), which look both ways"
     )
 
 

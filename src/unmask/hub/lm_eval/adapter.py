@@ -11,14 +11,14 @@ import importlib
 import logging
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import torch
 
 from ...config import nearest
 from ...errors import UserError, optional
-from ...evaluation.likelihood import compute_dtype
+from ...evaluation.likelihood import compute_dtype, in_blocks, note_untrained
 from ...lm import LM
 from ...process.keys import check_seed
 from ...progress import progress_bar
@@ -136,7 +136,9 @@ def adapter() -> type[Any]:
             self.settings = settings(**model_args)
             chosen, lm = self.settings, open_model(self.settings)
             self._device = lm.model.device
-            self.reading = LikelihoodRequests(lm, chosen.draws, chosen.estimator, chosen.seed, chosen.rows)
+            law = replace(lm, model=in_blocks(lm.model, chosen.writing.get("block"), lm.length))
+            note_untrained(law.model)
+            self.reading = LikelihoodRequests(law, chosen.draws, chosen.estimator, chosen.seed, chosen.rows)
             self.asking = GenerationRequests(lm, chosen.seed, chosen.rows, chosen.max_gen_toks, chosen.writing)
 
         @classmethod

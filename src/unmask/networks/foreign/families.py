@@ -8,7 +8,7 @@ the network computes must have the value that our network computes, else the err
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from ...errors import UserError
+from ..kernels.positions import frequencies
 from .fields import HARMLESS, Allowed, only, understood, value
 
 SIZES = {  # our settings, and the fields of a config.json of transformers
@@ -52,6 +53,7 @@ PLAIN: Allowed = {  # of transformers
 }
 UNREAD = {"attention_dropout", "sliding_window", "max_window_layers", "fuse_cross_entropy"}  # training, or switched off
 ROTARY = {"rope_theta", "rope_scaling", "rope_parameters", "max_position_embeddings", "layer_types"}
+LLAMA3 = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")  # `rotary_scaling`
 OLMO_PLAIN: Allowed = {
     "activation_type": ("silu",),
     "alibi": (False,),
@@ -124,11 +126,17 @@ class Trunk:
     keys: Mapping[str, str] = field(default_factory=lambda: SIZES)  # our settings, and their fields
     absent: Mapping[str, Any] = field(default_factory=lambda: ABSENT)  # settings whose field may be missing
     plain: Allowed = field(default_factory=lambda: {**PLAIN, "attention_bias": (False,)})  # the only values we compute
+    missing: Mapping[str, Any] = field(default_factory=dict)  # what a field is that is not there
     unread: frozenset[str] = frozenset(UNREAD)  # fields that do not change what is computed
     positions: str = "max_position_embeddings"  # the field with the longest row
 
 
 LLAMA = Trunk()
+MISTRAL = Trunk(
+    plain={**LLAMA.plain, "sliding_window": (None,)},
+    missing={"sliding_window": 4096},
+    unread=frozenset(UNREAD - {"sliding_window"}),
+)
 QWEN2 = Trunk({"qkv_bias": True}, plain=PLAIN, unread=frozenset({*UNREAD, "attention_bias"}))
 QWEN3 = Trunk({"qk_norm": True}, absent={**ABSENT, "head_dim": 128})
 OLMO = Trunk(
@@ -152,6 +160,7 @@ class ModelFamily:
 
 FAMILIES = (
     ModelFamily("llama", LLAMA, "causal"),
+    ModelFamily("mistral", MISTRAL, "causal"),
     ModelFamily("qwen2", QWEN2, "causal"),
     ModelFamily("qwen3", QWEN3, "causal"),
     ModelFamily("llada", OLMO, "bidirectional", mask=126336),  # LLaDA 8B, 1.5 and iLLaDA
@@ -209,14 +218,13 @@ def settings(tree: Mapping[str, Any], where: str | Path, family: ModelFamily | N
     assert family is not None
     trunk = family.trunk
     refuse_experts(tree, where)
-    only(tree, trunk.plain, where)
+    only({**trunk.missing, **tree}, trunk.plain, where)
     known = {*HARMLESS, *trunk.plain, *trunk.unread, *trunk.keys.values(), *ROTARY, trunk.positions}
     understood(tree, known | ({family.block} if family.block_size else set()), where)
     if any(kind != "full_attention" for kind in tree.get("layer_types") or ()):
         raise UserError(f'{where} has layer_types other than "full_attention", which unmask does not run')
     sizes = {ours: _size(tree, ours, theirs, trunk, where) for ours, theirs in trunk.keys.items()}
-    rotary = {"rotary_base": _rotary_base(tree, where)}
-    return {**sizes, **rotary, **trunk.network, "prediction": family.prediction}
+    return {**sizes, **_rotary(tree, where), **trunk.network, "prediction": family.prediction}
 
 
 def _size(tree: Mapping[str, Any], ours: str, theirs: str, trunk: Trunk, where: str | Path) -> Any:
@@ -227,20 +235,24 @@ def _size(tree: Mapping[str, Any], ours: str, theirs: str, trunk: Trunk, where: 
     return value(tree, theirs, KINDS.get(ours, int), where)
 
 
-def _rotary_base(tree: Mapping[str, Any], where: str | Path) -> float:
-    """Theta of plain rotary positions, as any version of transformers writes it; scaled ones are refused."""
-    theta = tree.get("rope_theta")
+def _rotary(tree: Mapping[str, Any], where: str | Path) -> dict[str, Any]:
+    """Theta of the rotary positions, as any version of transformers writes it, and the scaling of Llama 3.1."""
+    theta, scaling = tree.get("rope_theta"), None
     for section in ("rope_scaling", "rope_parameters"):
         part = tree.get(section)
         if part is None:
             continue
         if not isinstance(part, Mapping):
             raise UserError(f"{where} is damaged: its {section} is {str(part)[:80]!r}")
-        kind = {"rope_type": ("default",), "type": ("default",), "partial_rotary_factor": (1.0, 1)}
+        kind = {"rope_type": ("default", "llama3"), "type": ("default", "llama3"), "partial_rotary_factor": (1.0, 1)}
         only(part, kind, where, f"{section}.")
-        understood(part, {*kind, "rope_theta"}, where, f"{section}.")
+        scaled = "llama3" in (part.get("rope_type"), part.get("type"))
+        understood(part, {*kind, "rope_theta", *(LLAMA3 if scaled else ())}, where, f"{section}.")
+        if scaled:
+            scaling = tuple(float(value(part, key, float, f"{where}, {section},")) for key in LLAMA3)
         theta = theta if part.get("rope_theta") is None else part["rope_theta"]
-    return float(value({"rope_theta": 10_000.0 if theta is None else theta}, "rope_theta", float, where))
+    base = float(value({"rope_theta": 10_000.0 if theta is None else theta}, "rope_theta", float, where))
+    return {"rotary_base": base, "rotary_scaling": scaling}
 
 
 # -- tensors ---------------------------------------------------------------------------------------------------------
@@ -277,7 +289,7 @@ def our_tensors(settings: Any, tensors: Mapping[str, Tensor], where: str | Path)
 def _check_frequencies(name: str, theirs: Tensor, settings: Any, where: str | Path) -> None:
     """Raise if rotary frequencies are not those of config.json, up to 16-bit rounding."""
     dim = settings.head_dim or settings.hidden_dim // settings.n_heads
-    ours = 1.0 / (settings.rotary_base ** (torch.arange(0, dim, 2).float() / dim))
+    ours = frequencies(dim, settings.rotary_base, settings.rotary_scaling)
     if theirs.shape != ours.shape or not torch.allclose(theirs.float().cpu(), ours, rtol=1e-2):
         raise UserError(f"{where} does not fit this model: {name} does not agree with its config.json")
 
@@ -302,8 +314,15 @@ def causal_tree(settings: Any, rows: int, length: int) -> dict[str, Any] | None:
         "hidden_act": "silu",
         "max_position_embeddings": length,
         "rope_theta": settings.rotary_base,
-        "rope_parameters": {"rope_type": "default", "rope_theta": settings.rotary_base},
+        "rope_parameters": {"rope_theta": settings.rotary_base, **_scaling(settings.rotary_scaling)},
     }
+
+
+def _scaling(scaling: Sequence[float] | None) -> dict[str, Any]:
+    if scaling is None:
+        return {"rope_type": "default"}
+    *rates, positions = scaling
+    return {"rope_type": "llama3", **dict(zip(LLAMA3, [*rates, int(positions)], strict=True))}
 
 
 def their_name(name: str) -> str:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -9,10 +12,27 @@ from torch import Tensor
 from .attention import Attention
 
 
-def rotary_table(positions: Tensor, dim: int, base: float = 10_000.0) -> tuple[Tensor, Tensor]:
+def frequencies(
+    dim: int, base: float = 10_000.0, scaling: Sequence[float] | None = None, device: torch.device | None = None
+) -> Tensor:
+    """(dim / 2,) float32: how fast each pair of channels turns.
+
+    `scaling` of Llama 3.1 and later is (factor, low, high, positions): what turns less than `low` times in so many
+    positions is slower by the factor, what turns more than `high` times is as it was, and in between it is blended.
+    """
+    speed = base ** (-torch.arange(0, dim, 2, dtype=torch.float32, device=device) / dim)
+    if scaling is None:
+        return speed
+    factor, low, high, positions = scaling
+    kept = ((positions * speed / (2 * math.pi) - low) / (high - low)).clamp(0, 1)
+    return speed * (kept + (1 - kept) / factor)
+
+
+def rotary_table(
+    positions: Tensor, dim: int, base: float = 10_000.0, scaling: Sequence[float] | None = None
+) -> tuple[Tensor, Tensor]:
     """Cos and sin for positions (..., L) -> (..., L, dim), in float32, half-split convention."""
-    inv_freq = base ** (-torch.arange(0, dim, 2, dtype=torch.float32, device=positions.device) / dim)
-    angle = positions[..., None].float() * inv_freq
+    angle = positions[..., None].float() * frequencies(dim, base, scaling, positions.device)
     angle = torch.cat((angle, angle), dim=-1)
     return angle.cos(), angle.sin()
 

@@ -15,6 +15,7 @@ from . import (
     learning,
     noise_schedules,
     perplexity,
+    plan_laws,
     semi_ar,
     step_bounds,
     zero_shot,
@@ -41,5 +42,6 @@ TABLES = {
         learning.LEARNING,
         block_sizes.BLOCKS,
         data_limited.DATA_LIMITED,
+        plan_laws.LAWS,
     )
 }

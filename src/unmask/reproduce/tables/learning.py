@@ -1,13 +1,13 @@
 """What makes training faster: the paper's recipe and parts that replace its parts, at equal tokens. A study of ours.
 
-Learning rates are chosen, and recipes compared, on the validation split. The test split is scored once everything is
-trained, and for the finalists only.
+Learning rates are chosen, recipes compared and leads measured on the validation split. The test split is scored once,
+when everything is trained, and for the longest trainings only.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -58,10 +58,15 @@ def learning(bench: Bench) -> Report:
     for name in bench.models:
         if bench.available(name):
             bench.use(name)  # so that the report says what was trained
-    split = "valid" if study.missing else bench.split
     finals: Finals = {
-        recipe: {tokens: runs for tokens in planned(study.sizes, recipe) if (runs := study.runs(recipe, tokens, split))}
+        recipe: {tokens: runs for tokens in planned(study.sizes, recipe) if (runs := study.runs(recipe, tokens))}
         for recipe in FINALISTS
+    }
+    most = max((*study.sizes.budgets, *study.sizes.longest))
+    longest: Finals = {
+        recipe: {most: study.runs(recipe, most, bench.split)}
+        for recipe in FINALISTS
+        if most in planned(study.sizes, recipe) and not study.missing
     }
     leads = {method: reached(finals[base], finals[best]) for method, (base, best) in PAIRS.items()}
     return bench.report(
@@ -69,12 +74,14 @@ def learning(bench: Bench) -> Report:
         "what makes training faster",
         [
             *([_recipes(study)] if study.sizes.ablation else []),
-            _budgets(study, finals, split),
-            _ratios(leads, split),
+            _budgets(study, finals),
+            _ratios(leads),
+            _behind_ar(finals),
+            *([_budgets(study, longest, bench.split)] if longest else []),
         ],
-        plots=[*_plots(finals, split), _ratio_plot(leads)],
-        checks=_checks(study, finals),
-        protocol=_protocol(study, split),
+        plots=[*_plots(finals), _ratio_plot(leads)],
+        checks=[*_checks(study, finals), *_checked(_leads([most], f", {bench.split} split"), _sides(longest))],
+        protocol=_protocol(study),
         notes=_notes(study, finals, leads),
         study=True,
     )
@@ -106,7 +113,7 @@ def _pair(recipe: str) -> tuple[str, str]:
     return PAIRS["AR" if recipe in ("ar", "ar-all") else "MDLM"]
 
 
-def _budgets(study: Study, finals: Finals, split: str) -> Table:
+def _budgets(study: Study, finals: Finals, split: str = "valid") -> Table:
     rows = []
     for tokens in (*study.sizes.smaller, *study.sizes.budgets, *study.sizes.longest):
         for recipe, budgets in finals.items():
@@ -143,7 +150,7 @@ def _gap(left: Sequence[Run], right: Sequence[Run]) -> Figure:
     return Figure(gap.value, gap.error)
 
 
-def _ratios(leads: Mapping[str, list[Reached]], split: str) -> Table:
+def _ratios(leads: Mapping[str, list[Reached]]) -> Table:
     rows = []
     for method, points in leads.items():
         for point in points:
@@ -154,8 +161,19 @@ def _ratios(leads: Mapping[str, list[Reached]], split: str) -> Table:
                 FEWER_SECONDS: _least(point.fewer_seconds) if point.least else point.fewer_seconds,
             }
             rows.append(Row(f"{method}, baseline with {point.budget:,} tokens", {}, cells))
-    title = f"What all parts need for the nats of the baseline, {split} split"
+    title = "What all parts need for the nats of the baseline, valid split"
     return Table(title, "ours", [NATS, TOKENS_NEEDED, FEWER_TOKENS, FEWER_SECONDS], rows)
+
+
+def _behind_ar(finals: Finals) -> Table:
+    """By how much the bound of MDLM is above AR, as trainings grow."""
+    sides = {"baseline": ("ar", "paper"), "all parts": ("ar-all", "all")}
+    rows: dict[int, dict[str, Cell]] = {}
+    for column, (ar, mdlm) in sides.items():
+        for tokens in sorted(finals[ar].keys() & finals[mdlm].keys()):
+            rows.setdefault(tokens, {})[column] = _gap(finals[ar][tokens], finals[mdlm][tokens])
+    shown = [Row(f"{tokens:,} tokens", {}, rows[tokens]) for tokens in sorted(rows)]
+    return Table("Nats/token that MDLM has more than AR with as many tokens, valid split", "ours", list(sides), shown)
 
 
 def _least(ratio: Figure) -> str:
@@ -165,7 +183,7 @@ def _least(ratio: Figure) -> str:
 # -- plots -----------------------------------------------------------------------------------------------------------
 
 
-def _plots(finals: Finals, split: str) -> list[Plot]:
+def _plots(finals: Finals) -> list[Plot]:
     plots = []
     for name, unit in (("tokens", "tokens through the network"), ("seconds", SECONDS)):
         curves = []
@@ -178,7 +196,7 @@ def _plots(finals: Finals, split: str) -> list[Plot]:
                     SHOWN[recipe], x, [figure.value for figure in figures], [figure.error or 0.0 for figure in figures]
                 )
             )
-        title = f"Nats a token at the end of trainings, {split} split"
+        title = "Nats a token at the end of trainings, valid split"
         plots.append(Plot(f"nats-{name}", title, unit, f"{NATS} (bound; AR exact)", curves, log_x=True))
     return plots
 
@@ -215,17 +233,22 @@ def with_chance(chance: float | None, trainings: int = 0) -> Measure:
     return measure
 
 
-def _claims(study: Study) -> list[Claim]:
-    sizes = study.sizes
-    claims = [
+def _leads(budgets: Iterable[int], end: str = "") -> list[Claim]:
+    """All parts against the baseline, of either method; `end` is that of the claims."""
+    return [
         Claim(
-            f"all parts are better than the baseline{method}, {tokens:,} tokens",
+            f"all parts are better than the baseline{of}, {tokens:,} tokens{end}",
             f"{best} {tokens}",
             f"{base} {tokens}",
         )
-        for method, (base, best) in (("", PAIRS["MDLM"]), (" of AR", PAIRS["AR"]))
-        for tokens in (*sizes.budgets, *(sizes.longest if base == "paper" else ()))
+        for of, (base, best) in (("", PAIRS["MDLM"]), (" of AR", PAIRS["AR"]))
+        for tokens in budgets
     ]
+
+
+def _claims(study: Study) -> list[Claim]:
+    sizes = study.sizes
+    claims = _leads((*sizes.budgets, *sizes.longest))
     if sizes.ablation:
         nats = ([run.nats for run in study.runs(recipe, sizes.first)] for recipe in PAIRS["MDLM"])
         alone, together = (with_chance(deviation(each), len(each)) for each in nats)
@@ -240,18 +263,27 @@ def _claims(study: Study) -> list[Claim]:
 
 
 def _checks(study: Study, finals: Finals) -> list[Check]:
-    """Of what is trained: budgets on the split of the finalists, recipes on the validation split."""
-    sides = {f"{recipe} {tokens}": runs for recipe, budgets in finals.items() for tokens, runs in budgets.items()}
+    """Of what is trained, on the validation split."""
+    sides = _sides(finals)
     if study.sizes.ablation:
         sides |= {recipe: study.runs(recipe, study.sizes.first)[:1] for recipe in RECIPES}
+    return _checked(_claims(study), sides)
+
+
+def _sides(finals: Finals) -> dict[str, list[Run]]:
+    return {f"{recipe} {tokens}": runs for recipe, budgets in finals.items() for tokens, runs in budgets.items()}
+
+
+def _checked(claims: Sequence[Claim], sides: Mapping[str, Sequence[Run]]) -> list[Check]:
+    """The claims of which both sides are trained."""
     scored = {side: [run.scored for run in runs] for side, runs in sides.items() if runs}
-    return [claim.check(scored) for claim in _claims(study) if {claim.left, claim.right} <= scored.keys()]
+    return [claim.check(scored) for claim in claims if {claim.left, claim.right} <= scored.keys()]
 
 
 # -- words -----------------------------------------------------------------------------------------------------------
 
 
-def _protocol(study: Study, split: str) -> dict[str, object]:
+def _protocol(study: Study) -> dict[str, object]:
     bench, sizes = study.bench, study.sizes
     tried = ", ".join(f"{lr:g}" for lr in sizes.rates[: sizes.tried])
     chosen = ", ".join(f"{SHOWN[recipe]} {lr:g}" for recipe, lr in study.rates.items())
@@ -261,7 +293,8 @@ def _protocol(study: Study, split: str) -> dict[str, object]:
         if words and (sizes.ablation or recipe in FINALISTS)
     }
     return {
-        "test_rows": f"{min(len(bench.rows(split)), sizes.rows)} of the {split} split",
+        "test_rows": f"{min(len(bench.rows('valid')), sizes.rows)} of the valid split; for the longest trainings, when "
+        f"all is trained, {min(len(bench.rows()), sizes.rows)} of the {bench.split} split",
         "network": f"{sizes.network.n_blocks} blocks of width {sizes.network.hidden_dim}",
         "optimizer": f"as the recipes say, batch {sizes.batch_size}; every training decays to its own end",
         "embeddings": "as the recipes say",
@@ -301,7 +334,7 @@ def _notes(study: Study, finals: Finals, leads: Mapping[str, list[Reached]]) -> 
     if study.missing:
         notes.append(
             f"Not complete: {len(study.missing)} trainings are missing, the first of them {study.missing[0]}. "
-            "So the test split is left alone, and the finalists are compared on the validation split."
+            "So the test split is left alone."
         )
     return notes
 

