@@ -80,7 +80,7 @@ SCALES = {
     ),
     "small": Scale(
         "small",
-        steps=400,
+        steps=200,
         longer=4,
         rows=1024,
         draws=32,
@@ -94,9 +94,9 @@ SCALES = {
             ModelConfig(network="modern", hidden_dim=128, n_blocks=4, n_heads=4),
             length=64,
             vocab_size=4096,
-            warmup=40,
+            warmup=20,
             ema=0.99,
-            checkpoint_every=200,
+            checkpoint_every=100,
             eval_rows=128,
             batch_size=32,  # bounds draw one time a row: with more rows a step they are less noisy
         ),
