@@ -9,8 +9,8 @@
 BLOCKS are block.size=4 block.mixture='{1: 0.3, 4: 0.2, 16: 0.15, full: 0.35}' train.steps=1600 train.batch_size=16
 train.optimizer=muon train.muon_lr=0.02 train.lr=0.002 train.betas=[0.9,0.98] train.warmup=30 train.decay=wsd
 train.decay_share=0.4 train.ema=0. MORE are the same with block.mixture='{1: 0.25, 4: 0.15, 16: 0.1, full: 0.5}'
-train.steps=800 train.muon_lr=0.014 train.lr=0.0014 train.warmup=20 train.decay_share=0.6 seed=3, from the 16-bit weights
-that the package had. The figures are those of the 16-bit weights, as a user loads them.
+train.steps=800 train.muon_lr=0.014 train.lr=0.0014 train.warmup=20 train.decay_share=0.6 seed=3, from the weights
+that the package had, in 16 bits. The figures are those of the 16-bit weights, as a user loads them.
 """
 
 from __future__ import annotations
