@@ -144,6 +144,25 @@ def test_claims_that_are_not_about_trainings_are_decided_by_one():
     assert replace(claim, trained=True).check({"a": fast, "b": slow}).holds is None
 
 
+def test_trainings_that_are_scored_on_the_same_draws_share_their_error():
+    """Two variances whose true ratio is 1: the interval holds it as often as it says."""
+    rng = np.random.default_rng(6)
+
+    def covered(same_draws: bool) -> float:
+        inside = 0
+        for _ in range(400):
+            sides = []
+            for shared in rng.normal(0, 0.2, 2):  # of the draws, the same for all trainings
+                values = np.exp(shared + rng.normal(0, 0.01, 3))
+                sides.append([Figure(value, 0.2 * value) for value in values.tolist()])
+            gap = smaller(*sides, same_draws=same_draws)
+            inside += abs(gap.value) <= gap.reach(2)
+        return inside / 400
+
+    assert 0.92 < covered(True) < 0.985
+    assert covered(False) < 0.3
+
+
 def test_means_over_trainings():
     rng = np.random.default_rng(4)
     models = [ScoredModel(rng.normal(20, 1, (6, 4)), np.full(6, 10), False, {}) for _ in range(3)]

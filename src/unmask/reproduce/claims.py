@@ -215,13 +215,16 @@ def fewer_nats_a_base(left: Trainings, right: Trainings) -> Difference:
     return fewer_nats(left, right, "base")
 
 
-def smaller(left: Figure | Sequence[Figure], right: Figure | Sequence[Figure]) -> Difference:
-    """For two positive figures that are independent, or lists of these, one a training seed: the log of their ratio."""
+def smaller(left: Figure | Sequence[Figure], right: Figure | Sequence[Figure], same_draws: bool = False) -> Difference:
+    """For two positive figures that are independent, or lists of these, one a training seed: the log of their ratio.
+
+    Errors of the figures are part of what trainings differ by, unless all of them have the same texts and draws.
+    """
     both = [[side] if isinstance(side, Figure) else list(side) for side in (left, right)]
     pairs = list(zip(*both, strict=True))
     each = [_log_ratio(under, over) for under, over in pairs]
-    measured = combined(*(part.error for part in each)) / len(each)
-    gap = paired([part.value for part in each], (measured if len(each) == 1 else 0.0, math.inf), RATIO)
+    measured = combined(*(part.error for part in each)) / math.sqrt(len(each))
+    gap = paired([part.value for part in each], (measured if same_draws or len(each) == 1 else 0.0, math.inf), RATIO)
     if isinstance(left, Figure):
         gap = replace(gap, trainings=None)
     plain = any(figure.error is None for pair in pairs for figure in pair)
@@ -230,6 +233,11 @@ def smaller(left: Figure | Sequence[Figure], right: Figure | Sequence[Figure]) -
     counted = "combined standard errors" if gap.error else ""
     words = f"{means[0]} against {means[1]}: log of the ratio {Figure(gap.value, gap.error or None)}"
     return replace(gap, words=words, counted=counted, remark=remark)
+
+
+def less_variance(left: Sequence[Figure], right: Sequence[Figure]) -> Difference:
+    """Variances of draws, with the same texts and draws for every training."""
+    return smaller(left, right, same_draws=True)
 
 
 def _log_ratio(under: Figure, over: Figure) -> Figure:

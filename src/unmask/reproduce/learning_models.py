@@ -108,7 +108,7 @@ SIZES = {
         ModelConfig(hidden_dim=128, n_blocks=4, n_heads=4, cond_dim=64, dropout=0.0),
         length=128,
         vocab_size=4096,
-        budgets={2**19: 3, 2**21: 3, 2**23: 1},
+        budgets={2**19: 3, 2**21: 3, 2**23: 3},
         smaller={2**15: 3, 2**16: 3, 2**17: 3, 2**18: 3},
         longest={2**25: 1},
         rates=(3.5e-4, 7e-4, 1.4e-3, 2.8e-3, 5.6e-3),

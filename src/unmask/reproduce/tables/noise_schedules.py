@@ -15,7 +15,7 @@ from ...models.masked import Objective, as_masked
 from ...process.schedule import ContinuousTime, Cosine, Linear, LogUniform, Polynomial, Schedule
 from .. import paper
 from ..bench import Bench
-from ..claims import Claim, smaller
+from ..claims import Claim, less_variance
 from ..figures import Figure
 from ..report import Check, Report, Row, Table
 from ..scored import ScoredModel
@@ -41,7 +41,7 @@ CLAIMS = tuple(
         f"log-linear has less variance than {name}",
         "log-linear",
         name,
-        measure=smaller,
+        measure=less_variance,
         paper=paper.log_ratio(paper.NOISE_SCHEDULES, "log-linear", name, "variance"),
         trained=False,
     )
