@@ -189,9 +189,18 @@ def test_it_can_be_used_without_a_mouse(open_page):
 
 def test_a_text_that_ends_early_is_all_written(open_page, lms):
     """Masks after its end vanish, forwards and backwards."""
-    page = open_page("#mode=write&model=story&length=200&steps=40&seed=2&block=200")
+    how = {"prompt": "They went home. The end.", "length": 200, "steps": 40, "block": 200}
+
+    def calls(seed: int, stop: bool) -> int:
+        (sample,) = lms["story"].write_samples(1, seed=seed, stop_at_eos=stop, **how)
+        return sample.network_calls
+
+    seed = next(
+        seed for seed in range(20) if calls(seed, True) < calls(seed, False)
+    )  # its end comes before the last step
+    page = open_page(f"#mode=write&model=story&length=200&steps=40&seed={seed}&block=200")
     page.select_option("#a-stop_at_eos", "true")
-    page.fill("#prompt", "They went home. The end.")
+    page.fill("#prompt", how["prompt"])
     page.click("#run")
     until(page, "!document.body.classList.contains('busy')")
     page.click("#last")

@@ -595,7 +595,7 @@ def test_a_character_appears_with_its_last_byte(browser, tmp_path):
 
 def test_phone_width_and_dark_mode(open_page, artefacts):
     page = open_page(
-        "#length=48&steps=16&seed=6",
+        "#length=48&steps=16&seed=6&stop_at_eos=false",
         viewport={"width": 360, "height": 740},
         color_scheme="dark",
         has_touch=True,
