@@ -267,6 +267,11 @@ def test_the_same_command_goes_on_and_completes_it(complete, place):
     assert not [note for note in complete["notes"] if "Not complete" in note]
 
 
+def test_the_plan_has_the_rates_that_were_chosen(complete, place):
+    plan = run("reproduce", *options(place, "--plan", "--json")).json()
+    assert [row["name"] for row in plan["trainings"] if row["done"] < 1] == []
+
+
 def test_the_rate_is_the_best_on_the_validation_split(complete):
     rows = table(complete, "Every recipe")
     for method in ("baseline", "AR, baseline"):

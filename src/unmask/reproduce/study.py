@@ -64,7 +64,7 @@ class Study:
     def have(self, names: Iterable[str]) -> list[str]:
         """The ones of these models that are trained; unless the bench may not, it trains those that are missing."""
         names = list(names)
-        if self.bench.trains:
+        if self.bench.trains and not self.bench.planning:
             self.bench.need([], names)
         trained = [name for name in names if self.bench.available(name)]
         self.missing += [name for name in names if name not in (*trained, *self.missing)]
@@ -98,12 +98,11 @@ class Study:
     def train(self) -> None:
         """Everything, the cheap and important first."""
         sizes = self.sizes
+        for base, best in (("paper", "all"), ("ar", "ar-all")):
+            self.choose_rate(base)
+            self.have([self.name(best, sizes.first)])
         if self.bench.planning:
             self.bench.need([], self.planned_names())
-        self.choose_rate("paper")
-        self.have([self.name("all", sizes.first)])
-        self.choose_rate("ar")
-        self.have([self.name("ar-all", sizes.first)])
         if sizes.ablation:
             self.have(self.name(recipe, sizes.first) for recipe in (*ALONE, *WITHOUT, *VARIANTS))
         later = list(sizes.budgets)[1:]
