@@ -2,17 +2,12 @@
 
     python tools/tiny_en.py data/text runs/tiny-en/data
     unmask train tools/tiny_en.yaml --out runs/tiny-en/whole
-    unmask finetune runs/tiny-en/whole block --data runs/tiny-en/data --out runs/tiny-en/blocks BLOCKS
-    unmask finetune runs/tiny-en/blocks block --data runs/tiny-en/data --out runs/tiny-en/more MORE
-    unmask finetune runs/tiny-en/more block --data runs/tiny-en/data --out runs/tiny-en/run LAST
+    unmask finetune runs/tiny-en/whole block --data runs/tiny-en/data --out runs/tiny-en/run WORDS
     python tools/publish_tiny_en.py runs/tiny-en/run runs/tiny-en/data
 
-BLOCKS are block.size=4 block.mixture='{1: 0.3, 4: 0.2, 16: 0.15, full: 0.35}' train.steps=1600 train.batch_size=16
-train.optimizer=muon train.muon_lr=0.02 train.lr=0.002 train.betas=[0.9,0.98] train.warmup=30 train.decay=wsd
-train.decay_share=0.4 train.ema=0. MORE are the same with block.mixture='{1: 0.25, 4: 0.15, 16: 0.1, full: 0.5}'
-train.steps=800 train.muon_lr=0.014 train.lr=0.0014 train.warmup=20 train.decay_share=0.6 seed=3, and LAST those with
-block.mixture='{1: 0.25, 4: 0.1, 16: 0.1, full: 0.55}' train.steps=1000 train.decay_share=0.7 seed=4, both from the
-weights that the package had, in 16 bits. The figures are those of the 16-bit weights, as a user loads them.
+WORDS are those of BLOCKS and of a sitting. Sittings follow each other: from the second on, each begins with the weights
+of the package (`unmask finetune tiny-en block`), in 16 bits. The figures are those of the 16-bit weights, as a user
+loads them.
 """
 
 from __future__ import annotations
@@ -35,7 +30,15 @@ from unmask.types import Likelihood
 
 NAME = "tiny-en"
 SOURCE = "tinystories"
-FIRST, SECOND, THIRD = 2666, 1600, 800  # steps as an MDLM, and of the first two trainings in blocks
+WHOLE = 2666  # steps as an MDLM
+BLOCKS = "block.size=4 train.batch_size=16 train.optimizer=muon train.betas=[0.9,0.98] train.decay=wsd train.ema=0."
+RATES = "train.muon_lr=0.014 train.lr=0.0014 train.warmup=20"
+SITTINGS = (  # steps, shares of blocks of 1, 4 and 16 tokens and of whole rows (block.mixture), and more words
+    (1600, (0.3, 0.2, 0.15, 0.35), "train.muon_lr=0.02 train.lr=0.002 train.warmup=30 train.decay_share=0.4"),
+    (800, (0.25, 0.15, 0.1, 0.5), f"{RATES} train.decay_share=0.6 seed=3"),
+    (1000, (0.25, 0.1, 0.1, 0.55), f"{RATES} train.decay_share=0.7 seed=4"),
+    (1100, (0.5, 0.1, 0.05, 0.35), f"{RATES} train.decay_share=0.7 seed=5"),
+)
 PROMPTS = (
     "Once upon a time, there was a little",
     "One day, a boy named Tim",
@@ -94,6 +97,13 @@ def samples(lm: LM) -> str:
     return "\n".join(lines).rstrip()
 
 
+def sittings() -> str:
+    """The trainings in blocks as text."""
+    return ", then\n".join(
+        f"{steps:,} steps with shares of {', '.join(map(str, shares))}" for steps, shares, _ in SITTINGS
+    )
+
+
 ABOUT = """
 A small model to try things with: it comes inside the package `unmask` and needs no network. It tells stories for small
 children and fills gaps in them: one network that writes from left to right, in blocks of any size, and anywhere in a
@@ -108,10 +118,10 @@ the settings of the training, `tools/publish_tiny_en.py` made this card.
 
 ## Training
 
-First as an MDLM, {first:,} steps of 16 rows of 256 tokens, then {second:,} steps in blocks of 1, 4 and 16 tokens and of
-whole rows (shares 0.3, 0.2, 0.15 and 0.35), then {third:,} more (0.25, 0.15, 0.1 and 0.5), then {steps:,} (0.25, 0.1,
-0.1 and 0.55): embeddings from counts, Muon for the matrices of the blocks and AdamW for the rest, plain cross-entropy
-of the masked tokens, each time a constant learning rate with a linear decay at the end; one seed.
+First as an MDLM, {whole:,} steps of 16 rows of 256 tokens. Then in blocks of 1, 4 and 16 tokens and of whole rows:
+{sittings}.
+Embeddings from counts, Muon for the matrices of the blocks and AdamW for the rest, plain cross-entropy of the masked
+tokens, each time a constant learning rate with a linear decay at the end; one seed.
 The weights are stored in float16, and that is how they were evaluated.
 
 ## Limits
@@ -145,9 +155,11 @@ def main() -> None:
     shutil.rmtree(out, ignore_errors=True)
     replace(trained, config=config, recommended=RECOMMENDED).save_pretrained(out, dtype="float16")
     lm = load(out)
-    tokens = (FIRST + SECOND + THIRD + steps) * config.train.batch_size * config.data.length / 1e6
+    assert steps == SITTINGS[-1][0], "the last sitting is not that of the run"
+    seen = WHOLE + sum(steps for steps, *_ in SITTINGS)
+    tokens = seen * config.train.batch_size * config.data.length / 1e6
     figures = {f"TinyStories, validation stories, {law}": held_out(lm, folder, size) for law, size in LAWS.items()}
-    notes = ABOUT.format(tokens=tokens, first=FIRST, second=SECOND, third=THIRD, steps=steps, samples=samples(lm))
+    notes = ABOUT.format(tokens=tokens, whole=WHOLE, sittings=sittings(), samples=samples(lm))
     card = model_card(
         config,
         NAME,
