@@ -1,12 +1,11 @@
-"""Draw docs/images/unmasking.svg, the picture in the README: one sample of a trained model at four moments.
+"""Draw docs/images/unmasking.svg, the picture in the README: one story of tiny-en at four moments.
 
-python docs/pictures.py runs/demo
+python docs/pictures.py
 """
 
 from __future__ import annotations
 
 import io
-import sys
 from pathlib import Path
 
 from rich.console import Console
@@ -16,26 +15,30 @@ import unmask
 from unmask.cli.terminal import canvas_text
 from unmask.types import State
 
-MOMENTS = (0.0, 0.35, 0.7, 1.0)  # fractions of the written tokens
+MOMENTS = (0.0, 0.35, 0.7, 1.0)  # fractions of the steps
+OUT = Path(__file__).parent / "images" / "unmasking.svg"
+PROMPT, TOKENS = "One day,", 64
 
 
-def main(model: str, out: Path = Path(__file__).parent / "images" / "unmasking.svg") -> None:
-    """Sample once and keep four of its states."""
-    lm = unmask.load(model)
+def main(out: Path = OUT) -> None:
+    """Sample once, the whole row at a time, and keep four of its states."""
+    lm = unmask.load("tiny-en")
     states: list[State] = []
-    lm.write_samples(1, length=64, steps=64, seed=0, temperature=0.5, watch=states.append)
+    how = {"length": TOKENS, "steps": TOKENS, "block": "full", "stop_at_eos": False}
+    lm.write_samples(1, prompt=PROMPT, seed=0, watch=states.append, **how)
     mask = lm.tokenizer.vocab.mask
-    frames = [(0, states[0].canvas.clone().fill_(mask), set())]
+    frames = [(0, lm.prompt_canvas(PROMPT, TOKENS).ids, set())]
     frames += [(s.step + 1, s.canvas, set(s.positions.tolist())) for s in states]
     console = Console(record=True, width=92, file=io.StringIO())
     for moment in MOMENTS:
         step, canvas, fresh = frames[round(moment * (len(frames) - 1))]
         text = canvas_text(lm.tokenizer, canvas.tolist(), fresh)
         left = int((canvas == mask).sum())
-        console.print(Panel(text, title=f"step {step} of 64, {left} masks left"))
+        console.print(Panel(text, title=f"step {step} of {TOKENS}, {left} masks left"))
     out.parent.mkdir(exist_ok=True)
-    console.save_svg(str(out), title=f"unmask sample {model} --length 64 --steps 64 --temperature 0.5 --watch")
+    command = f"unmask sample tiny-en --prompt '{PROMPT}' --length {TOKENS} --steps {TOKENS} --block full --watch"
+    console.save_svg(str(out), title=command)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1] if len(sys.argv) > 1 else "runs/demo")
+    main()

@@ -21,7 +21,7 @@ class Sizes:
     eval_rows: int
     block: int = 25  # of SSD-LM, as published; smaller than `length`
     batch_size: int = 16
-    log_every: int = 10
+    log_every: int = 1  # `variance-curve` is about single batches
     lr: float = 2e-3  # of AdamW; Muon, which moves the matrices, has its default
     cutoff: float = 1e-3
 
@@ -73,7 +73,6 @@ SCALES = {
             checkpoint_every=60,
             eval_rows=8,
             block=8,
-            log_every=1,
         ),
         unjudged="No verdict: at the scale smoke networks are tiny and trained for seconds, so the figures show that "
         "the path works and not which method is better. Use --scale small or larger to judge these claims.",
@@ -121,6 +120,7 @@ SCALES = {
             ema=0.999,
             checkpoint_every=250,
             eval_rows=256,
+            log_every=10,
             cutoff=0.01,
         ),
     ),

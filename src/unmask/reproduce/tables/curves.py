@@ -114,6 +114,7 @@ def variance_curve(bench: Bench) -> Report:
         for method, each in late.items()
     ]
     printed, config = paper.TRAIN_NLL, bench.config("mdlm")
+    every = config.train.log_every
     curves = [Curve(method, x.astype(float).tolist(), y.tolist()) for method, ((x, y), *_) in logged.items()]
     return bench.report(
         "variance-curve",
@@ -129,7 +130,8 @@ def variance_curve(bench: Bench) -> Report:
         plots=[Plot("train-nll", "Loss of single batches, not smoothed", printed.x_label, printed.y_label, curves)],
         checks=[claim.check({method: [off for _, off in each] for method, each in late.items()}) for claim in CLAIMS],
         protocol={
-            "journal": f"the loss of one batch of {config.train.batch_size} rows, every {config.train.log_every} steps",
+            "journal": f"the loss of one batch of {config.train.batch_size} rows, every "
+            + ("step" if every == 1 else f"{every} steps"),
             "trend": "a straight line through the second half",
             "±": "standard error over batches; of the deviation, from the fourth moment"
             if bench.seeds == 1
