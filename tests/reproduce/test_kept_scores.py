@@ -93,6 +93,18 @@ def test_scores_of_other_settings_or_texts_are_not_taken(tmp_path):
     assert kept.score("mdlm", "test", {"seed": 0}) is None, "of the text before"
 
 
+def test_a_folder_of_scores_of_another_text_is_left_alone(place, first):
+    """Another file that counts as a split is enough, and the scores may be the work of weeks."""
+    (place / "larger").mkdir()
+    other = shutil.copytree(place / "text", place / "larger" / "text")
+    (other / "more_test.txt").write_text(sentences(20, 9))
+    before = {path: path.read_bytes() for path in (place / "scores").rglob("*.json")}
+    words = ["--data", str(other), "--out", str(place / "other"), "--scores", str(place / "scores")]
+    said = refused("reproduce", "time-conditioning", *words, "--seeds", "2")
+    assert "has scores of another text or of other settings" in said and "give another --scores" in said
+    assert {path: path.read_bytes() for path in (place / "scores").rglob("*.json")} == before
+
+
 def test_a_key_that_is_newer_than_the_scores_has_its_default():
     tree = Config().model_dump(mode="json")
     del tree["train"]["recompute"]

@@ -152,6 +152,7 @@ class Bench:
         """Train the missing ones of these with every seed, and `extra` as named; at the paper's scale, say how."""
         seeds = zip(*map(self.of_seeds, names), strict=True)  # all models of the first seed, then of the next
         names = list(dict.fromkeys(name for one in (*seeds, extra) for name in one))
+        self._spare_scores(names)
         if self.planning:
             raise Needed(names)
         absent = [name for name in names if not self.available(name)]
@@ -161,6 +162,17 @@ class Bench:
             if name in absent and not self.quiet:
                 print(f"training {name}, model {number}/{len(names)}", file=sys.stderr, flush=True)
             self.use(name)
+
+    def _spare_scores(self, names: Sequence[str]) -> None:
+        """Raise if the folder of --scores has some of another text or of other settings: they would be replaced."""
+        if self.kept is None or not self.scale.trains:
+            return
+        for name in names:
+            if self.models[name].config is not None and self.records.has(name) and self._kept_facts(name) is None:
+                raise UserError(
+                    f"{self.kept.folder / name} has scores of another text or of other settings, which this command "
+                    "would replace; give another --scores, or delete that folder"
+                )
 
     def use(self, name: str) -> dict[str, Any]:
         """The facts of a training, which the report will name; it is trained unless its facts are kept."""
