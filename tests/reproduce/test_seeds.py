@@ -277,6 +277,15 @@ def report(**changes: Any) -> Report:
     )
 
 
+def test_claims_of_the_paper_are_counted_apart_from_ours(tmp_path):
+    write_report(report(), tmp_path / "text" / "lm")
+    alone = write_summary(tmp_path).read_text()
+    write_report(report(name="laws", study=True), tmp_path / "text" / "laws")
+    page = write_summary(tmp_path).read_text()
+    assert "Of the paper's tables" not in alone
+    assert "**6 of 8 claims are decided:**" in page and "Of the paper's tables 3 of 4, of our own 3 of 4." in page
+
+
 def test_a_page_is_made_of_all_results_and_keeps_what_stands_around(tmp_path):
     write_report(report(), tmp_path / "text" / "lm")
     write_report(report(name="ablation", unjudged="too small"), tmp_path / "text" / "ablation")

@@ -127,13 +127,19 @@ def _count(checks: list[Check]) -> str:
     return ", ".join(f"{counted[kind]} {shown}" for kind, shown in words.items() if counted[kind])
 
 
+def _decided(checks: list[Check]) -> str:
+    return f"{sum(check.holds is not None for check in checks)} of {len(checks)}"
+
+
 def _body(results: list[Result], forests: list[Forest]) -> str:
     """Counts, plots, a line for each table, then every claim."""
     judged = [result for result in results if result.report.checks and not result.report.unjudged]
     claims = [check for result in judged for check in result.report.checks]
-    decided = sum(check.holds is not None for check in claims)
+    ours = [check for result in judged if result.report.study for check in result.report.checks]
+    theirs = [check for result in judged if not result.report.study for check in result.report.checks]
+    split = f" Of the paper's tables {_decided(theirs)}, of our own {_decided(ours)}." if theirs and ours else ""
     parts = [
-        f"**{decided} of {len(claims)} claims are decided:** {_count(claims)}. A claim holds or is refuted where its "
+        f"**{_decided(claims)} claims are decided:** {_count(claims)}.{split} A claim holds or is refuted where its "
         "interval, over texts and trainings together, says so; one training on each side decides nothing (a point "
         "without a bar). Diamonds are the paper's."
     ]
