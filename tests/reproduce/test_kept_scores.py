@@ -71,6 +71,12 @@ def test_only_what_is_missing_is_trained(place, first, monkeypatch):
     assert again["tables"] == first["tables"]
 
 
+def test_a_table_that_needs_journals_trains_again_where_scores_alone_are_kept(place, first):
+    words = ["--data", str(place / "text"), "--out", str(place / "journals"), "--scores", str(place / "scores")]
+    found = run("reproduce", "variance-curve", *words, "--seeds", "2", "--quiet", "--json").json()
+    assert [row["ours"]["batches"]["value"] > 3 for row in found["tables"][0]["rows"]] == [True] * 3
+
+
 def test_scores_of_other_settings_or_texts_are_not_taken(tmp_path):
     kept, config = KeptScores(tmp_path), Config()
     scored = ScoredModel(np.arange(6.0).reshape(3, 2), np.full(3, 4), False, {"law": "bound"})

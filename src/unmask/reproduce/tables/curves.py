@@ -100,15 +100,15 @@ CLAIMS = (
 def variance_curve(bench: Bench) -> Report:
     """The loss of every logged batch of MDLM's and SEDD's training, and how far it deviates from its trend."""
     bench.need(list(METHODS.values()))
-    longer = all(bench.finished(one) for name in ("mdlm", "sedd") for one in bench.of_seeds(name + LONGER))
+    longer = all(bench.available(one) for name in ("mdlm", "sedd") for one in bench.of_seeds(name + LONGER))
     end = LONGER if longer else ""  # if both were continued, their whole trainings
     bench.need([name + end for name in METHODS.values()])
+    for name in METHODS.values():
+        bench.lms(name + end)  # their journals are beside the weights: what has scores alone is trained again
     logged = {
         method: [journal(bench.path(one)) for one in bench.of_seeds(name + end)] for method, name in METHODS.items()
     }
     late = {method: [strays(*curve) for curve in each] for method, each in logged.items()}
-    for name in METHODS.values():
-        bench.lms(name + end)  # so that the report says what was trained
     rows = [
         Row(method, {}, {MEAN: _mean(each), SPREAD: _spread([off for _, off in each]), POINTS: Figure(len(each[0][0]))})
         for method, each in late.items()
