@@ -14,24 +14,37 @@ from unmask.reproduce import learning_models
 from unmask.reproduce.scales import SCALES
 from unmask.reproduce.specs import Setup
 from unmask.reproduce.tables import data_limited
-from unmask.reproduce.tables.data_limited import STRENGTHS, DataSizes, limited_models
+from unmask.reproduce.tables.data_limited import STRENGTHS, limited_models
 
 
 def test_every_kind_sees_the_same_rows_as_often():
     models = limited_models(Setup(SCALES["small"], "a.txt", 3))
     grid = data_limited.SIZES["small"]
-    assert len(models) == (len(STRENGTHS) + 2) * len(grid.unique) * len(grid.epochs)
+    assert len(models) == (len(STRENGTHS) + 2) * sum(map(len, grid.values()))
     for name, spec in models.items():
         unique, epochs = map(int, name.rpartition("-")[2].split("x"))
         config = spec.config
         assert config.train.rows * config.data.length == unique and config.seed == 3
         assert config.train.steps * config.train.batch_size * config.data.length == unique * epochs
         assert config.model.network == "modern" and config.train.optimizer == "muon"
-    strong = models[f"limited-ar-strong-{grid.unique[0]}x4"].config
+    strong = models[f"limited-ar-strong-{min(grid)}x4"].config
     assert (strong.model.dropout, strong.train.weight_decay, strong.model.method) == (0.3, 0.3, "ar")
-    mixture = models[f"limited-mixture-{grid.unique[0]}x4"].config
+    mixture = models[f"limited-mixture-{min(grid)}x4"].config
     assert mixture.model.method == "block" and sum(mixture.block.mixture.values()) == pytest.approx(1)
     assert mixture.objective.loss == "cross-entropy"
+
+
+def test_strengths_and_epochs_are_chosen_by_validation(monkeypatch):
+    nats = {  # of a cell: an AR that overfits unless it is regularised, an MDLM that goes on learning
+        ("plain", 1): 5.0, ("decay", 1): 5.1, ("strong", 1): 5.2,
+        ("plain", 4): 4.6, ("decay", 4): 4.5, ("strong", 4): 4.7,
+        ("plain", 16): 6.0, ("decay", 16): 4.8, ("strong", 16): 4.55,
+        ("", 1): 6.0, ("", 4): 5.0, ("", 16): 4.4,
+    }  # fmt: skip
+    monkeypatch.setattr(data_limited, "_valid_nats", lambda _, side, chosen, unique, epochs: nats[chosen, epochs])
+    assert [data_limited._strength(None, 256, epochs) for epochs in (1, 4, 16)] == ["plain", "decay", "strong"]
+    best = data_limited._best_epochs(None, 256, (1, 4, 16))
+    assert best == {"AR": 4, "MDLM": 16, "mixture, blocks of 1": 16}
 
 
 @pytest.mark.slow
@@ -41,7 +54,7 @@ def test_the_study(tmp_path, monkeypatch):
         (tmp_path / "text" / f"{split}.txt").write_text(sentences(n, seed))
     monkeypatch.setenv("UNMASK_CACHE", str(tmp_path / "cache"))
     monkeypatch.setitem(learning_models.SIZES, "smoke", TINY)
-    monkeypatch.setitem(data_limited.SIZES, "smoke", DataSizes((256,), (1, 2)))
+    monkeypatch.setitem(data_limited.SIZES, "smoke", {256: (1, 2)})
     words = ["data-limited", "--data", str(tmp_path / "text"), "--out", str(tmp_path / "out"), "--quiet"]
     found: dict[str, Any] = run("reproduce", *words, "--json").json()
     rows = {row["name"]: row["ours"] for row in found["tables"][0]["rows"]}
@@ -50,9 +63,13 @@ def test_the_study(tmp_path, monkeypatch):
     assert exact == {name for name in rows if name.startswith(("AR", "mixture, blocks of 1"))}
     assert {row["chosen"] for name, row in rows.items() if name.startswith("AR")} <= {*STRENGTHS}
     assert found["checks"][0]["claim"] == "MDLM is better than AR (256 unique tokens, 1 epoch)"
-    assert len(found["checks"]) == 4 and len(found["plots"][0]["curves"]) == 4
+    last = [check["claim"] for check in found["checks"][4:]]
+    assert last[0] == "MDLM is better than AR (256 unique tokens, each after its best number of epochs)"
+    best = dict(part.split(": ") for part in found["protocol"]["best epochs, 256 tokens"].split("; "))
+    assert best.keys() == {"AR", "MDLM", "mixture, blocks of 1"} and set(best.values()) <= {"1", "2"}
+    assert len(last) == 2 and len(found["plots"][0]["curves"]) == 4
     trained = load(tmp_path / "out" / "smoke" / "text" / "models" / "limited-mdlm-256x2").config
     assert trained.train.rows == 16 and trained.train.steps * trained.train.batch_size == 32
-    monkeypatch.setitem(data_limited.SIZES, "smoke", DataSizes((2**20,), (1,)))
+    monkeypatch.setitem(data_limited.SIZES, "smoke", {2**20: (1,)})
     monkeypatch.setattr(data_limited.Bench, "need", lambda *_: None)
     assert "training tokens of the 1,048,576 needed" in refused("reproduce", *words)

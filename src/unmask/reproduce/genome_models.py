@@ -133,6 +133,7 @@ GENOME_SIZES = {
     "small": GenomeSizes(  # a third of the paper's weights: three times as many steps in the same time
         steps=1500,
         tuning_steps=750,
+        seeds=1,  # what is trained again, with --seeds, is the pre-training with its fine-tunings
         train=_TRAIN,
         eval=_EVAL,
         networks={
@@ -152,6 +153,7 @@ GENOME_SIZES = {
                 "eval": {"every": 250, "rows": 256, "draws": 2, "batch_size": 32},
             },
         },
+        tasks=GenomicsSizes(rows=1000, eval_rows=1000, seeds=(1,)),
     ),
     "paper": GenomeSizes(
         length=1024,

@@ -8,7 +8,6 @@ its bound. A study of ours.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from ...models.block_diffusion import BlockDiffusion
@@ -27,6 +26,7 @@ from ..specs import Changes, Family, ModelSpec, PaperTable, Setup, changed
 AR, MDLM, MIXTURE = "AR", "MDLM", "mixture, blocks of 1"
 BOUND = "mixture, the whole row"
 NATS, CHOSEN = "nats/token", "chosen"
+CHOOSING = 4  # settings are chosen on a quarter as many rows, of the validation split
 STRENGTHS: dict[str, Changes] = {  # of the regularisation of AR
     "plain": {},
     "decay": {"model": {"dropout": 0.1}, "train": {"weight_decay": 0.1}},
@@ -38,22 +38,15 @@ MIXED: Changes = {
 }
 
 
-@dataclass(frozen=True)
-class DataSizes:
-    """The grid: unique tokens, and how often they are seen. Networks, rows and batches are those of `learning`."""
-
-    unique: tuple[int, ...]
-    epochs: tuple[int, ...]
-
-
-SIZES = {
-    "smoke": DataSizes((2**11,), (1, 4)),
-    "small": DataSizes((2**18,), (1, 4, 16, 64)),
-    "medium": DataSizes((2**20, 2**22), (1, 4, 16)),
+Grid = Mapping[int, Sequence[int]]  # unique tokens -> how often they are seen
+SIZES: dict[str, Grid] = {  # networks, rows and batches are those of `learning`
+    "smoke": {2**11: (1, 4)},
+    "small": {2**16: (1, 4, 16, 64), 2**18: (1, 4, 16)},
+    "medium": {2**20: (1, 4, 16), 2**22: (1, 4, 16)},
 }
 
 
-def data_sizes(scale: Scale) -> DataSizes:
+def data_sizes(scale: Scale) -> Grid:
     """The grid of a scale."""
     if scale.name not in SIZES:
         raise UserError(f"data-limited has the scales {', '.join(SIZES)}, not {scale.name}")
@@ -77,8 +70,8 @@ def limited_models(setup: Setup) -> dict[str, ModelSpec]:
     """Every kind with every number of unique tokens and epochs, each decayed to its own end."""
     sizes, grid, models = study_sizes(setup.scale), data_sizes(setup.scale), {}
     for kind, (recipe, changes) in _kinds().items():
-        for unique in grid.unique:
-            for epochs in grid.epochs:
+        for unique, times in grid.items():
+            for epochs in times:
                 config = study_config(recipe, sizes, setup.source, unique * epochs, sizes.rates[0], setup.seed)
                 rows = {"train": {"rows": max(1, unique // sizes.length)}}
                 models[_name(kind, unique, epochs)] = ModelSpec(changed(config, rows, _merged(changes, rows)))
@@ -97,21 +90,24 @@ def data_limited(bench: Bench) -> Report:
     """Every cell of the grid: the best AR, MDLM, and the mixture by its blocks of one token and by the whole row."""
     sizes, grid = study_sizes(bench.scale), data_sizes(bench.scale)
     bench.need(list(bench.family.models(Setup(bench.scale, bench.source, bench.seed))))
-    if len(bench.rows("train")) < max(grid.unique) // sizes.length:
+    if len(bench.rows("train")) < max(grid) // sizes.length:
         has = len(bench.rows("train")) * sizes.length
-        raise UserError(
-            f"{bench.source} has {has:,} training tokens of the {max(grid.unique):,} needed; give more text"
-        )
-    rows, checks = [], []
+        raise UserError(f"{bench.source} has {has:,} training tokens of the {max(grid):,} needed; give more text")
+    rows, checks, chosen_epochs = [], [], {}
     curves: dict[str, list[tuple[int, Figure]]] = {}
-    for unique in grid.unique:
-        for epochs in grid.epochs:
-            chosen = _chosen(bench, unique, epochs)
-            scored = _scored(bench, chosen, unique, epochs)
-            for side, each in scored.items():
+    for unique, times in grid.items():
+        scored = {}
+        for epochs in times:
+            chosen = _strength(bench, unique, epochs)
+            scored[epochs] = _scored(bench, chosen, unique, epochs)
+            for side, each in scored[epochs].items():
                 rows.append(_row(side, unique, epochs, each, chosen if side == AR else ""))
                 curves.setdefault(f"{side}, {unique:,} tokens", []).append((epochs, mean_rate(each)))
-            checks += _checks(unique, epochs, scored)
+            checks += _checks(f"{unique:,} unique tokens, {epochs} epoch{'s' * (epochs > 1)}", scored[epochs])
+        best = _best_epochs(bench, unique, times)
+        at_best = {side: scored[epochs][side] for side, epochs in best.items()}
+        chosen_epochs[f"best epochs, {unique:,} tokens"] = "; ".join(f"{side}: {n}" for side, n in best.items())
+        checks += _checks(f"{unique:,} unique tokens, each after its best number of epochs", at_best)
     return bench.report(
         "data-limited",
         "when data run out",
@@ -126,9 +122,11 @@ def data_limited(bench: Bench) -> Report:
             "embeddings": "counts of the unique tokens only",
             "weights": "raw",
             "data": "the first rows of the training split; all methods see the same, as often",
-            AR: "the best on the validation split of "
+            "chosen": f"on {max(1, sizes.rows // CHOOSING)} rows of the validation split: the best number of epochs, "
+            "and in every cell the strength of AR, of "
             + "; ".join(f"{name}: {_words(changes)}" for name, changes in STRENGTHS.items())
             + "; MDLM and the mixture have no regularisation",
+            **chosen_epochs,
             "mixture": f"steps with one block size each, shares {MIXED['block']['mixture']}",
             "law": "AR and blocks of one token are exact; MDLM and the whole row are bounds without a raised cut-off",
             "±": "standard error over draws" + ("" if bench.seeds == 1 else " and trainings"),
@@ -142,34 +140,51 @@ def _words(changes: Changes) -> str:
     return ", ".join(settings) or "none"
 
 
-def _chosen(bench: Bench, unique: int, epochs: int) -> str:
-    """The strength of regularisation with the fewest nats on the validation split, as a mean over trainings."""
-    limit, valid = study_sizes(bench.scale).rows, bench.rows("valid")
+def _strength(bench: Bench, unique: int, epochs: int) -> str:
+    """The strength of regularisation with the fewest nats on the validation split."""
+    return min(STRENGTHS, key=lambda strength: _valid_nats(bench, AR, strength, unique, epochs))
 
-    def nats(strength: str) -> float:
-        names = bench.of_seeds(_name(f"ar-{strength}", unique, epochs))
-        return sum(bench.score(name, rows=valid, limit=limit, what=f"{name} (valid)").rate.value for name in names)
 
-    return min(STRENGTHS, key=nats)
+def _best_epochs(bench: Bench, unique: int, times: Sequence[int]) -> dict[str, int]:
+    """For every side the number of epochs with the fewest nats on the validation split."""
+
+    def nats(side: str, epochs: int) -> float:
+        return _valid_nats(bench, side, _strength(bench, unique, epochs) if side == AR else "", unique, epochs)
+
+    return {side: min(times, key=lambda epochs: nats(side, epochs)) for side in (AR, MDLM, MIXTURE)}
+
+
+def _valid_nats(bench: Bench, side: str, chosen: str, unique: int, epochs: int) -> float:
+    """Nats a token of the validation split, as a mean over trainings."""
+    each = _side(bench, side, chosen, unique, epochs, "valid")
+    return sum(scored.rate.value for scored in each) / len(each)
 
 
 def _scored(bench: Bench, chosen: str, unique: int, epochs: int) -> dict[str, list[ScoredModel]]:
-    limit = study_sizes(bench.scale).rows
-    ar, mdlm, mixture = (_name(kind, unique, epochs) for kind in (f"ar-{chosen}", "mdlm", "mixture"))
+    """All sides on the split of the report."""
+    return {side: _side(bench, side, chosen, unique, epochs) for side in (AR, MDLM, MIXTURE, BOUND)}
 
-    def one(model: LanguageModel) -> LanguageModel:
-        assert isinstance(model, BlockDiffusion)
-        return model.in_blocks(1)
 
-    def whole(model: LanguageModel) -> LanguageModel:
+def _side(
+    bench: Bench, side: str, chosen: str, unique: int, epochs: int, split: str | None = None
+) -> list[ScoredModel]:
+    """The trainings of one side in a cell: the exact law of AR and of blocks of 1, else the bound."""
+    kind = {AR: f"ar-{chosen}", MDLM: "mdlm"}.get(side, "mixture")
+    words = {AR: "", MDLM: " by the whole bound", MIXTURE: " by blocks of 1", BOUND: " by the whole row"}[side]
+    name, limit = _name(kind, unique, epochs), study_sizes(bench.scale).rows
+
+    def law(model: LanguageModel) -> LanguageModel:
+        if side == AR:
+            return model
+        if side == MIXTURE:
+            assert isinstance(model, BlockDiffusion)
+            return model.in_blocks(1)
         return under_whole_bound(model.in_blocks(None) if isinstance(model, BlockDiffusion) else model)
 
-    return {
-        AR: bench.scores(ar, limit=limit),
-        MDLM: bench.scores(mdlm, whole, limit=limit, estimator=WHOLE, what=f"{mdlm} by the whole bound"),
-        MIXTURE: bench.scores(mixture, one, limit=limit, what=f"{mixture} by blocks of 1"),
-        BOUND: bench.scores(mixture, whole, limit=limit, what=f"{mixture} by the whole row"),
-    }
+    how: dict[str, Any] = {"estimator": WHOLE} if side == MDLM else {}
+    if split is not None:
+        how["rows"], words, limit = bench.rows(split), f"{words} ({split})", max(1, limit // CHOOSING)
+    return bench.scores(name, law, limit=limit, what=f"{name}{words}", **how)
 
 
 def _row(side: str, unique: int, epochs: int, scored: Sequence[ScoredModel], note: str) -> Row:
@@ -177,8 +192,7 @@ def _row(side: str, unique: int, epochs: int, scored: Sequence[ScoredModel], not
     return Row(f"{side}, {unique:,} tokens x {epochs}", {}, cells)
 
 
-def _checks(unique: int, epochs: int, scored: Mapping[str, list[ScoredModel]]) -> list[Check]:
-    where = f"{unique:,} unique tokens, {epochs} epoch{'s' * (epochs > 1)}"
+def _checks(where: str, scored: Mapping[str, list[ScoredModel]]) -> list[Check]:
     claims = (
         Claim(f"MDLM is better than AR ({where})", MDLM, AR),
         Claim(f"the mixture by its blocks of 1 is better than AR ({where})", MIXTURE, AR),
