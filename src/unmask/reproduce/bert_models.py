@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 from ..config import Config, DataConfig, EvalConfig, ModelConfig, ObjectiveConfig, TrainConfig
 from ..recipes import mdlm_finetuning, recipe
-from ..training.adapt import classify, task_config
-from ..training.finetune import TaskResult
 from ..types import UserError
 from .bench import Bench
+from .classifiers import classifiers
 from .scales import Scale
+from .scored import Classified
 from .specs import Changes, Family, Finetuning, ModelSpec, Setup, changed
 from .text_models import PAPER_TEXTS
 
@@ -216,21 +215,12 @@ def _finetuning(setup: Setup, train: Changes, cutoff: float, **changes: Changes)
 # -- tasks -----------------------------------------------------------------------------------------------------------
 
 
-def glue_classifiers(bench: Bench, name: str, task: str, sizes: GlueSizes, training: int = 0) -> list[TaskResult]:
+def glue_classifiers(bench: Bench, name: str, task: str, sizes: GlueSizes, training: int = 0) -> list[Classified]:
     """A task, learned once per seed from a model of the bench; every training of the model has other seeds."""
-    lm, out = bench.lm(name), bench.folder / "tasks" / name / Path(task.replace("/", "-"))
-    config = changed(
-        task_config(lm, bench.origin(name), task, bench.local),
-        {"train": {"lr": sizes.lr, "keep_last": 1}, "eval": {"every": NEVER}},
-        {"task": {"epochs": sizes.epochs} | ({} if sizes.rows is None else {"rows": sizes.rows})},
-    )
+    changes: Changes = {
+        "train": {"lr": sizes.lr},
+        "eval": {"every": NEVER},
+        "task": {"epochs": sizes.epochs} | ({} if sizes.rows is None else {"rows": sizes.rows}),
+    }
     first = bench.seed + training * sizes.seeds
-    results = classify(lm, config, out, list(range(first, first + sizes.seeds)), quiet=bench.quiet)
-    return finished(results, task)
-
-
-def finished(results: list[TaskResult], task: str) -> list[TaskResult]:
-    """The runs, if all of them are complete."""
-    if not results or not all(result.finished for result in results):
-        raise UserError(f"the training of {task} was stopped; run the same command again to continue")
-    return results
+    return classifiers(bench, name, task, changes, range(first, first + sizes.seeds), bench.local)

@@ -10,20 +10,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from ..config import TaskConfig
 from ..data import tasks
 from ..data.tasks.sequences import SUITES
 from ..recipes import GENOMICS_SEEDS, dna_finetuning, recipe
-from ..training.adapt import classify, task_config
-from ..training.finetune import TaskResult
-from ..training.sweep import sweep
 from ..types import UserError
 from .bench import Bench
-from .bert_models import finished
+from .classifiers import classifiers, swept_classifiers
 from .markov import Markov
 from .scales import Scale
-from .scored import ScoredModel
+from .scored import Classified, ScoredModel
 from .specs import Changes, Family, Finetuning, ModelSpec, Setup, changed
 
 HG38 = "hg38"  # the paper's genome
@@ -131,8 +129,8 @@ GENOME_SIZES = {
         tasks=GenomicsSizes(rows=32, eval_rows=32, epochs=1, lr=1e-3),
     ),
     "small": GenomeSizes(  # a third of the paper's weights: three times as many steps in the same time
-        steps=1500,
-        tuning_steps=750,
+        steps=750,
+        tuning_steps=200,
         seeds=1,  # what is trained again, with --seeds, is the pre-training with its fine-tunings
         train=_TRAIN,
         eval=_EVAL,
@@ -277,22 +275,16 @@ def available_tasks(bench: Bench) -> dict[str, str]:
     return splits
 
 
-def sequence_classifiers(bench: Bench, name: str, task: str, split: str) -> list[TaskResult]:
+def sequence_classifiers(bench: Bench, name: str, task: str, split: str) -> list[Classified]:
     """A task, learned once per seed from a model of the bench; all trainings of it have the same seeds and splits."""
-    sizes, lm = genome_sizes(bench.scale).tasks, bench.lm(name)
-    config = changed(
-        task_config(lm, bench.origin(name), task, _place(bench, task)),
-        {"task": {"split": split, "rows": sizes.rows, "eval_rows": sizes.eval_rows}, "train": {"keep_last": 1}},
-    )
+    sizes = genome_sizes(bench.scale).tasks
+    spec: dict[str, Any] = {"split": split, "rows": sizes.rows, "eval_rows": sizes.eval_rows}
+    changes: Changes = {"task": spec}
     if sizes.epochs is not None:
         rates = {"batch_size": sizes.batch_size, "lr": sizes.lr}
-        config = changed(config, {"task": {"epochs": sizes.epochs}, "train": rates})
-    out = bench.folder / "tasks" / name / task.replace("/", "-")
-    seeds = [bench.seed + seed for seed in sizes.seeds]
-    if not sizes.swept:
-        return finished(classify(lm, config, out, seeds, quiet=bench.quiet), task)
-    best = sweep(lm, config, out, seeds, quiet=bench.quiet).best
-    return finished(best.runs if best else [], task)
+        changes = {"task": {**spec, "epochs": sizes.epochs}, "train": rates}
+    learn = swept_classifiers if sizes.swept else classifiers
+    return learn(bench, name, task, changes, [bench.seed + seed for seed in sizes.seeds], _place(bench, task))
 
 
 def _place(bench: Bench, task: str) -> str | None:

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping, Set
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +20,13 @@ import numpy as np
 
 from ..config import parse
 from ..files import read_json, write_text
+from ..jsonable import finite
 from ..types import UserError
-from .scored import ScoredModel
+from .scored import Classified, ScoredModel
 
 TRAINING = "training.json"
+FACTS, SCORE = {"facts", "settings"}, {"exact", "nats", "of", "protocol", "tokens"}
+CLASSIFIER = {"last", "of", "right", "settings", "test"}
 PLACES = {  # settings that say where and how a training runs, and not what comes out
     "data": ("source", "local", "cache"),
     "train": ("device", "log_every", "checkpoint_every", "keep_last", "sinks"),
@@ -55,7 +60,7 @@ class KeptScores:
 
     def facts(self, name: str, settings: dict[str, Any]) -> dict[str, Any] | None:
         """The facts of a training with these settings; None if none are kept."""
-        kept = self._read(self.folder / name / TRAINING)
+        kept = self._read(self.folder / name / TRAINING, FACTS)
         return kept["facts"] if kept and essential(kept["settings"]) == essential(settings) else None
 
     def keep_facts(self, name: str, settings: dict[str, Any], facts: dict[str, Any]) -> None:
@@ -67,7 +72,7 @@ class KeptScores:
 
     def score(self, name: str, what: str, of: dict[str, Any]) -> ScoredModel | None:
         """A score that was kept; `of` is all that it depends on."""
-        kept = self._read(self._file(name, what, of))
+        kept = self._read(self._file(name, what, of), SCORE)
         if kept is None:
             return None
         return ScoredModel(np.array(kept["nats"]).T, np.array(kept["tokens"]), kept["exact"], kept["protocol"])
@@ -86,17 +91,30 @@ class KeptScores:
         assert read is not None
         return read
 
+    def classifier(self, name: str, task: str, settings: dict[str, Any], of: dict[str, Any]) -> Classified | None:
+        """How good a classifier on a model with these settings is; `of` is all else that it depends on."""
+        kept = self._read(self._file(name, task, of), CLASSIFIER)
+        if kept is None or essential(kept["settings"]) != essential(settings):
+            return None
+        last = {split: _numbers(metrics) for split, metrics in kept["last"].items()}
+        return Classified(last, _numbers(kept["test"]), kept["right"])
+
+    def keep_classifier(
+        self, name: str, task: str, settings: dict[str, Any], of: dict[str, Any], classified: Classified
+    ) -> None:
+        """Write how good a classifier is."""
+        self._write(self._file(name, task, of), {"of": of, "settings": settings, **finite(asdict(classified))})
+
     def _file(self, name: str, what: str, of: dict[str, Any]) -> Path:
         slug = re.sub(r"[^A-Za-z0-9]+", "-", what).strip("-")
         text = json.dumps(of, sort_keys=True, ensure_ascii=False)
         return self.folder / name / f"{slug}-{hashlib.sha256(text.encode()).hexdigest()[:12]}.json"
 
     @staticmethod
-    def _read(file: Path) -> dict[str, Any] | None:
+    def _read(file: Path, needed: Set[str]) -> dict[str, Any] | None:
         if not file.exists():
             return None
         kept = read_json(file, "a kept score", FIX)
-        needed = {"facts", "settings"} if file.name == TRAINING else {"exact", "nats", "of", "protocol", "tokens"}
         if needed - kept.keys():
             raise UserError(f"a kept score: {file} is damaged (it has no {min(needed - kept.keys())}){FIX}")
         return kept
@@ -113,3 +131,8 @@ class KeptScores:
             )
             lines.append(f' "{key}": {text}')
         write_text(file, "{\n" + ",\n".join(lines) + "\n}\n")
+
+
+def _numbers(metrics: Mapping[str, float | None]) -> dict[str, float]:
+    """Metrics from JSON, where null is one that is not defined."""
+    return {name: math.nan if value is None else value for name, value in metrics.items()}

@@ -47,6 +47,15 @@ class ScoredModel:
         return 0.0 if self.exact else deviation(each.tolist()) or 0.0
 
 
+@dataclass(frozen=True)
+class Classified:
+    """How good a classifier is: its metrics, and which examples it was right about."""
+
+    last: dict[str, dict[str, float]]  # after the last epoch, by dev split
+    test: dict[str, float]  # of the best checkpoint; empty where the task has no test split
+    right: str  # 1 for each test example whose class it named, else 0
+
+
 Trainings = Sequence[ScoredModel]  # of one kind of model on the same rows, a seed each
 
 

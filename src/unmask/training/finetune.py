@@ -237,13 +237,14 @@ class TaskJob(TrainingJob):
 
 
 def example_batch(config: Config, data: Encoded, slots: range, keys: Keys) -> Batch:
-    """Some slots of a step on the examples of a task."""
+    """Some slots of a step on the examples of a task, the longest first: micro-batches then need little padding."""
     size = config.train.batch_size
-    chosen = train_rows(len(data), config.seed, keys.step, size, slots)
+    rows = train_rows(len(data), config.seed, keys.step, size, range(size))
+    index = np.argsort(-data.sizes(rows), kind="stable")[list(slots)]
     other = None
     if config.task.strands != "one":
-        other = (keys.uniform("strand", slots) < 0.5).numpy()
-    return data.batch(chosen, np.array(slots, dtype=np.int64), size, other)
+        other = (keys.uniform("strand", index) < 0.5).numpy()
+    return data.batch(rows[index], index, size, other)
 
 
 def read_splits(config: Config, world: World) -> dict[str, tasks.Loaded]:

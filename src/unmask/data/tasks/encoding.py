@@ -51,6 +51,10 @@ class Encoded:
     def _start(self, row: int) -> int:
         return int(self.ends[row - 1]) if row else 0
 
+    def sizes(self, rows: np.ndarray) -> np.ndarray:
+        """(n,) int64: how many tokens these rows have."""
+        return self.ends[rows] - np.where(rows > 0, self.ends[rows - 1], 0)
+
     def describe(self) -> dict[str, Any]:
         """For protocols: how much of the examples the model sees."""
         return {"length": self.length, "tokens": int(self.tokens.size), "cut_examples": self.cut}
@@ -68,8 +72,8 @@ class Encoded:
         """
         chosen = np.asarray(indices if isinstance(indices, np.ndarray) else list(indices), dtype=np.int64)
         assert chosen.size and ((chosen >= 0) & (chosen < len(self))).all(), "row outside the split"
-        starts = np.where(chosen > 0, self.ends[chosen - 1], 0)
-        sizes = self.ends[chosen] - starts
+        sizes = self.sizes(chosen)
+        starts = self.ends[chosen] - sizes
         place = np.arange(int(sizes.max()))[None, :]  # (1, L)
         present = place < sizes[:, None]  # (n, L)
         turned = place if other is None else np.where(other[:, None], sizes[:, None] - 1 - place, place)

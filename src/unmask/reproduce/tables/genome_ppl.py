@@ -76,7 +76,7 @@ def dna(bench: Bench) -> Report:
     scored = {row: _trainings(bench, seeds) for row, seeds in names.items()}
     rows = [_markov_row(order, model) for order, model in markov_scores(bench, count_contexts(bench)).items()]
     for row, seeds in scored.items():
-        size = sum(p.numel() for p in bench.lm(names[row][0]).model.parameters())
+        size = bench.use(names[row][0])["parameters"]
         rows.append(Row(row, printed.rows[row], {PARAMETERS: Figure(size), **_figures(seeds)}))
     return bench.report(
         "dna",

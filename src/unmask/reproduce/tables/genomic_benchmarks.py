@@ -9,13 +9,13 @@ import numpy as np
 
 from ...data import tasks
 from ...evaluation.uncertainty import combined, extent, mean, standard_errors
-from ...training.finetune import TaskResult, predictions_file
 from .. import paper_dna
 from ..bench import Bench
 from ..claims import Claim, Difference, Relation, paired
 from ..figures import Figure
 from ..genome_models import CADUCEUS, GENOME, MAMBA, available_tasks, genome_sizes, sequence_classifiers, tuned
 from ..report import POINTS, Cell, Check, Report, Row, Table
+from ..scored import Classified
 from ..specs import PaperTable
 from .genome_ppl import protocol
 
@@ -27,7 +27,7 @@ COLUMNS = {  # the models of the paper's columns; of several fine-tunings the fi
     "Caduceus MDLM": tuned(CADUCEUS, "mdlm", 1),
 }
 Right = Mapping[str, np.ndarray]  # by task: (seeds, examples), whether the classifier named the right class
-Runs = Mapping[str, Sequence[TaskResult]]  # by column
+Runs = Mapping[str, Sequence[Classified]]  # by column
 
 
 def genomics(bench: Bench) -> Report:
@@ -136,19 +136,9 @@ def claims(runs: Mapping[str, Runs], trainings: int = 1) -> list[Check]:
     right: dict[str, dict[str, np.ndarray]] = {column: {} for column in COLUMNS}
     for column in COLUMNS:
         for task, results in runs.items():
-            each = _right(task, results[column])
+            each = np.array([[example == "1" for example in result.right] for result in results[column]])
             right[column][task] = each if trainings == 1 else each.reshape(trainings, -1, each.shape[1]).mean(1)
     return [claim.check(right) for claim in CLAIMS]
-
-
-def _right(task: str, runs: Sequence[TaskResult]) -> np.ndarray:
-    """(seeds, examples) bool: whether the classifier named the right class, from the tables of its predictions."""
-    right = []
-    for run in runs:
-        lines = (run.out / predictions_file(tasks.task(task).tested or "")).read_text(encoding="utf-8").splitlines()
-        cells = [line.split("\t") for line in lines[1:]]
-        right.append([cell[1] == cell[2] for cell in cells])
-    return np.array(right)
 
 
 def _protocol(bench: Bench, known: Mapping[str, str]) -> dict[str, str]:

@@ -8,8 +8,6 @@ from collections.abc import Mapping, Sequence
 from ...data import tasks
 from ...evaluation.likelihood import baselines
 from ...evaluation.uncertainty import deviation, mean
-from ...training.adapt import summary
-from ...training.finetune import TaskResult
 from ...types import UserError
 from .. import paper
 from ..bench import Bench
@@ -17,7 +15,7 @@ from ..bert_models import BERT, BERTS, CAUSAL, FIVE, PLAIN, TUNED, GlueSizes, gl
 from ..claims import Claim, Difference, paired_by_seed
 from ..figures import Figure
 from ..report import Cell, Report, Row, Table
-from ..scored import mean_perplexity
+from ..scored import Classified, mean_perplexity
 from ..specs import PaperTable
 from .perplexity import LOWER, errors
 
@@ -99,7 +97,8 @@ def learned(bench: Bench, name: str, known: Sequence[str], sizes: GlueSizes) -> 
     One a classifier; with several trainings of the model one a training, the mean of its classifiers.
     """
     each: list[dict[str, list[float]]] = []
-    for training, one in enumerate(bench.of_seeds(name)):
+    names = bench.of_seeds(name)
+    for training, one in enumerate(names * (bench.seeds // len(names))):  # a model from elsewhere is the same for all
         each.append({})
         for task in known:
             each[-1] |= numbers(glue_classifiers(bench, one, task, sizes, training), task)
@@ -108,11 +107,14 @@ def learned(bench: Bench, name: str, known: Sequence[str], sizes: GlueSizes) -> 
     return {column: [mean(values[column]).value for values in each] for column in each[0]}
 
 
-def numbers(results: Sequence[TaskResult], name: str) -> dict[str, list[float]]:
-    """By the name of the table's column: the metric x 100 of every seed."""
+def numbers(results: Sequence[Classified], name: str) -> dict[str, list[float]]:
+    """By the name of the table's column: the metric x 100 of every seed; as in run_glue 0 where it is not defined."""
     task = tasks.task(name)
-    by_split = summary(results, task.metric)
-    return {tasks.number(task, split): [100 * value for value in entry["values"]] for split, entry in by_split.items()}
+    metrics = {split: [result.last[split][task.metric] for result in results] for split in task.evaluations}
+    return {
+        tasks.number(task, split): [0.0 if math.isnan(value) else 100 * value for value in values]
+        for split, values in metrics.items()
+    }
 
 
 def over_seeds(values: Sequence[float]) -> Figure:
