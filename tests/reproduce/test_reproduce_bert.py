@@ -6,6 +6,7 @@ import json
 import math
 import random
 import shlex
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from statistics import mean, stdev
@@ -17,11 +18,14 @@ import torch
 from support.helpers import refused, run
 from unmask.config import ModelConfig
 from unmask.data import tasks
-from unmask.reproduce import bert_models, paper
+from unmask.reproduce import bench as bench_module
+from unmask.reproduce import bert_models, classifiers, paper
 from unmask.reproduce.bert_models import BertSizes, GlueSizes
 from unmask.reproduce.claims import decide, paired_by_seed
 from unmask.reproduce.figures import Figure
-from unmask.reproduce.tables.glue_tables import GLUE_CLAIMS, averages, glue_table, higher_mean
+from unmask.reproduce.kept_scores import KeptScores
+from unmask.reproduce.scored import Classified
+from unmask.reproduce.tables.glue_tables import GLUE_CLAIMS, averages, glue_table, higher_mean, numbers
 
 WORDS = ["sun", "rain", "snow", "wind", "cloud", "storm"]
 SIZES = BertSizes(
@@ -133,6 +137,41 @@ def test_figures_of_glue_are_those_of_the_runs(said, place):
         all(title in absent for title in ("MNLI", "QQP", "QNLI", "CoLA", "STS-B", "MRPC"))
         and "SST-2" not in absent.split("table:")[1].split(".")[0]
     )
+
+
+def test_classifiers_that_are_kept_need_no_weights(said, place, tmp_path, monkeypatch):
+    """On another machine, with the scores alone, nothing is learned again; other examples are not taken for these."""
+    kept = shutil.copytree(place / "out" / "smoke" / "text" / "scores", tmp_path / "scores")
+    words = [*options(place, "--out", str(tmp_path / "out"), "--scores", str(kept)), "--json"]
+    with monkeypatch.context() as patch:
+        patch.setattr(bench_module, "train", lambda *_, **__: pytest.fail("a training that is kept is made again"))
+        patch.setattr(classifiers, "classify", lambda *_, **__: pytest.fail("a classifier that is kept is made again"))
+        assert run("reproduce", "glue", *words).json()["tables"] == said["glue"]["tables"]
+    assert not list((tmp_path / "out").rglob("*.safetensors"))
+    again: list[Path] = []
+    real = classifiers.classify
+
+    def learn(lm, config, out, seeds, **how):
+        again.append(out)
+        return real(lm, config, out, seeds, **how)
+
+    monkeypatch.setattr(classifiers, "classify", learn)
+    other = shutil.copytree(place / "glue", tmp_path / "glue")
+    with (other / "RTE" / "train.tsv").open("a") as file:
+        file.write("40\tthe sun is rain\tthe sun is rain\tentailment\n")
+    run("reproduce", "glue", *(str(other) if word == str(place / "glue") else word for word in words)).json()
+    assert {path.parent.name for path in again} == {"glue-rte"} and len(again) == 3 * SIZES.tasks.seeds
+
+
+def test_a_kept_classifier_with_an_undefined_metric(tmp_path):
+    kept, settings = KeptScores(tmp_path), {"text": "a", "path": "bert"}
+    classified = Classified({"dev": {"matthews": math.nan, "accuracy": 0.5}}, {}, "")
+    kept.keep_classifier("bert", "glue/cola", settings, {"seed": 1}, classified)
+    found = kept.classifier("bert", "glue/cola", settings, {"seed": 1})
+    assert found is not None and math.isnan(found.last["dev"]["matthews"]) and found.last["dev"]["accuracy"] == 0.5
+    assert kept.classifier("bert", "glue/cola", settings, {"seed": 2}) is None
+    assert kept.classifier("bert", "glue/cola", {**settings, "path": "other"}, {"seed": 1}) is None
+    assert numbers([found], "glue/cola") == {"CoLA": [0.0]}, "as in run_glue"
 
 
 def test_the_average_of_all_nine_is_the_papers():

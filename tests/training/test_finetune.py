@@ -22,13 +22,17 @@ from support.helpers import _server, random_lm, settings, tiny_config
 from support.runs import at_step, scripted
 from unmask import UserError
 from unmask.config import Config, ModelConfig
+from unmask.data import tasks
+from unmask.data.loader import train_rows
 from unmask.data.tokenization import bytes_tokenizer, chars_tokenizer
+from unmask.evaluation.classification import encoded
 from unmask.hub.resolve import checkpoint
 from unmask.lm import LM
 from unmask.models import registry
+from unmask.process.keys import Keys
 from unmask.recipes import with_overrides
 from unmask.training import text as train_room
-from unmask.training.finetune import TaskResult, finetune, load_classifier
+from unmask.training.finetune import TaskResult, example_batch, finetune, load_classifier
 from unmask.training.step import Trainer
 from unmask.training.text import train
 
@@ -319,6 +323,26 @@ def test_two_processes_give_the_losses_and_predictions_of_one(root: Path, tmp_pa
     assert len(tables[0]) == 90
     for a, b in zip(*tables, strict=True):
         assert float(a["p(positive)"]) == pytest.approx(float(b["p(positive)"]), abs=1e-4)
+
+
+def test_a_step_has_its_examples_once_the_longest_first(root: Path) -> None:
+    """Sorted by length, each in a slot of its own; micro-batches are cut from that, and pad as far as they need."""
+    config, rng = task_config(root, "train.batch_size=12"), np.random.default_rng(0)
+    texts = ["".join(rng.choice(list("abc"), int(n))) for n in rng.integers(1, 40, 50)]
+    examples = [tasks.Example(text, None, i % 2, i) for i, text in enumerate(texts)]
+    data = encoded(tasks.task("glue/sst2"), examples, bytes_tokenizer(), 128)
+    for step in range(5):
+        keys = Keys(config.seed, step)
+        whole, last = (example_batch(config, data, slots, keys) for slots in (range(12), range(9, 12)))
+        assert whole.present is not None
+        sizes = whole.present.sum(1).tolist()
+        assert sizes == sorted(sizes, reverse=True) and len(set(sizes)) > 1
+        rows = train_rows(len(data), config.seed, step, 12, range(12))
+        seen = {
+            int(slot): row[:size].tolist() for slot, row, size in zip(whole.index, whole.tokens, sizes, strict=True)
+        }
+        assert seen == {slot: data.ids(row).tolist() for slot, row in enumerate(rows)}
+        assert last.tokens.shape[1] == sizes[9] and (last.index == whole.index[9:]).all()
 
 
 # -- early stops and the best ----------------------------------------------------------------------------------------
