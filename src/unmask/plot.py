@@ -300,7 +300,7 @@ def forest_svg(forest: Forest) -> str:
     steps = [forest.unit * power * one for power in (1, 10, 100, 1000, 10_000) for one in (1, 3)]
     largest = next((step for step in steps if step >= max(reach, default=0.0)), steps[-1])
     marks = [step for step in steps if step <= largest]
-    top = 70
+    top = 82
     bottom = top + LINE * (len(bars) + len(forest.groups)) + 8
     height = bottom + 50
 
@@ -317,7 +317,8 @@ def forest_svg(forest: Forest) -> str:
     for value in (*(-mark for mark in reversed(marks)), 0.0, *marks):
         stroke = "#57606a" if value == 0 else "#e4e8ec"
         lines.append(f'<path d="M{_n(across(value))} {top}V{bottom}" stroke="{stroke}"/>')
-        lines.append(_text(across(value), bottom + 17, f"{value:g}", 'class="tick" text-anchor="middle"'))
+        for y in (top - 6, bottom + 17):
+            lines.append(_text(across(value), y, f"{value:g}", 'class="tick" text-anchor="middle"'))
     middle = (NAMES + FOREST - RIGHT) / 2
     lines.append(_text(middle, bottom + 38, _short(forest.x_label, 85), 'text-anchor="middle"'))
     y = top + 6

@@ -284,6 +284,9 @@ def test_claims_of_the_paper_are_counted_apart_from_ours(tmp_path):
     page = write_summary(tmp_path).read_text()
     assert "Of the paper's tables" not in alone
     assert "**6 of 8 claims are decided:**" in page and "Of the paper's tables 3 of 4, of our own 3 of 4." in page
+    theirs, ours = page.index("| the paper's | data"), page.index("| our own | data")
+    assert theirs < page.index("[lm](text/lm/report.md): tab") < ours < page.index("[laws](text/laws/report.md): tab")
+    assert "our own | data" not in alone
 
 
 def test_a_page_is_made_of_all_results_and_keeps_what_stands_around(tmp_path):
@@ -296,7 +299,8 @@ def test_a_page_is_made_of_all_results_and_keeps_what_stands_around(tmp_path):
     assert page.startswith("# By hand\n") and "\nold\n" not in page
     assert page.endswith("AR has <!-- text/lm | AR | PPL -->31.40 ± 0.20<!-- / -->.\n")
     assert "**3 of 4 claims are decided:** 2 hold, 1 refuted, 1 not decided." in page
-    assert "not judged at this scale" in page and "unmask reproduce lm" in page
+    assert "| [lm](text/lm/report.md): tab:x | text, small | 2 | 1 | 1 | 1, 3 |" in page
+    assert "text, small, not judged |  |  |  |" in page and "unmask reproduce lm" in page
     (line,) = [line for line in page.splitlines() if "a \\| b" in line]
     assert [cell.strip() for cell in line.replace("\\|", "").split("|")[1:-1]] == [
         "✓",

@@ -132,43 +132,46 @@ def _decided(checks: list[Check]) -> str:
 
 
 def _body(results: list[Result], forests: list[Forest]) -> str:
-    """Counts, plots, a line for each table, then every claim."""
+    """Counts, a line for each table, plots, then every claim; the paper's before ours."""
     judged = [result for result in results if result.report.checks and not result.report.unjudged]
     claims = [check for result in judged for check in result.report.checks]
-    ours = [check for result in judged if result.report.study for check in result.report.checks]
     theirs = [check for result in judged if not result.report.study for check in result.report.checks]
+    ours = [check for result in judged if result.report.study for check in result.report.checks]
     split = f" Of the paper's tables {_decided(theirs)}, of our own {_decided(ours)}." if theirs and ours else ""
     parts = [
         f"**{_decided(claims)} claims are decided:** {_count(claims)}.{split} A claim holds or is refuted where its "
         "interval, over texts and trainings together, says so; one training on each side decides nothing (a point "
         "without a bar). Diamonds are the paper's."
     ]
+    for title, study in (("the paper's", False), ("our own", True)):
+        if lines := [_line(result) for result in results if result.report.study == study]:
+            head = f"| {title} | data | {' | '.join(COLOURS)} | trainings | version |\n|---|---|--:|--:|--:|---|---|"
+            parts.append("\n".join([head, *lines]))
     parts += [f"![{forest.title}]({forest.name}.svg)" for forest in forests]
-    parts += [
-        "| table | data | claims | trainings | version |\n|---|---|---|---|---|\n" + "\n".join(map(_line, results))
-    ]
     for result in judged:
         report = result.report
-        link = f"[{escape_markdown(report.name)}]({result.folder}/report.md)"
         where = f"{escape_markdown(report.label)}, on {escape_markdown(result.data)}, scale {report.scale}"
-        parts += [f"### {link}: {where}", f"```sh\n{report.command}\n```"]
+        parts += [f"### {_link(result)}: {where}", f"```sh\n{report.command}\n```"]
         header = ["", "claim", "paper", "here", "trainings", "verdict"]
         parts.append(markdown_table([header, *map(_cells, report.checks)], words={0, 1, 5}))
     return "\n\n".join(parts)
 
 
+def _link(result: Result) -> str:
+    return f"[{escape_markdown(result.report.name)}]({result.folder}/report.md)"
+
+
 def _line(result: Result) -> str:
     report = result.report
-    claims = "not judged at this scale" if report.unjudged else _count(report.checks)
+    counted = Counter() if report.unjudged else Counter(map(_kind, report.checks))
     seeds = sorted({check.effect.trainings for check in report.checks if check.effect and check.effect.trainings})
     cells = [
-        f"{result.data}, {report.scale}",
-        claims or "none",
+        f"{result.data}, {report.scale}{', not judged' if report.unjudged else ''}",
+        *(str(counted[kind] or "") for kind in COLOURS),
         ", ".join(map(str, seeds)) or NONE,
         str(report.environment.get("unmask", NONE)),
     ]
-    link = f"[{escape_markdown(report.name)}]({result.folder}/report.md): {escape_markdown(report.label)}"
-    return f"| {' | '.join([link, *map(escape_markdown, cells)])} |"
+    return f"| {' | '.join([f'{_link(result)}: {escape_markdown(report.label)}', *map(escape_markdown, cells)])} |"
 
 
 def _cells(check: Check) -> list[str]:
