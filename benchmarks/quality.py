@@ -1,10 +1,11 @@
 """Which sampler writes the best text for its network calls? Perplexity under a judge and entropy, always together.
 
-python benchmarks/quality.py runs/stories --scorer llama2c:data/stories260K --out runs/quality.json
+python benchmarks/quality.py tiny-en --scorer smollm2 --real data/text/tinystories/valid.txt --out runs/quality.json
 python benchmarks/quality.py --plot docs/images/quality.svg runs/quality.json
 
-Samples of every plan at several budgets of network calls, and real text of the validation split beside them. A run is
-continued where it stopped: cells that are in the file are not drawn again.
+Samples of every sampler at several budgets of network calls, at temperature 1, and the beginnings of real documents
+beside them. A model that writes in blocks writes the whole row as one, but where a sampler's name says otherwise. A run
+is continued where it stopped: cells that are in the file are not drawn again.
 """
 
 from __future__ import annotations
@@ -12,16 +13,21 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import time
 from pathlib import Path
 from typing import Any
+
+import torch
+
+from recommend import measure, real
+from unmask.reproduce.figures import Figure
+from unmask.text_tables import markdown_table
 
 BUDGETS = (8, 16, 32, 64, 128)
 LENGTH = 128  # tokens a sample
 
 
-def settings(calls: int, length: int = LENGTH) -> dict[str, dict[str, Any]]:
-    """Every plan with settings that make about so many network calls a sequence of `length` tokens."""
+def settings(calls: int, length: int = LENGTH, blocks: bool = False) -> dict[str, dict[str, Any]]:
+    """Every sampler with settings that make about so many network calls a sequence of `length` tokens."""
     k = -(-length // calls)
     plans: dict[str, dict[str, Any]] = {
         "ancestral (plan)": {"sampler": "plan", "steps": calls},
@@ -36,59 +42,70 @@ def settings(calls: int, length: int = LENGTH) -> dict[str, dict[str, Any]]:
     }
     if calls == length:
         plans["first hitting"] = {"sampler": "first-hitting"}
-    threshold = {8: 0.15, 16: 0.05, 32: 0.08}.get(calls)  # of a model of this size, which is seldom sure
-    if threshold:
-        plans["confidence threshold"] = {"sampler": "confidence", "threshold": threshold}
+    if blocks:
+        plans = {name: {**how, "block": "full"} for name, how in plans.items()}
+        for size in (16, 4):
+            if (steps := calls * size // length) >= 1:
+                plans[f"blocks of {size}"] = {"sampler": "plan", "steps": steps, "block": size}
+        if calls == length:
+            plans["blocks of 1"] = {"sampler": "plan", "block": 1}
+            plans["speculative"] = {"sampler": "speculative", "k": 16}
     return plans
 
 
-def run(model: str, scorer: str, out: Path, n: int, seed: int, batch_size: int, only: str = "") -> None:
+def run(given: argparse.Namespace) -> None:
     """Draw and judge what is not in the file yet."""
-    from unmask.evaluation.generative import judge_model
+    import unmask
+    from unmask.evaluation.generative import open_judge
+    from unmask.models.block_diffusion import BlockDiffusion
 
-    found = json.loads(out.read_text()) if out.exists() else {"cells": [], "reference": None, "protocol": None}
+    lm = unmask.load(given.model)
+    judge = open_judge(given.scorer, torch.device("cpu"), "cpu")
+    found = json.loads(given.out.read_text()) if given.out.exists() else {"cells": [], "reference": None}
+    if found["reference"] is None:
+        found["reference"] = real(lm, judge, given.real, given.n, LENGTH)
     done = {(cell["plan"], cell["budget"]) for cell in found["cells"]}
     for calls in BUDGETS:
-        for plan, how in settings(calls).items():
-            if (plan, calls) in done or (only and plan not in only.split(",")):
+        for plan, how in settings(calls, blocks=isinstance(lm.model, BlockDiffusion)).items():
+            if (plan, calls) in done or (given.only and plan not in given.only.split(",")):
                 continue
-            start = time.perf_counter()
-            first = found["reference"] is None
-            report = judge_model(
-                model,
-                scorer=scorer,
-                n=n,
-                length=LENGTH,
-                reference="valid" if first else "none",
-                seed=seed,
-                batch_size=batch_size,
-                **how,
-            ).as_dict()
-            if first:
-                found |= {"reference": report["reference"], "protocol": report["protocol"]}
-            found["cells"].append({"plan": plan, "budget": calls, "how": how, **report["samples"]})
-            out.write_text(json.dumps(found, indent=1))
-            print(row(found["cells"][-1]), f"{time.perf_counter() - start:6.1f} s", file=sys.stderr, flush=True)
+            cell = measure(lm, judge, [""], given.n, LENGTH, how)
+            found["cells"].append({"plan": plan, "budget": calls, **cell})
+            given.out.write_text(json.dumps(found, indent=1))
+            print(row(found["cells"][-1]), file=sys.stderr, flush=True)
 
 
 def row(cell: dict[str, Any]) -> str:
-    """One line of the table."""
+    """One line of progress."""
     error = cell["stderr"]
     return (
         f"{cell['plan']:22s} {cell['network_calls_per_sample']:6.1f} calls  "
         f"gen-PPL {cell['gen_perplexity']:7.2f} ± {error['gen_perplexity']:5.2f}  "
-        f"entropy {cell['entropy']:.3f} ± {error['entropy']:.3f}  repetition {cell['repetition_4']:.3f}  "
-        f"self-BLEU {cell['self_bleu_4']:.3f}"
+        f"entropy {cell['entropy']:.3f} ± {error['entropy']:.3f}  repetition {cell['repetition_4']:.3f}"
     )
 
 
 def show(path: Path) -> None:
-    """The table."""
+    """The table: perplexity ± its error, entropy, and the calls where they are not about the budget."""
     found = json.loads(path.read_text())
-    for cell in sorted(found["cells"], key=lambda c: (c["budget"], c["plan"])):
-        print(row(cell))
-    real = found["reference"]
-    print(f"{'real text':22s} {'':13s} gen-PPL {real['gen_perplexity']:7.2f}           entropy {real['entropy']:.3f}")
+    cells = {(cell["plan"], cell["budget"]): cell for cell in found["cells"]}
+    lines = [["", *(f"{calls} calls" for calls in BUDGETS)]]
+    for plan in dict.fromkeys(plan for plan, _ in cells):
+        lines.append([plan, *(shown(cells.get((plan, calls)), calls) for calls in BUDGETS)])
+    print(markdown_table(lines))
+    print(f"\nreal text: {shown(found['reference'], 0)}")
+
+
+def shown(cell: dict[str, Any] | None, calls: int) -> str:
+    """A cell of the table."""
+    if cell is None:
+        return ""
+    figure, made = (
+        Figure(cell["gen_perplexity"], cell["stderr"]["gen_perplexity"]),
+        cell.get("network_calls_per_sample"),
+    )
+    other = f" ({made:.0f})" if made is not None and abs(made - calls) > calls / 8 else ""
+    return f"{figure}, {cell['entropy']:.2f}{other}"
 
 
 def plot(path: Path, out: Path) -> None:
@@ -136,20 +153,20 @@ def main() -> None:
     """Parse and go."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", help="folder of a run, or with --plot the file of a finished measurement")
-    parser.add_argument("--scorer", default="llama2c:data/stories260K")
+    parser.add_argument("--scorer", default="smollm2")
+    parser.add_argument("--real", action="append", default=[], help="a text file, <|endoftext|> between documents")
     parser.add_argument("--out", type=Path, default=Path("runs/quality.json"))
     parser.add_argument("--plot", type=Path)
     parser.add_argument("--only", default="", help="plans to draw, with commas between (default: all)")
     parser.add_argument("-n", type=int, default=64)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--batch-size", type=int, default=64)
     given = parser.parse_args()
     if given.plot:
         plot(Path(given.model), given.plot)
     else:
-        run(given.model, given.scorer, given.out, given.n, given.seed, given.batch_size, given.only)
-        given.model = str(given.out)
-    show(Path(given.model))
+        if not given.real:
+            parser.error("give a file of real text to compare with: --real FILE")
+        run(given)
+    show(Path(given.model) if given.plot else given.out)
 
 
 if __name__ == "__main__":
