@@ -255,6 +255,12 @@ def test_an_encoder_before_and_after(tiny_bert, place):
     assert len(texts["rows"]) == 8 and all(own["text"] for own in rows(texts).values())
     assert f"--model {tiny_bert}" in found["command"]
     assert run(*words).json()["tables"][:2] == found["tables"][:2]
+    twice = run(*words, "--seeds", "2").json()
+    each = rows(twice["tables"][3])
+    assert [list(own) for own in each.values()] == [["seed 0", "seed 1", "mean", "deviation"]] * 2
+    before, after = (each[f"{name} by the bound of MDLM"] for name in ("before", "after"))
+    assert before["seed 0"] == before["seed 1"] and before["deviation"]["value"] == 0, "it is the same model"
+    assert after["seed 0"] != after["seed 1"]
 
 
 @pytest.mark.parametrize(

@@ -344,7 +344,9 @@ class Bench:
     def scores(self, name: str, *args: Any, what: str = "", **how: Any) -> list[ScoredModel]:
         """The likelihoods of a model, one a training seed."""
         key = what or name
-        self._scored[key] = [self.score(one, *args, what=what, **how) for one in self.of_seeds(name)]
+        names = self.of_seeds(name)
+        each = {one: self.score(one, *args, what=what, **how) for one in dict.fromkeys(names)}
+        self._scored[key] = [each[one] for one in names]
         return self._scored[key]
 
     def lms(self, name: str) -> list[LM]:

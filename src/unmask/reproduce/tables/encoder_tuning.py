@@ -41,7 +41,6 @@ def encoder(bench: Bench) -> Report:
     bench.need([AFTER])
     both, length = (BEFORE, AFTER), min(SAMPLE_LENGTH, sizes.length)
     scored = {name: _bound(bench, name) for name in both}
-    scored[BEFORE] *= bench.seeds  # the same for every training
     values = {name: learned(bench, name, known, sizes.tasks) for name in both}
     texts = [
         Row(f"{name}, seed {seed}", {}, {"text": text})

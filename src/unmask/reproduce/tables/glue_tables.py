@@ -97,8 +97,7 @@ def learned(bench: Bench, name: str, known: Sequence[str], sizes: GlueSizes) -> 
     One a classifier; with several trainings of the model one a training, the mean of its classifiers.
     """
     each: list[dict[str, list[float]]] = []
-    names = bench.of_seeds(name)
-    for training, one in enumerate(names * (bench.seeds // len(names))):  # a model from elsewhere is the same for all
+    for training, one in enumerate(bench.of_seeds(name)):
         each.append({})
         for task in known:
             each[-1] |= numbers(glue_classifiers(bench, one, task, sizes, training), task)
