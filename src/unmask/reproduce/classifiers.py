@@ -21,7 +21,7 @@ from .bench import Bench
 from .scored import Classified
 from .specs import Changes, changed
 
-# Rows that go through a network at once: those of a step are sorted by length, so that fewer need less padding.
+# Rows that go through a network at once where a CPU trains: those of a step are sorted by length, so fewer are padded less.
 TOGETHER = 8
 
 
@@ -57,7 +57,8 @@ def _classifier(bench: Bench, name: str, task: str, changes: Changes, seed: int,
         return kept
     if not bench.quiet:
         print(f"training a classifier: {task} from {name}, seed {seed}", file=sys.stderr, flush=True)
-    lm, more = bench.lm(name), {"train": {"keep_last": 1, "micro_batch_size": TOGETHER}}
+    lm = bench.lm(name)
+    more = {"train": {"keep_last": 1, **({"micro_batch_size": TOGETHER} if bench.scale.trains else {})}}
     config = changed(task_config(lm, bench.origin(name), task, local), changes, more)
     out = _folder(bench, name, task) / f"seed-{seed}"
     classified = _read(finished(classify(lm, config, out, [seed], quiet=bench.quiet), task)[0], task)
