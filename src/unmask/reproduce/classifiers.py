@@ -21,7 +21,7 @@ from .bench import Bench
 from .scored import Classified
 from .specs import Changes, changed
 
-# Rows that go through a network at once where a CPU trains: those of a step are sorted by length, so fewer are padded less.
+# Rows that go through a network at once on a CPU: those of a step are sorted by length, and fewer need less padding.
 TOGETHER = 8
 
 
