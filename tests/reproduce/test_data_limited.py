@@ -11,6 +11,7 @@ from test_reproduce import sentences
 from support.helpers import refused, run
 from unmask.hub.resolve import load
 from unmask.reproduce import learning_models
+from unmask.reproduce.bench import Bench
 from unmask.reproduce.scales import SCALES
 from unmask.reproduce.specs import Setup
 from unmask.reproduce.tables import data_limited
@@ -34,17 +35,28 @@ def test_every_kind_sees_the_same_rows_as_often():
     assert mixture.objective.loss == "cross-entropy"
 
 
-def test_strengths_and_epochs_are_chosen_by_validation(monkeypatch):
+def test_strengths_and_epochs_are_chosen_by_validation(monkeypatch, tmp_path):
     nats = {  # of a cell: an AR that overfits unless it is regularised, an MDLM that goes on learning
         ("plain", 1): 5.0, ("decay", 1): 5.1, ("strong", 1): 5.2,
         ("plain", 4): 4.6, ("decay", 4): 4.5, ("strong", 4): 4.7,
         ("plain", 16): 6.0, ("decay", 16): 4.8, ("strong", 16): 4.55,
-        ("", 1): 6.0, ("", 4): 5.0, ("", 16): 4.4,
     }  # fmt: skip
-    monkeypatch.setattr(data_limited, "_valid_nats", lambda _, side, chosen, unique, epochs: nats[chosen, epochs])
-    assert [data_limited._strength(None, 256, epochs) for epochs in (1, 4, 16)] == ["plain", "decay", "strong"]
-    best = data_limited._best_epochs(None, 256, (1, 4, 16))
+    trained = []
+    bench = Bench(SCALES["small"], "a.txt", tmp_path, seeds=3)
+    monkeypatch.setattr(bench, "need", lambda names, extra=(): trained.append((names, extra)))
+
+    def valid_nats(_bench, side, strength, _unique, epochs, _first=False):
+        return nats[strength, epochs] if side == "AR" else 6 - epochs / 10
+
+    monkeypatch.setattr(data_limited, "_valid_nats", valid_nats)
+    strengths = data_limited._trained(bench, {256: (1, 4, 16)})
+    assert strengths == {(256, 1): "plain", (256, 4): "decay", (256, 16): "strong"}
+    best = data_limited._best_epochs(bench, 256, (1, 4, 16), strengths)
     assert best == {"AR": 4, "MDLM": 16, "mixture, blocks of 1": 16}
+    (all_seeds, first_seed), (chosen, none) = trained
+    assert {name.rpartition("-")[0] for name in all_seeds} == {"limited-mdlm", "limited-mixture"}
+    assert len(first_seed) == 3 * len(STRENGTHS) and all(name.startswith("limited-ar-") for name in first_seed)
+    assert chosen == ["limited-ar-plain-256x1", "limited-ar-decay-256x4", "limited-ar-strong-256x16"] and not none
 
 
 @pytest.mark.slow
@@ -55,7 +67,8 @@ def test_the_study(tmp_path, monkeypatch):
     monkeypatch.setenv("UNMASK_CACHE", str(tmp_path / "cache"))
     monkeypatch.setitem(learning_models.SIZES, "smoke", TINY)
     monkeypatch.setitem(data_limited.SIZES, "smoke", {256: (1, 2)})
-    words = ["data-limited", "--data", str(tmp_path / "text"), "--out", str(tmp_path / "out"), "--quiet"]
+    place = ["--data", str(tmp_path / "text"), "--out", str(tmp_path / "out"), "--quiet"]
+    words = ["data-limited", *place, "--seeds", "2"]
     found: dict[str, Any] = run("reproduce", *words, "--json").json()
     rows = {row["name"]: row["ours"] for row in found["tables"][0]["rows"]}
     assert len(rows) == 8 and found["study"]
@@ -68,7 +81,12 @@ def test_the_study(tmp_path, monkeypatch):
     best = dict(part.split(": ") for part in found["protocol"]["best epochs, 256 tokens"].split("; "))
     assert best.keys() == {"AR", "MDLM", "mixture, blocks of 1"} and set(best.values()) <= {"1", "2"}
     assert len(last) == 2 and len(found["plots"][0]["curves"]) == 4
-    trained = load(tmp_path / "out" / "smoke" / "text" / "models" / "limited-mdlm-256x2").config
+    models = tmp_path / "out" / "smoke" / "text" / "models"
+    again = {path.name for path in models.glob("limited-ar-*-seed1")}
+    assert again == {
+        f"limited-ar-{rows[f'AR, 256 tokens x {epochs}']['chosen']}-256x{epochs}-seed1" for epochs in (1, 2)
+    }
+    trained = load(models / "limited-mdlm-256x2").config
     assert trained.train.rows == 16 and trained.train.steps * trained.train.batch_size == 32
     monkeypatch.setitem(data_limited.SIZES, "smoke", {2**20: (1,)})
     monkeypatch.setattr(data_limited.Bench, "need", lambda *_: None)

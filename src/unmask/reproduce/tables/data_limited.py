@@ -1,8 +1,8 @@
 """When data run out: AR against MDLM and the block mixture, on few unique tokens that are seen again and again.
 
 Two papers find that diffusion passes AR there, two that a regularised AR does not let it. So AR has several strengths
-of regularisation, and the best on the validation split counts. AR and blocks of one token are scored exactly, MDLM by
-its bound. A study of ours.
+of regularisation, and the best on the validation split counts, chosen with the first seed: others train that one only.
+AR and blocks of one token are scored exactly, MDLM by its bound. A study of ours.
 """
 
 from __future__ import annotations
@@ -39,9 +39,10 @@ MIXED: Changes = {
 
 
 Grid = Mapping[int, Sequence[int]]  # unique tokens -> how often they are seen
+Strengths = Mapping[tuple[int, int], str]  # unique tokens and epochs -> the strength of AR's regularisation
 SIZES: dict[str, Grid] = {  # networks, rows and batches are those of `learning`
     "smoke": {2**11: (1, 4)},
-    "small": {2**16: (1, 4, 16, 64), 2**18: (1, 4, 16)},
+    "small": {2**14: (4, 16, 64), 2**16: (1, 4, 16, 64)},
     "medium": {2**20: (1, 4, 16), 2**22: (1, 4, 16)},
 }
 
@@ -89,22 +90,22 @@ LIMITED = Family(limited_models, base="", texts=())
 def data_limited(bench: Bench) -> Report:
     """Every cell of the grid: the best AR, MDLM, and the mixture by its blocks of one token and by the whole row."""
     sizes, grid = study_sizes(bench.scale), data_sizes(bench.scale)
-    bench.need(list(bench.family.models(Setup(bench.scale, bench.source, bench.seed))))
     if len(bench.rows("train")) < max(grid) // sizes.length:
         has = len(bench.rows("train")) * sizes.length
         raise UserError(f"{bench.source} has {has:,} training tokens of the {max(grid):,} needed; give more text")
+    strengths = _trained(bench, grid)
     rows, checks, chosen_epochs = [], [], {}
     curves: dict[str, list[tuple[int, Figure]]] = {}
     for unique, times in grid.items():
         scored = {}
         for epochs in times:
-            chosen = _strength(bench, unique, epochs)
+            chosen = strengths[unique, epochs]
             scored[epochs] = _scored(bench, chosen, unique, epochs)
             for side, each in scored[epochs].items():
                 rows.append(_row(side, unique, epochs, each, chosen if side == AR else ""))
                 curves.setdefault(f"{side}, {unique:,} tokens", []).append((epochs, mean_rate(each)))
             checks += _checks(f"{unique:,} unique tokens, {epochs} epoch{'s' * (epochs > 1)}", scored[epochs])
-        best = _best_epochs(bench, unique, times)
+        best = _best_epochs(bench, unique, times, strengths)
         at_best = {side: scored[epochs][side] for side, epochs in best.items()}
         chosen_epochs[f"best epochs, {unique:,} tokens"] = "; ".join(f"{side}: {n}" for side, n in best.items())
         checks += _checks(f"{unique:,} unique tokens, each after its best number of epochs", at_best)
@@ -123,7 +124,7 @@ def data_limited(bench: Bench) -> Report:
             "weights": "raw",
             "data": "the first rows of the training split; all methods see the same, as often",
             "chosen": f"on {max(1, sizes.rows // CHOOSING)} rows of the validation split: the best number of epochs, "
-            "and in every cell the strength of AR, of "
+            "and in every cell the strength of AR, with the first seed, of "
             + "; ".join(f"{name}: {_words(changes)}" for name, changes in STRENGTHS.items())
             + "; MDLM and the mixture have no regularisation",
             **chosen_epochs,
@@ -140,40 +141,49 @@ def _words(changes: Changes) -> str:
     return ", ".join(settings) or "none"
 
 
-def _strength(bench: Bench, unique: int, epochs: int) -> str:
-    """The strength of regularisation with the fewest nats on the validation split."""
-    return min(STRENGTHS, key=lambda strength: _valid_nats(bench, AR, strength, unique, epochs))
+def _trained(bench: Bench, grid: Grid) -> Strengths:
+    """Train what the study needs; returns the strength of AR's regularisation with the fewest nats in every cell."""
+    cells = [(unique, epochs) for unique, times in grid.items() for epochs in times]
+    unregularised = [_name(kind, *cell) for kind in ("mdlm", "mixture") for cell in cells]
+    bench.need(unregularised, extra=[_name(f"ar-{strength}", *cell) for strength in STRENGTHS for cell in cells])
+    chosen = {
+        cell: min(STRENGTHS, key=lambda strength: _valid_nats(bench, AR, strength, *cell, True)) for cell in cells
+    }
+    bench.need([_name(f"ar-{strength}", *cell) for cell, strength in chosen.items()])
+    return chosen
 
 
-def _best_epochs(bench: Bench, unique: int, times: Sequence[int]) -> dict[str, int]:
+def _best_epochs(bench: Bench, unique: int, times: Sequence[int], strengths: Strengths) -> dict[str, int]:
     """For every side the number of epochs with the fewest nats on the validation split."""
 
     def nats(side: str, epochs: int) -> float:
-        return _valid_nats(bench, side, _strength(bench, unique, epochs) if side == AR else "", unique, epochs)
+        return _valid_nats(bench, side, strengths[unique, epochs], unique, epochs)
 
     return {side: min(times, key=lambda epochs: nats(side, epochs)) for side in (AR, MDLM, MIXTURE)}
 
 
-def _valid_nats(bench: Bench, side: str, chosen: str, unique: int, epochs: int) -> float:
-    """Nats a token of the validation split, as a mean over trainings."""
-    each = _side(bench, side, chosen, unique, epochs, "valid")
+def _valid_nats(bench: Bench, side: str, strength: str, unique: int, epochs: int, first: bool = False) -> float:
+    """Nats a token of the validation split: of the first training, or the mean over all."""
+    name, what, how = _law(side, strength, unique, epochs)
+    limit = max(1, study_sizes(bench.scale).rows // CHOOSING)
+    names = [name] if first else bench.of_seeds(name)
+    each = [bench.score(one, rows=bench.rows("valid"), limit=limit, what=f"{what} (valid)", **how) for one in names]
     return sum(scored.rate.value for scored in each) / len(each)
 
 
-def _scored(bench: Bench, chosen: str, unique: int, epochs: int) -> dict[str, list[ScoredModel]]:
-    """All sides on the split of the report."""
-    return {side: _side(bench, side, chosen, unique, epochs) for side in (AR, MDLM, MIXTURE, BOUND)}
+def _scored(bench: Bench, strength: str, unique: int, epochs: int) -> dict[str, list[ScoredModel]]:
+    """All sides on the split of the report, one a training."""
+    limit, scored = study_sizes(bench.scale).rows, {}
+    for side in (AR, MDLM, MIXTURE, BOUND):
+        name, what, how = _law(side, strength, unique, epochs)
+        scored[side] = bench.scores(name, limit=limit, what=what, **how)
+    return scored
 
 
-def _side(
-    bench: Bench, side: str, chosen: str, unique: int, epochs: int, split: str | None = None
-) -> list[ScoredModel]:
-    """The trainings of one side in a cell: the exact law of AR and of blocks of 1, else the bound."""
-    kind = {AR: f"ar-{chosen}", MDLM: "mdlm"}.get(side, "mixture")
-    words = {AR: "", MDLM: " by the whole bound", MIXTURE: " by blocks of 1", BOUND: " by the whole row"}[side]
-    name, limit = _name(kind, unique, epochs), study_sizes(bench.scale).rows
+def _law(side: str, strength: str, unique: int, epochs: int) -> tuple[str, str, dict[str, Any]]:
+    """The model of a side in a cell, and the law that it is scored by: exact for AR and blocks of 1, else a bound."""
 
-    def law(model: LanguageModel) -> LanguageModel:
+    def change(model: LanguageModel) -> LanguageModel:
         if side == AR:
             return model
         if side == MIXTURE:
@@ -181,10 +191,10 @@ def _side(
             return model.in_blocks(1)
         return under_whole_bound(model.in_blocks(None) if isinstance(model, BlockDiffusion) else model)
 
-    how: dict[str, Any] = {"estimator": WHOLE} if side == MDLM else {}
-    if split is not None:
-        how["rows"], words, limit = bench.rows(split), f"{words} ({split})", max(1, limit // CHOOSING)
-    return bench.scores(name, law, limit=limit, what=f"{name}{words}", **how)
+    kind = {AR: f"ar-{strength}", MDLM: "mdlm"}.get(side, "mixture")
+    words = {AR: "", MDLM: " by the whole bound", MIXTURE: " by blocks of 1", BOUND: " by the whole row"}[side]
+    name = _name(kind, unique, epochs)
+    return name, name + words, {"change": change, **({"estimator": WHOLE} if side == MDLM else {})}
 
 
 def _row(side: str, unique: int, epochs: int, scored: Sequence[ScoredModel], note: str) -> Row:
