@@ -1,4 +1,4 @@
-"""Write docs/results again from its results.json files, and the figures that README.md quotes from them.
+"""Write docs/results again from its results.json files, and the figures that other pages quote from them.
 
     python tools/results.py
 
@@ -13,7 +13,7 @@ from unmask.reproduce.summary import collect, filled, write_summary
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "docs" / "results"
-PAGES = (ROOT / "README.md",)  # that quote figures
+PAGES = (ROOT / "README.md", RESULTS / "notes.md")  # that quote figures
 
 
 def main() -> None:

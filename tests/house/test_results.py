@@ -1,10 +1,12 @@
-"""Every figure of docs/results, and every one that README.md quotes from there, is what results.json files say."""
+"""Every figure of docs/results, and every one that other pages quote from there, is what results.json files say."""
 
 from __future__ import annotations
 
 import json
 import re
 import runpy
+
+import pytest
 
 from support.paths import ROOT
 from unmask.plot import svg
@@ -13,6 +15,7 @@ from unmask.reproduce.summary import QUOTED, collect, filled, summary_files
 RESULTS = ROOT / "docs" / "results"
 BY_HAND = {"notes.md", "smollm2/README.md", "smollm2/bound.svg"}
 FIX = "run: python tools/results.py"
+PAGES = runpy.run_path(str(ROOT / "tools" / "results.py"))["PAGES"]
 
 
 def test_pages_and_plots_follow_from_the_results():
@@ -32,8 +35,11 @@ def test_the_curve_of_a_causal_model_follows_from_its_figures():
         assert all(f"{point['nats_per_token']:.2f}" in page for point in points)
 
 
-def test_the_readme_quotes_the_results():
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
+@pytest.mark.parametrize(
+    "page", PAGES, ids=lambda page: page.name
+)
+def test_pages_quote_the_results(page):
+    text = page.read_text(encoding="utf-8")
     assert len(QUOTED.findall(text)) >= 4, "figures of the results are quoted with marks"
     assert filled(text, collect(RESULTS)) == text, FIX
 

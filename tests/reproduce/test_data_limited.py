@@ -27,7 +27,7 @@ def test_every_kind_sees_the_same_rows_as_often():
         config = spec.config
         assert config.train.rows * config.data.length == unique and config.seed == 3
         assert config.train.steps * config.train.batch_size * config.data.length == unique * epochs
-        assert config.model.network == "modern" and config.train.optimizer == "muon"
+        assert (config.model.network, config.model.hidden_dim) == ("modern", 64) and config.train.optimizer == "muon"
     strong = models[f"limited-ar-strong-{min(grid)}x4"].config
     assert (strong.model.dropout, strong.train.weight_decay, strong.model.method) == (0.3, 0.3, "ar")
     mixture = models[f"limited-mixture-{min(grid)}x4"].config

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import xml.etree.ElementTree as ET
 from dataclasses import replace
 from pathlib import Path
@@ -319,6 +320,14 @@ def test_effects_survive_the_file(tmp_path):
     write_report(report(), tmp_path)
     assert load_results(tmp_path).checks == report().checks
     assert json.loads((tmp_path / "results.json").read_text())["checks"][0]["effect"]["paper"] == 0.02
+
+
+def test_a_page_quotes_cells_and_claims(tmp_path):
+    write_report(report(), tmp_path / "text" / "lm")
+    rows = ("AR | PPL", "c | here", "c | paper", "c | verdict", "d | trainings")
+    page = filled("; ".join(f"<!-- text/lm | {row} -->old<!-- / -->" for row in rows), collect(tmp_path))
+    assert re.sub("<!-- .*? -->", "", page) == "31.40 ± 0.20; -3.000 ± 0.010 points; 0.020 points; refuted; 1"
+    assert filled(page, collect(tmp_path)) == page
 
 
 def test_what_is_wrong_with_a_page(tmp_path):

@@ -1,7 +1,8 @@
 """One page of all results: every claim with the paper's size, ours, and the verdict; made from results.json files.
 
 What stands between the marks of the page is written anew, what stands around them is kept. Figures that any page
-quotes can be filled in as well: between `<!-- FOLDER | ROW | COLUMN -->` and `<!-- / -->`.
+quotes can be filled in as well: between `<!-- FOLDER | ROW | COLUMN -->` and `<!-- / -->`. A claim is a row too, with
+the columns of the page.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ PAGE = "README.md"
 BEGIN, END = "<!-- summary: written by `unmask reproduce summary` -->", "<!-- end of the summary -->"
 QUOTED = re.compile(r"<!-- ([^|\n]+?) \| ([^|\n]+?) \| ([^|\n]+?) -->(.*?)<!-- / -->")
 NEW_PAGE = f"# Results of `unmask reproduce`\n\n{BEGIN}\n{END}\n"
+CLAIM_COLUMNS = ["", "claim", "paper", "here", "trainings", "verdict"]
 COLOURS = {"holds": "#009E73", "refuted": "#D55E00", "not decided": "#8c959f"}  # by verdict
 FORESTS = (  # units, the name of the plot, its axis, and where this begins to be logarithmic
     (
@@ -94,17 +96,28 @@ def _is_report(path: Path) -> bool:
 
 def filled(text: str, results: list[Result]) -> str:
     """The text with every quoted figure as the results have it."""
-    tables = {result.folder: result.report.tables for result in results}
+    reports = {result.folder: result.report for result in results}
 
     def figure(quote: re.Match[str]) -> str:
         folder, row, column, _ = quote.groups()
-        for table in tables.get(folder, ()):
-            for line in table.rows:
-                if line.name == row and line.ours.get(column) is not None:
-                    return f"<!-- {folder} | {row} | {column} -->{line.ours[column]}<!-- / -->"
-        raise UserError(f"there is no figure {folder} | {row} | {column} in the results; correct the mark in the page")
+        value = _quoted(reports[folder], row, column) if folder in reports else None
+        if value is None:
+            raise UserError(
+                f"there is no figure {folder} | {row} | {column} in the results; correct the mark in the page"
+            )
+        return f"<!-- {folder} | {row} | {column} -->{value}<!-- / -->"
 
     return QUOTED.sub(figure, text)
+
+
+def _quoted(report: Report, row: str, column: str) -> str | None:
+    """A cell of a table of the report, or of the page's line for a claim."""
+    for table in report.tables:
+        for line in table.rows:
+            if line.name == row and line.ours.get(column) is not None:
+                return str(line.ours[column])
+    claims = {check.claim: dict(zip(CLAIM_COLUMNS, _cells(check), strict=True)) for check in report.checks}
+    return claims.get(row, {}).get(column)
 
 
 def _between(page: str, body: str) -> str:
@@ -152,8 +165,7 @@ def _body(results: list[Result], forests: list[Forest]) -> str:
         report = result.report
         where = f"{escape_markdown(report.label)}, on {escape_markdown(result.data)}, scale {report.scale}"
         parts += [f"### {_link(result)}: {where}", f"```sh\n{report.command}\n```"]
-        header = ["", "claim", "paper", "here", "trainings", "verdict"]
-        parts.append(markdown_table([header, *map(_cells, report.checks)], words={0, 1, 5}))
+        parts.append(markdown_table([CLAIM_COLUMNS, *map(_cells, report.checks)], words={0, 1, 5}))
     return "\n\n".join(parts)
 
 

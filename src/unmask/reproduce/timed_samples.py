@@ -224,7 +224,9 @@ def real_text(bench: Bench, length: int, n: int, scorer: Scorer, name: str = "md
 def about_judge(bench: Bench, scorer: Scorer) -> dict[str, Any]:
     """What the protocol says about the judge."""
     facts = {"who": "given by --scorer", **scorer.describe()}
-    if bench.scorer is None:
+    if bench.scorer is not None:
+        facts["scorer"] = bench.scorer  # as it was asked for: where it lies here is of no use elsewhere
+    else:
         facts["who"] = (
             "an AR model with another training seed, trained as the longer AR: no model judges its own samples"
         )

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ...evaluation.likelihood import TIMES
 from ...models.block_diffusion import BlockDiffusion
 from ...models.language_model import LanguageModel
 from ...plot import Curve, Plot
@@ -17,7 +18,7 @@ from ...types import UserError
 from ..bench import Bench
 from ..claims import Claim
 from ..figures import Figure
-from ..learning_models import PARTS, WHOLE, study_config, study_sizes, under_whole_bound
+from ..learning_models import DRAWS, PARTS, WHOLE, study_config, study_sizes, under_whole_bound
 from ..report import Cell, Check, Report, Row, Table
 from ..scales import Scale
 from ..scored import ScoredModel, mean_rate
@@ -40,11 +41,12 @@ MIXED: Changes = {
 
 Grid = Mapping[int, Sequence[int]]  # unique tokens -> how often they are seen
 Strengths = Mapping[tuple[int, int], str]  # unique tokens and epochs -> the strength of AR's regularisation
-SIZES: dict[str, Grid] = {  # networks, rows and batches are those of `learning`
+SIZES: dict[str, Grid] = {  # rows and batches are those of `learning`
     "smoke": {2**11: (1, 4)},
     "small": {2**14: (4, 16, 64), 2**16: (1, 4, 16, 64)},
     "medium": {2**20: (1, 4, 16), 2**22: (1, 4, 16)},
 }
+NETWORKS: dict[str, Changes] = {"small": {"model": {"hidden_dim": 64, "n_heads": 2}}}  # where not that of `learning`
 
 
 def data_sizes(scale: Scale) -> Grid:
@@ -75,13 +77,9 @@ def limited_models(setup: Setup) -> dict[str, ModelSpec]:
             for epochs in times:
                 config = study_config(recipe, sizes, setup.source, unique * epochs, sizes.rates[0], setup.seed)
                 rows = {"train": {"rows": max(1, unique // sizes.length)}}
-                models[_name(kind, unique, epochs)] = ModelSpec(changed(config, rows, _merged(changes, rows)))
+                network = NETWORKS.get(setup.scale.name, {})
+                models[_name(kind, unique, epochs)] = ModelSpec(changed(config, network, rows, changes))
     return models
-
-
-def _merged(changes: Changes, rows: Changes) -> Changes:
-    train: Mapping[str, Any] = changes.get("train", {})
-    return {**changes, "train": {**rows["train"], **train}}
 
 
 LIMITED = Family(limited_models, base="", texts=())
@@ -117,7 +115,6 @@ def data_limited(bench: Bench) -> Report:
         checks=checks,
         protocol={
             "test_rows": f"{min(len(bench.rows()), sizes.rows)} of the {bench.split} split",
-            "network": f"modern, {sizes.network.n_blocks} blocks of width {sizes.network.hidden_dim}",
             "optimizer": f"all parts of `learning` ({', '.join(PARTS)}), batch {sizes.batch_size}; every training "
             "decays to its own end",
             "embeddings": "counts of the unique tokens only",
@@ -130,6 +127,7 @@ def data_limited(bench: Bench) -> Report:
             **chosen_epochs,
             "mixture": f"steps with one block size each, shares {MIXED['block']['mixture']}",
             "law": "AR and blocks of one token are exact; MDLM and the whole row are bounds without a raised cut-off",
+            "evaluation": f"{DRAWS} draws of seed {bench.seed}; of MDLM {WHOLE.name}; float32",
             "±": "standard error over draws" + ("" if bench.seeds == 1 else " and trainings"),
         },
         study=True,
@@ -194,7 +192,8 @@ def _law(side: str, strength: str, unique: int, epochs: int) -> tuple[str, str, 
     kind = {AR: f"ar-{strength}", MDLM: "mdlm"}.get(side, "mixture")
     words = {AR: "", MDLM: " by the whole bound", MIXTURE: " by blocks of 1", BOUND: " by the whole row"}[side]
     name = _name(kind, unique, epochs)
-    return name, name + words, {"change": change, **({"estimator": WHOLE} if side == MDLM else {})}
+    how = {"change": change, "draws": DRAWS, "estimator": WHOLE if side == MDLM else TIMES}
+    return name, name + words, how
 
 
 def _row(side: str, unique: int, epochs: int, scored: Sequence[ScoredModel], note: str) -> Row:
