@@ -328,6 +328,8 @@ def test_a_page_quotes_cells_and_claims(tmp_path):
     page = filled("; ".join(f"<!-- text/lm | {row} -->old<!-- / -->" for row in rows), collect(tmp_path))
     assert re.sub("<!-- .*? -->", "", page) == "31.40 ± 0.20; -3.000 ± 0.010 points; 0.020 points; refuted; 1"
     assert filled(page, collect(tmp_path)) == page
+    for what, count in (("decided", "3 of 4"), ("holds", "2")):
+        assert f">{count}<" in filled(f"<!-- all | claims | {what} -->?<!-- / -->", collect(tmp_path))
 
 
 def test_what_is_wrong_with_a_page(tmp_path):

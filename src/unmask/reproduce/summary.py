@@ -2,7 +2,7 @@
 
 What stands between the marks of the page is written anew, what stands around them is kept. Figures that any page
 quotes can be filled in as well: between `<!-- FOLDER | ROW | COLUMN -->` and `<!-- / -->`. A claim is a row too, with
-the columns of the page.
+the columns of the page; `all | claims | decided` counts them.
 """
 
 from __future__ import annotations
@@ -97,10 +97,15 @@ def _is_report(path: Path) -> bool:
 def filled(text: str, results: list[Result]) -> str:
     """The text with every quoted figure as the results have it."""
     reports = {result.folder: result.report for result in results}
+    claims = [check for result in results if not result.report.unjudged for check in result.report.checks]
+    counts = {"decided": _decided(claims)} | {kind: str(n) for kind, n in Counter(map(_kind, claims)).items()}
 
     def figure(quote: re.Match[str]) -> str:
         folder, row, column, _ = quote.groups()
-        value = _quoted(reports[folder], row, column) if folder in reports else None
+        if (folder, row) == ("all", "claims"):
+            value = counts.get(column)
+        else:
+            value = _quoted(reports[folder], row, column) if folder in reports else None
         if value is None:
             raise UserError(
                 f"there is no figure {folder} | {row} | {column} in the results; correct the mark in the page"
