@@ -151,7 +151,7 @@ GENOME_SIZES = {
                 "eval": {"every": 250, "rows": 256, "draws": 2, "batch_size": 32},
             },
         },
-        tasks=GenomicsSizes(rows=1000, eval_rows=1000, seeds=(1,)),
+        tasks=GenomicsSizes(rows=500, eval_rows=1000, seeds=(1,)),
     ),
     "paper": GenomeSizes(
         length=1024,
