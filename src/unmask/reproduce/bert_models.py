@@ -41,9 +41,11 @@ class BertSizes:
     steps: int  # of both pre-trainings
     warmup: int  # of these
     tuning: float  # the fine-tuning, as a share of these
-    lr: float
+    lr: float  # of AdamW, which has what is not a matrix of the blocks; these have Muon
     tuning_lr: float
     tasks: GlueSizes
+    muon_lr: float = 0.02
+    tuning_muon_lr: float = 0.002
     rows: int | None = 256  # of the split that perplexities are of; None = all
     cutoff: float = 0.01
     log_every: int = 10
@@ -79,15 +81,15 @@ BERT_SIZES = {
         log_every=1,
     ),
     "small": BertSizes(
-        ModelConfig(backbone="mosaicbert", hidden_dim=256, n_blocks=4, n_heads=4, dropout=0.0),
+        ModelConfig(backbone="mosaicbert", hidden_dim=128, n_blocks=4, n_heads=4, dropout=0.0),
         length=128,
         vocab_size=8192,
-        steps=2200,
-        warmup=180,
+        steps=1000,
+        warmup=80,
         tuning=0.05,
-        lr=1e-3,
-        tuning_lr=1e-4,
-        tasks=GlueSizes(3e-4, 3, 600, 3),
+        lr=2e-3,
+        tuning_lr=2e-4,
+        tasks=GlueSizes(3e-4, 1, 10_000, 1),
     ),
 }
 ENCODER_SIZES = {
@@ -145,6 +147,7 @@ def bert_models(setup: Setup) -> dict[str, ModelSpec]:
     tuning = {
         "steps": sizes.tuning_steps,
         "lr": sizes.tuning_lr,
+        "muon_lr": sizes.tuning_muon_lr,
         "warmup": sizes.tuning_steps // 2,  # as in the paper
         "checkpoint_every": 250,
         "log_every": sizes.log_every,
@@ -180,7 +183,7 @@ ENCODER = Family(encoder_models, base=AFTER, texts=PAPER_TEXTS)
 
 
 def _pretraining(setup: Setup, sizes: BertSizes) -> Config:
-    """As in the paper but for the sizes, the batch of 16 rows, and 128 tokens per row; from left to right."""
+    """As in the paper but for the sizes, the batch of 16 rows of 128 tokens, Muon and embeddings from counts; AR."""
     return Config(
         seed=setup.seed,
         data=DataConfig(source=setup.source, length=sizes.length, vocab_size=sizes.vocab_size, block_ends=True),
@@ -189,6 +192,9 @@ def _pretraining(setup: Setup, sizes: BertSizes) -> Config:
         train=TrainConfig(
             steps=sizes.steps,
             batch_size=16,
+            embeddings="counts",
+            optimizer="muon",
+            muon_lr=sizes.muon_lr,
             lr=sizes.lr,
             betas=(0.9, 0.98),
             adam_eps=1e-6,
