@@ -35,9 +35,7 @@ def test_the_curve_of_a_causal_model_follows_from_its_figures():
         assert all(f"{point['nats_per_token']:.2f}" in page for point in points)
 
 
-@pytest.mark.parametrize(
-    "page", PAGES, ids=lambda page: page.name
-)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_pages_quote_the_results(page):
     text = page.read_text(encoding="utf-8")
     assert len(QUOTED.findall(text)) >= 4, "figures of the results are quoted with marks"

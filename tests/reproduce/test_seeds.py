@@ -341,6 +341,10 @@ def test_what_is_wrong_with_a_page(tmp_path):
         write_summary(tmp_path)
     with pytest.raises(UserError, match=r"no figure text/lm \| MDLM \| PPL"):
         filled("<!-- text/lm | MDLM | PPL -->1<!-- / -->", collect(tmp_path))
+    other = Table("T", "tab:x", ["PPL"], [Row("AR", {}, {"PPL": Figure(31.5, 0.2)})])
+    write_report(report(tables=[*report().tables, other]), tmp_path / "text" / "lm")
+    with pytest.raises(UserError, match=r"several figures AR \| PPL, 31\.40 ± 0\.20 and 31\.50"):
+        filled("<!-- text/lm | AR | PPL -->1<!-- / -->", collect(tmp_path))
 
 
 def test_a_forest_shows_values_intervals_and_references():

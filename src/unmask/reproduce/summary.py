@@ -117,10 +117,14 @@ def filled(text: str, results: list[Result]) -> str:
 
 def _quoted(report: Report, row: str, column: str) -> str | None:
     """A cell of a table of the report, or of the page's line for a claim."""
-    for table in report.tables:
-        for line in table.rows:
-            if line.name == row and line.ours.get(column) is not None:
-                return str(line.ours[column])
+    lines = [line for table in report.tables for line in table.rows if line.name == row]
+    found = {str(cell) for line in lines if (cell := line.ours.get(column)) is not None}
+    if len(found) > 1:
+        raise UserError(
+            f"{report.name} has several figures {row} | {column}, {' and '.join(sorted(found))}: quote a claim"
+        )
+    if found:
+        return found.pop()
     claims = {check.claim: dict(zip(CLAIM_COLUMNS, _cells(check), strict=True)) for check in report.checks}
     return claims.get(row, {}).get(column)
 
