@@ -19,7 +19,7 @@ from support.helpers import refused, run
 from unmask.config import ModelConfig
 from unmask.data import tasks
 from unmask.reproduce import bench as bench_module
-from unmask.reproduce import bert_models, classifiers, paper
+from unmask.reproduce import bert_models, paper, task_classifiers
 from unmask.reproduce.bert_models import BertSizes, GlueSizes
 from unmask.reproduce.claims import decide, paired_by_seed
 from unmask.reproduce.figures import Figure
@@ -145,17 +145,19 @@ def test_classifiers_that_are_kept_need_no_weights(said, place, tmp_path, monkey
     words = [*options(place, "--out", str(tmp_path / "out"), "--scores", str(kept)), "--json"]
     with monkeypatch.context() as patch:
         patch.setattr(bench_module, "train", lambda *_, **__: pytest.fail("a training that is kept is made again"))
-        patch.setattr(classifiers, "classify", lambda *_, **__: pytest.fail("a classifier that is kept is made again"))
+        patch.setattr(
+            task_classifiers, "classify", lambda *_, **__: pytest.fail("a classifier that is kept is made again")
+        )
         assert run("reproduce", "glue", *words).json()["tables"] == said["glue"]["tables"]
     assert not list((tmp_path / "out").rglob("*.safetensors"))
     again: list[Path] = []
-    real = classifiers.classify
+    real = task_classifiers.classify
 
     def learn(lm, config, out, seeds, **how):
         again.append(out)
         return real(lm, config, out, seeds, **how)
 
-    monkeypatch.setattr(classifiers, "classify", learn)
+    monkeypatch.setattr(task_classifiers, "classify", learn)
     other = shutil.copytree(place / "glue", tmp_path / "glue")
     with (other / "RTE" / "train.tsv").open("a") as file:
         file.write("40\tthe sun is rain\tthe sun is rain\tentailment\n")

@@ -8,10 +8,10 @@ from ..config import Config, DataConfig, EvalConfig, ModelConfig, ObjectiveConfi
 from ..recipes import mdlm_finetuning, recipe
 from ..types import UserError
 from .bench import Bench
-from .classifiers import classifiers
 from .scales import Scale
 from .scored import Classified
 from .specs import Changes, Family, Finetuning, ModelSpec, Setup, changed
+from .task_classifiers import classifiers
 from .text_models import PAPER_TEXTS
 
 PLAIN, CAUSAL, TUNED = "bert", "bert-ar", "bert-mdlm"

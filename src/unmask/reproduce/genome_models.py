@@ -18,11 +18,11 @@ from ..data.tasks.sequences import SUITES
 from ..recipes import GENOMICS_SEEDS, dna_finetuning, recipe
 from ..types import UserError
 from .bench import Bench
-from .classifiers import classifiers, swept_classifiers
 from .markov import Markov
 from .scales import Scale
 from .scored import Classified, ScoredModel
 from .specs import Changes, Family, Finetuning, ModelSpec, Setup, changed
+from .task_classifiers import classifiers, swept_classifiers
 
 HG38 = "hg38"  # the paper's genome
 MAMBA, HYENA, CADUCEUS = "mamba", "hyena", "caduceus"

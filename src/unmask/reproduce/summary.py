@@ -118,13 +118,13 @@ def filled(text: str, results: list[Result]) -> str:
 def _quoted(report: Report, row: str, column: str) -> str | None:
     """A cell of a table of the report, or of the page's line for a claim."""
     lines = [line for table in report.tables for line in table.rows if line.name == row]
-    found = {str(cell) for line in lines if (cell := line.ours.get(column)) is not None}
-    if len(found) > 1:
+    values = {str(cell) for line in lines if (cell := line.ours.get(column)) is not None}
+    if len(values) > 1:
         raise UserError(
-            f"{report.name} has several figures {row} | {column}, {' and '.join(sorted(found))}: quote a claim"
+            f"{report.name} has several figures {row} | {column}, {' and '.join(sorted(values))}: quote a claim"
         )
-    if found:
-        return found.pop()
+    if values:
+        return values.pop()
     claims = {check.claim: dict(zip(CLAIM_COLUMNS, _cells(check), strict=True)) for check in report.checks}
     return claims.get(row, {}).get(column)
 
