@@ -19,6 +19,8 @@ from typing import Any
 import torch
 
 from recommend import measure, real
+from unmask.files import write_text
+from unmask.plot import Curve, Plot, svg
 from unmask.reproduce.figures import Figure
 from unmask.text_tables import markdown_table
 
@@ -109,44 +111,19 @@ def shown(cell: dict[str, Any] | None, calls: int) -> str:
 
 
 def plot(path: Path, out: Path) -> None:
-    """Two panels over network calls: perplexity under the judge, and entropy."""
-    import matplotlib as mpl
-
-    mpl.use("svg")
-    mpl.rcParams["svg.hashsalt"] = "unmask"
-    import matplotlib.pyplot as plt
-
+    """Perplexity under the judge over network calls."""
     found = json.loads(path.read_text())
-    plans = list(dict.fromkeys(cell["plan"] for cell in found["cells"]))
-    markers = "osD^v<>PX*h"
-    figure, panels = plt.subplots(1, 2, figsize=(11, 4.8), constrained_layout=True)
-    for panel, name, title in zip(
-        panels, ("gen_perplexity", "entropy"), ("perplexity under the judge", "entropy of a sample (nats)"), strict=True
-    ):
-        for i, plan in enumerate(plans):
-            cells = sorted(
-                (c for c in found["cells"] if c["plan"] == plan), key=lambda c: c["network_calls_per_sample"]
-            )
-            panel.errorbar(
-                [c["network_calls_per_sample"] for c in cells],
-                [c[name] for c in cells],
-                [c["stderr"][name] for c in cells],
-                label=plan,
-                linewidth=1.2,
-                marker=markers[i % len(markers)],
-                markersize=5,
-                capsize=2,
-                color=plt.get_cmap("tab20")(i * 2 % 20 + (i >= 10)),
-            )
-        panel.axhline(found["reference"][name], color="black", linestyle="--", linewidth=1, label="real text")
-        panel.set(xscale="log", xlabel="network calls a sequence", title=title)
-        panel.set_xticks(BUDGETS, [str(b) for b in BUDGETS], minor=False)
-        panel.minorticks_off()
-        panel.grid(alpha=0.3)
-    panels[0].set_yscale("log")
-    panels[1].legend(fontsize=8, loc="center left", bbox_to_anchor=(1.01, 0.5))
-    out.parent.mkdir(exist_ok=True, parents=True)
-    figure.savefig(out, metadata={"Date": None})
+    curves = []
+    for plan in dict.fromkeys(cell["plan"] for cell in found["cells"]):
+        cells = sorted((c for c in found["cells"] if c["plan"] == plan), key=lambda c: c["network_calls_per_sample"])
+        errors = [c["stderr"]["gen_perplexity"] for c in cells]
+        calls = [c["network_calls_per_sample"] for c in cells]
+        curves.append(Curve(plan, calls, [c["gen_perplexity"] for c in cells], errors))
+    real_text = found["reference"]["gen_perplexity"]
+    curves.append(Curve("real text", [float(BUDGETS[0]), float(BUDGETS[-1])], [real_text] * 2))
+    labels = ("network calls a sequence", "perplexity under the judge")
+    title = "Perplexity under a judge over network calls"
+    write_text(out, svg(Plot(out.stem, title, *labels, curves, log_x=True, log_y=True)))
 
 
 def main() -> None:
