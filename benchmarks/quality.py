@@ -1,7 +1,7 @@
 """Which sampler writes the best text for its network calls? Perplexity under a judge and entropy, always together.
 
 python benchmarks/quality.py tiny-en --scorer smollm2 --real data/text/tinystories/valid.txt --out runs/quality.json
-python benchmarks/quality.py --plot docs/images/quality.svg runs/quality.json
+python benchmarks/quality.py runs/quality.json --plot docs/images/quality.svg
 
 Samples of every sampler at several budgets of network calls, at temperature 1, and the beginnings of real documents
 beside them. A model that writes in blocks writes the whole row as one, but where a sampler's name says otherwise. A run
@@ -63,18 +63,24 @@ def run(given: argparse.Namespace) -> None:
 
     lm = unmask.load(given.model)
     judge = open_judge(given.scorer, torch.device("cpu"), "cpu")
-    found = json.loads(given.out.read_text()) if given.out.exists() else {"cells": [], "reference": None}
+    found: dict[str, Any] = {"model": given.model, "scorer": given.scorer, "reference": None, "cells": []}
+    if given.out.exists():
+        found = json.loads(given.out.read_text())
     if found["reference"] is None:
-        found["reference"] = real(lm, judge, given.real, given.n, LENGTH)
+        found["reference"] = _without(real(lm, judge, given.real, given.n, LENGTH), "scorer")
     done = {(cell["plan"], cell["budget"]) for cell in found["cells"]}
     for calls in BUDGETS:
         for plan, how in settings(calls, blocks=isinstance(lm.model, BlockDiffusion)).items():
             if (plan, calls) in done or (given.only and plan not in given.only.split(",")):
                 continue
-            cell = measure(lm, judge, [""], given.n, LENGTH, how)
-            found["cells"].append({"plan": plan, "budget": calls, **cell})
+            figures = _without(measure(lm, judge, [""], given.n, LENGTH, how), "texts", "scorer")
+            found["cells"].append({"plan": plan, "budget": calls, **figures})
             given.out.write_text(json.dumps(found, indent=1))
             print(row(found["cells"][-1]), file=sys.stderr, flush=True)
+
+
+def _without(figures: dict[str, Any], *names: str) -> dict[str, Any]:
+    return {key: value for key, value in figures.items() if key not in names}
 
 
 def row(cell: dict[str, Any]) -> str:
@@ -87,15 +93,13 @@ def row(cell: dict[str, Any]) -> str:
     )
 
 
-def show(path: Path) -> None:
-    """The table: perplexity ± its error, entropy, and the calls where they are not about the budget."""
-    found = json.loads(path.read_text())
+def table(found: dict[str, Any]) -> str:
+    """Perplexity ± its error, entropy, and the calls where they are not about the budget."""
     cells = {(cell["plan"], cell["budget"]): cell for cell in found["cells"]}
     lines = [["", *(f"{calls} calls" for calls in BUDGETS)]]
     for plan in dict.fromkeys(plan for plan, _ in cells):
         lines.append([plan, *(shown(cells.get((plan, calls)), calls) for calls in BUDGETS)])
-    print(markdown_table(lines))
-    print(f"\nreal text: {shown(found['reference'], 0)}")
+    return f"{markdown_table(lines)}\n\nReal text (the beginnings of documents): {shown(found['reference'], 0)}."
 
 
 def shown(cell: dict[str, Any] | None, calls: int) -> str:
@@ -110,20 +114,25 @@ def shown(cell: dict[str, Any] | None, calls: int) -> str:
     return f"{figure}, {cell['entropy']:.2f}{other}"
 
 
-def plot(path: Path, out: Path) -> None:
-    """Perplexity under the judge over network calls."""
-    found = json.loads(path.read_text())
-    curves = []
-    for plan in dict.fromkeys(cell["plan"] for cell in found["cells"]):
-        cells = sorted((c for c in found["cells"] if c["plan"] == plan), key=lambda c: c["network_calls_per_sample"])
-        errors = [c["stderr"]["gen_perplexity"] for c in cells]
-        calls = [c["network_calls_per_sample"] for c in cells]
-        curves.append(Curve(plan, calls, [c["gen_perplexity"] for c in cells], errors))
-    real_text = found["reference"]["gen_perplexity"]
-    curves.append(Curve("real text", [float(BUDGETS[0]), float(BUDGETS[-1])], [real_text] * 2))
-    labels = ("network calls a sequence", "perplexity under the judge")
-    title = "Perplexity under a judge over network calls"
-    write_text(out, svg(Plot(out.stem, title, *labels, curves, log_x=True, log_y=True)))
+def plots(found: dict[str, Any], stem: str) -> list[Plot]:
+    """Perplexity under the judge over network calls, and entropy."""
+    ends = [float(BUDGETS[0]), float(BUDGETS[-1])]
+    drawn = []
+    for name, words, file in (
+        ("gen_perplexity", "perplexity under the judge", stem),
+        ("entropy", "entropy of a sample, nats", f"{stem}-entropy"),
+    ):
+        curves = []
+        for plan in dict.fromkeys(cell["plan"] for cell in found["cells"]):
+            cells = [cell for cell in found["cells"] if cell["plan"] == plan]
+            cells.sort(key=lambda cell: cell["network_calls_per_sample"])
+            calls = [cell["network_calls_per_sample"] for cell in cells]
+            errors = [cell["stderr"][name] for cell in cells]
+            curves.append(Curve(plan, calls, [cell[name] for cell in cells], errors))
+        curves.append(Curve("real text", ends, [found["reference"][name]] * 2))
+        labels = (f"{words.capitalize()}, over network calls", "network calls a sequence", words)
+        drawn.append(Plot(file, *labels, curves, log_x=True, log_y=name != "entropy"))
+    return drawn
 
 
 def main() -> None:
@@ -138,12 +147,13 @@ def main() -> None:
     parser.add_argument("-n", type=int, default=64)
     given = parser.parse_args()
     if given.plot:
-        plot(Path(given.model), given.plot)
+        for drawn in plots(json.loads(Path(given.model).read_text()), given.plot.stem):
+            write_text(given.plot.with_stem(drawn.name), svg(drawn))
     else:
         if not given.real:
             parser.error("give a file of real text to compare with: --real FILE")
         run(given)
-    show(Path(given.model) if given.plot else given.out)
+    print(table(json.loads((Path(given.model) if given.plot else given.out).read_text())))
 
 
 if __name__ == "__main__":

@@ -35,6 +35,15 @@ def test_the_curve_of_a_causal_model_follows_from_its_figures():
         assert all(f"{point['nats_per_token']:.2f}" in page for point in points)
 
 
+def test_the_quality_of_samplers_follows_from_its_figures(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    benchmark = runpy.run_path(str(ROOT / "benchmarks" / "quality.py"))
+    found = json.loads((RESULTS / "tiny-en" / "quality.json").read_text())
+    assert benchmark["table"](found) in (ROOT / "docs" / "sampling.md").read_text()
+    for plot in benchmark["plots"](found, "quality"):
+        assert svg(plot) == (ROOT / "docs" / "images" / f"{plot.name}.svg").read_text()
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_pages_quote_the_results(page):
     text = page.read_text(encoding="utf-8")

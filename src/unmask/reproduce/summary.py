@@ -97,7 +97,7 @@ def _is_report(path: Path) -> bool:
 def filled(text: str, results: list[Result]) -> str:
     """The text with every quoted figure as the results have it."""
     reports = {result.folder: result.report for result in results}
-    claims = [check for result in results if not result.report.unjudged for check in result.report.checks]
+    claims = _claims(results)
     counts = {"decided": _decided(claims)} | {kind: str(n) for kind, n in Counter(map(_kind, claims)).items()}
 
     def figure(quote: re.Match[str]) -> str:
@@ -143,6 +143,11 @@ def _kind(check: Check) -> str:
     return check.verdict.partition(" (")[0]
 
 
+def _claims(results: list[Result]) -> list[Check]:
+    """The claims that are judged."""
+    return [check for result in results if not result.report.unjudged for check in result.report.checks]
+
+
 def _count(checks: list[Check]) -> str:
     counted = Counter(map(_kind, checks))
     words = {"holds": "hold", "refuted": "refuted", "not decided": "not decided"}
@@ -156,9 +161,8 @@ def _decided(checks: list[Check]) -> str:
 def _body(results: list[Result], forests: list[Forest]) -> str:
     """Counts, a line for each table, plots, then every claim; the paper's before ours."""
     judged = [result for result in results if result.report.checks and not result.report.unjudged]
-    claims = [check for result in judged for check in result.report.checks]
-    theirs = [check for result in judged if not result.report.study for check in result.report.checks]
-    ours = [check for result in judged if result.report.study for check in result.report.checks]
+    claims = _claims(judged)
+    theirs, ours = (_claims([one for one in judged if one.report.study == study]) for study in (False, True))
     split = f" Of the paper's tables {_decided(theirs)}, of our own {_decided(ours)}." if theirs and ours else ""
     parts = [
         f"**{_decided(claims)} claims are decided:** {_count(claims)}.{split} A claim holds or is refuted where its "
