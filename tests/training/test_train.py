@@ -70,6 +70,12 @@ def test_the_loss_is_a_mean_over_tokens_that_count() -> None:
     assert float(nats[~batch.scored].abs().sum()) == 0
 
 
+def test_speed_counts_every_token_also_where_the_loss_is_of_the_masked_ones_only() -> None:
+    data = rows()
+    bound, masked = (make(f"objective.loss={loss}").step(data, 0)[0] for loss in ("bound", "cross-entropy"))
+    assert masked["tokens"] == bound["tokens"] and masked["examples"] == bound["examples"] == 7
+
+
 # -- the step --------------------------------------------------------------------------------------------------------
 
 

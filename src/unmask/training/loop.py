@@ -74,7 +74,7 @@ class TrainingJob(ABC):
     data: Any  # what `cut` takes batches from
     figure: str  # the name of what is compared
     higher_is_better = False
-    unit = "tokens"  # what the weight of a loss counts
+    unit = "tokens"  # what its speed counts, a figure of a step
     display: Display | None = None  # of the loop: evaluations may show there how far they are
     start_seconds = 0.0  # processor time that the weights of a new run took before the first step
 
@@ -261,7 +261,8 @@ class Loop:
                 if figures:
                     divergence.check(step, figures["loss"])
                     step += 1
-                    done += figures.pop("tokens")
+                    counted = {unit: figures.pop(unit) for unit in ("tokens", "examples")}
+                    done += counted[self.job.unit]
                     self._after_step(step, figures, done / (time.monotonic() - begin))
                 if stop and step < steps and not self.patience_ended:
                     self._interrupted(step)

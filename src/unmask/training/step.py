@@ -156,20 +156,21 @@ class Trainer:
     def step(self, data: Any, step: int, stop: Any = False) -> tuple[dict[str, float], bool]:
         """One optimizer step on data that `cut` understands: its figures, and whether any process was asked to stop.
 
-        "tokens" is the weight of its loss; what it counts depends on the model. `stop` is true as soon as this process
-        is asked to stop: it is read after every micro-batch. If that is before the last one, nothing has changed, and
-        there are no figures.
+        "tokens" counts those of the text, hidden or not. `stop` is true as soon as this process is asked to stop: it is
+        read after every micro-batch. If that is before the last one, nothing has changed, and there are no figures.
         """
         keys = self.keys.at(step)
         micros = self.micro_slots()
         # All processes ask each other equally often, after what DDP sends with the first forward pass of a step and
         # before the gradients, which travel with the last backward pass.
         questions = max(map(len, self._all_micro_slots())) - 1
-        total = torch.zeros(3, dtype=torch.float64)
+        total = torch.zeros(4, dtype=torch.float64)  # loss, its weight, tokens, who was asked to stop
         self.module.train()
         for micro, slots in enumerate(micros):
             last = micro == len(micros) - 1
-            batch = self.cut(self.config, data, slots, keys).to(self.world.device)
+            batch = self.cut(self.config, data, slots, keys)
+            counted = batch.counted().sum().item()  # before it is moved: nobody waits for a GPU
+            batch = batch.to(self.world.device)
             torch.manual_seed(keys.torch_seed("dropout", micro * self.world.size + self.world.rank))
             with self._sync(last):
                 with self.autocast():
@@ -180,16 +181,16 @@ class Trainer:
                         self._forget_gradients()
                         return {}, True
                 loss.backward()
-            total += torch.tensor([loss.item(), weight.item(), 0.0], dtype=torch.float64)
+            total += torch.tensor([loss.item(), weight.item(), counted, 0.0], dtype=torch.float64)
             if self.progress and len(micros) > 1:
                 self.progress(micro + 1, len(micros))
-        total[2] = float(bool(stop))
-        loss_sum, weight_sum, stops = self.world.sum(total).tolist()
+        total[3] = float(bool(stop))
+        loss_sum, weight_sum, tokens, stops = self.world.sum(total).tolist()
         check_finite("loss", loss_sum, step, self.config.train)
         weight_sum = max(weight_sum, 1.0)  # a step of cross-entropy may, by chance, have masked nothing
         norm = self._apply(weight_sum, step)
         figures = {"loss": loss_sum / weight_sum, "lr": learning_rate(self.config.train, step), "grad_norm": norm}
-        return figures | {"tokens": weight_sum}, stops > 0
+        return figures | {"tokens": tokens, "examples": self.config.train.batch_size}, stops > 0
 
     def _asked(self, stop: Any) -> bool:
         """Whether any process was asked to stop (all processes call)."""
