@@ -43,7 +43,7 @@ Grid = Mapping[int, Sequence[int]]  # unique tokens -> how often they are seen
 Strengths = Mapping[tuple[int, int], str]  # unique tokens and epochs -> the strength of AR's regularisation
 SIZES: dict[str, Grid] = {  # rows and batches are those of `learning`
     "smoke": {2**11: (1, 4)},
-    "small": {2**14: (4, 16, 64), 2**16: (1, 4, 16, 64), 2**20: (1, 4)},
+    "small": {2**14: (4, 16, 64, 256), 2**16: (1, 4, 16, 64), 2**20: (1,)},
     "medium": {2**20: (1, 4, 16), 2**22: (1, 4, 16)},
 }
 NETWORKS: dict[str, Changes] = {"small": {"model": {"hidden_dim": 64, "n_heads": 2}}}  # where not that of `learning`
@@ -103,6 +103,8 @@ def data_limited(bench: Bench) -> Report:
                 rows.append(_row(side, unique, epochs, each, chosen if side == AR else ""))
                 curves.setdefault(f"{side}, {unique:,} tokens", []).append((epochs, mean_rate(each)))
             checks += _checks(f"{unique:,} unique tokens, {epochs} epoch{'s' * (epochs > 1)}", scored[epochs])
+        if len(times) == 1:
+            continue  # nothing to choose
         best = _best_epochs(bench, unique, times, strengths)
         at_best = {side: scored[epochs][side] for side, epochs in best.items()}
         chosen_epochs[f"best epochs, {unique:,} tokens"] = "; ".join(f"{side}: {n}" for side, n in best.items())
