@@ -43,7 +43,7 @@ Grid = Mapping[int, Sequence[int]]  # unique tokens -> how often they are seen
 Strengths = Mapping[tuple[int, int], str]  # unique tokens and epochs -> the strength of AR's regularisation
 SIZES: dict[str, Grid] = {  # rows and batches are those of `learning`
     "smoke": {2**11: (1, 4)},
-    "small": {2**14: (4, 16, 64), 2**16: (1, 4, 16, 64), 2**20: (1,)},
+    "small": {2**14: (4, 8, 16, 64), 2**16: (1, 4, 8, 16, 64), 2**20: (1,)},
     "medium": {2**20: (1, 4, 16), 2**22: (1, 4, 16)},
 }
 NETWORKS: dict[str, Changes] = {"small": {"model": {"hidden_dim": 64, "n_heads": 2}}}  # where not that of `learning`
