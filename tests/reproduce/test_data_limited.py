@@ -21,7 +21,9 @@ from unmask.reproduce.tables.data_limited import STRENGTHS, limited_models
 def test_every_kind_sees_the_same_rows_as_often():
     models = limited_models(Setup(SCALES["small"], "a.txt", 3))
     grid = data_limited.SIZES["small"]
-    assert len(models) == (len(STRENGTHS) + 2) * sum(map(len, grid.values()))
+    longer = [f"limited-mdlm-{n}x{epochs}" for n, times in data_limited.LONGER["small"].items() for epochs in times]
+    assert longer and set(longer) <= set(models)
+    assert len(models) == (len(STRENGTHS) + 2) * sum(map(len, grid.values())) + len(longer)
     for name, spec in models.items():
         unique, epochs = map(int, name.rpartition("-")[2].split("x"))
         config = spec.config
@@ -37,9 +39,9 @@ def test_every_kind_sees_the_same_rows_as_often():
 
 def test_strengths_and_epochs_are_chosen_by_validation(monkeypatch, tmp_path):
     nats = {  # of a cell: an AR that overfits unless it is regularised, an MDLM that goes on learning
-        ("plain", 1): 5.0, ("decay", 1): 5.1, ("strong", 1): 5.2,
-        ("plain", 4): 4.6, ("decay", 4): 4.5, ("strong", 4): 4.7,
-        ("plain", 16): 6.0, ("decay", 16): 4.8, ("strong", 16): 4.55,
+        ("plain", 1): 5.0, ("decay", 1): 5.1, ("strong", 1): 5.2, ("heavy", 1): 5.3,
+        ("plain", 4): 4.6, ("decay", 4): 4.5, ("strong", 4): 4.7, ("heavy", 4): 4.9,
+        ("plain", 16): 6.0, ("decay", 16): 4.8, ("strong", 16): 4.55, ("heavy", 16): 4.58,
     }  # fmt: skip
     trained = []
     bench = Bench(SCALES["small"], "a.txt", tmp_path, seeds=3)
@@ -49,11 +51,13 @@ def test_strengths_and_epochs_are_chosen_by_validation(monkeypatch, tmp_path):
         return nats[strength, epochs] if side == "AR" else 6 - epochs / 10
 
     monkeypatch.setattr(data_limited, "_valid_nats", valid_nats)
+    monkeypatch.setitem(data_limited.LONGER, "small", {256: (32,)})
     strengths = data_limited._trained(bench, {256: (1, 4, 16)})
     assert strengths == {(256, 1): "plain", (256, 4): "decay", (256, 16): "strong"}
     best = data_limited._best_epochs(bench, 256, (1, 4, 16), strengths)
-    assert best == {"AR": 4, "MDLM": 16, "mixture, blocks of 1": 16}
+    assert best == {"AR": 4, "MDLM": 32, "mixture, blocks of 1": 16}
     (all_seeds, first_seed), (chosen, none) = trained
+    assert "limited-mdlm-256x32" in all_seeds and "limited-mixture-256x32" not in all_seeds
     assert {name.rpartition("-")[0] for name in all_seeds} == {"limited-mdlm", "limited-mixture"}
     assert len(first_seed) == 3 * len(STRENGTHS) and all(name.startswith("limited-ar-") for name in first_seed)
     assert chosen == ["limited-ar-plain-256x1", "limited-ar-decay-256x4", "limited-ar-strong-256x16"] and not none

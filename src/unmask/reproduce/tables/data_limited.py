@@ -32,6 +32,7 @@ STRENGTHS: dict[str, Changes] = {  # of the regularisation of AR
     "plain": {},
     "decay": {"model": {"dropout": 0.1}, "train": {"weight_decay": 0.1}},
     "strong": {"model": {"dropout": 0.3}, "train": {"weight_decay": 0.3}},
+    "heavy": {"model": {"dropout": 0.5}, "train": {"weight_decay": 0.5}},
 }
 MIXED: Changes = {
     "model": {"method": "block"},
@@ -46,6 +47,7 @@ SIZES: dict[str, Grid] = {  # rows and batches are those of `learning`
     "small": {2**14: (4, 8, 16, 64), 2**16: (1, 4, 8, 16, 64), 2**20: (1,)},
     "medium": {2**20: (1, 4, 16), 2**22: (1, 4, 16)},
 }
+LONGER: dict[str, Grid] = {"small": {2**14: (256,)}}  # of MDLM alone, which goes on learning where AR has long stopped
 NETWORKS: dict[str, Changes] = {"small": {"model": {"hidden_dim": 64, "n_heads": 2}}}  # where not that of `learning`
 
 
@@ -54,6 +56,10 @@ def data_sizes(scale: Scale) -> Grid:
     if scale.name not in SIZES:
         raise UserError(f"data-limited has the scales {', '.join(SIZES)}, not {scale.name}")
     return SIZES[scale.name]
+
+
+def _longer(scale: Scale, unique: int) -> tuple[int, ...]:
+    return tuple(LONGER.get(scale.name, {}).get(unique, ()))
 
 
 def _kinds() -> dict[str, tuple[str, Changes]]:
@@ -70,11 +76,11 @@ def _name(kind: str, unique: int, epochs: int) -> str:
 
 
 def limited_models(setup: Setup) -> dict[str, ModelSpec]:
-    """Every kind with every number of unique tokens and epochs, each decayed to its own end."""
+    """Every kind with every number of unique tokens and epochs, and MDLM with more; each decayed to its own end."""
     sizes, grid, models = study_sizes(setup.scale), data_sizes(setup.scale), {}
     for kind, (recipe, changes) in _kinds().items():
         for unique, times in grid.items():
-            for epochs in times:
+            for epochs in (*times, *(_longer(setup.scale, unique) if kind == "mdlm" else ())):
                 config = study_config(recipe, sizes, setup.source, unique * epochs, sizes.rates[0], setup.seed)
                 rows = {"train": {"rows": max(1, unique // sizes.length)}}
                 network = NETWORKS.get(setup.scale.name, {})
@@ -97,13 +103,15 @@ def data_limited(bench: Bench) -> Report:
     for unique, times in grid.items():
         scored = {}
         for epochs in times:
-            chosen = strengths[unique, epochs]
-            scored[epochs] = _scored(bench, chosen, unique, epochs)
-            for side, each in scored[epochs].items():
-                rows.append(_row(side, unique, epochs, each, chosen if side == AR else ""))
-                curves.setdefault(f"{side}, {unique:,} tokens", []).append((epochs, mean_rate(each)))
+            scored[epochs] = _scored(bench, (AR, MDLM, MIXTURE, BOUND), strengths[unique, epochs], unique, epochs)
             checks += _checks(f"{unique:,} unique tokens, {epochs} epoch{'s' * (epochs > 1)}", scored[epochs])
-        if len(times) == 1:
+        for epochs in _longer(bench.scale, unique):
+            scored[epochs] = _scored(bench, (MDLM,), "", unique, epochs)
+        for epochs, sides in scored.items():
+            for side, each in sides.items():
+                rows.append(_row(side, unique, epochs, each, strengths[unique, epochs] if side == AR else ""))
+                curves.setdefault(f"{side}, {unique:,} tokens", []).append((epochs, mean_rate(each)))
+        if len(scored) == 1:
             continue  # nothing to choose
         best = _best_epochs(bench, unique, times, strengths)
         at_best = {side: scored[epochs][side] for side, epochs in best.items()}
@@ -144,7 +152,8 @@ def _words(changes: Changes) -> str:
 def _trained(bench: Bench, grid: Grid) -> Strengths:
     """Train what the study needs; returns the strength of AR's regularisation with the fewest nats in every cell."""
     cells = [(unique, epochs) for unique, times in grid.items() for epochs in times]
-    unregularised = [_name(kind, *cell) for kind in ("mdlm", "mixture") for cell in cells]
+    longer = [("mdlm", unique, epochs) for unique in grid for epochs in _longer(bench.scale, unique)]
+    unregularised = [_name(kind, *cell) for kind in ("mdlm", "mixture") for cell in cells] + [_name(*c) for c in longer]
     bench.need(unregularised, extra=[_name(f"ar-{strength}", *cell) for strength in STRENGTHS for cell in cells])
     chosen = {
         cell: min(STRENGTHS, key=lambda strength: _valid_nats(bench, AR, strength, *cell, True)) for cell in cells
@@ -157,9 +166,10 @@ def _best_epochs(bench: Bench, unique: int, times: Sequence[int], strengths: Str
     """For every side the number of epochs with the fewest nats on the validation split."""
 
     def nats(side: str, epochs: int) -> float:
-        return _valid_nats(bench, side, strengths[unique, epochs], unique, epochs)
+        return _valid_nats(bench, side, strengths.get((unique, epochs), ""), unique, epochs)
 
-    return {side: min(times, key=lambda epochs: nats(side, epochs)) for side in (AR, MDLM, MIXTURE)}
+    epochs_of = {AR: times, MDLM: (*times, *_longer(bench.scale, unique)), MIXTURE: times}
+    return {side: min(each, key=lambda epochs: nats(side, epochs)) for side, each in epochs_of.items()}
 
 
 def _valid_nats(bench: Bench, side: str, strength: str, unique: int, epochs: int, first: bool = False) -> float:
@@ -171,10 +181,12 @@ def _valid_nats(bench: Bench, side: str, strength: str, unique: int, epochs: int
     return sum(scored.rate.value for scored in each) / len(each)
 
 
-def _scored(bench: Bench, strength: str, unique: int, epochs: int) -> dict[str, list[ScoredModel]]:
-    """All sides on the split of the report, one a training."""
+def _scored(
+    bench: Bench, sides: Sequence[str], strength: str, unique: int, epochs: int
+) -> dict[str, list[ScoredModel]]:
+    """Sides on the split of the report, one a training."""
     limit, scored = study_sizes(bench.scale).rows, {}
-    for side in (AR, MDLM, MIXTURE, BOUND):
+    for side in sides:
         name, what, how = _law(side, strength, unique, epochs)
         scored[side] = bench.scores(name, limit=limit, what=what, **how)
     return scored
