@@ -17,7 +17,6 @@ from ...plot import Curve, Plot
 from ...types import UserError
 from ..bench import Bench
 from ..claims import Claim
-from ..figures import Figure
 from ..learning_models import DRAWS, PARTS, WHOLE, study_config, study_sizes, under_whole_bound
 from ..report import Cell, Check, Report, Row, Table
 from ..scales import Scale
@@ -98,8 +97,7 @@ def data_limited(bench: Bench) -> Report:
         has = len(bench.rows("train")) * sizes.length
         raise UserError(f"{bench.source} has {has:,} training tokens of the {max(grid):,} needed; give more text")
     strengths = _trained(bench, grid)
-    rows, checks, chosen_epochs = [], [], {}
-    curves: dict[str, list[tuple[int, Figure]]] = {}
+    rows, checks, plots, chosen_epochs = [], [], [], {}
     for unique, times in grid.items():
         scored = {}
         for epochs in times:
@@ -110,9 +108,9 @@ def data_limited(bench: Bench) -> Report:
         for epochs, sides in scored.items():
             for side, each in sides.items():
                 rows.append(_row(side, unique, epochs, each, strengths[unique, epochs] if side == AR else ""))
-                curves.setdefault(f"{side}, {unique:,} tokens", []).append((epochs, mean_rate(each)))
         if len(scored) == 1:
-            continue  # nothing to choose
+            continue  # nothing to choose, and no curve
+        plots.append(_plot(unique, scored))
         best = _best_epochs(bench, unique, times, strengths)
         at_best = {side: scored[epochs][side] for side, epochs in best.items()}
         chosen_epochs[f"best epochs, {unique:,} tokens"] = "; ".join(f"{side}: {n}" for side, n in best.items())
@@ -121,7 +119,7 @@ def data_limited(bench: Bench) -> Report:
         "data-limited",
         "when data run out",
         [Table("Unique tokens and epochs", "ours", [NATS, CHOSEN], rows)],
-        plots=[_plot(curves)],
+        plots=plots,
         checks=checks,
         protocol={
             "test_rows": f"{min(len(bench.rows()), sizes.rows)} of the {bench.split} split",
@@ -223,13 +221,13 @@ def _checks(where: str, scored: Mapping[str, list[ScoredModel]]) -> list[Check]:
     return [claim.check(scored) for claim in claims]
 
 
-def _plot(curves: Mapping[str, Sequence[tuple[int, Figure]]]) -> Plot:
-    drawn = [
-        Curve(name, [float(x) for x, _ in each], [y.value for _, y in each], [y.error or 0.0 for _, y in each])
-        for name, each in curves.items()
-    ]
-    title = "Nats a token after so many epochs of the same tokens"
-    return Plot("epochs", title, "epochs", f"{NATS} (AR and blocks of 1 exact)", drawn, log_x=True)
+def _plot(unique: int, scored: Mapping[int, Mapping[str, Sequence[ScoredModel]]]) -> Plot:
+    curves = []
+    for side in (AR, MDLM, MIXTURE, BOUND):
+        at = {float(epochs): mean_rate(sides[side]) for epochs, sides in scored.items() if side in sides}
+        curves.append(Curve(side, [*at], [y.value for y in at.values()], [y.error or 0.0 for y in at.values()]))
+    title = f"{unique:,} tokens, seen again and again"
+    return Plot(f"epochs-{unique}", title, "epochs", f"{NATS} (AR and blocks of 1 exact)", curves, log_x=True)
 
 
 DATA_LIMITED = PaperTable("data-limited", data_limited, LIMITED, "")
